@@ -88,7 +88,7 @@ lint: $(TESTS)
 
 # What `edgefl ls` and `edgefl validate` know of the catalogs, written anew after one of these changed.
 facts: $(TESTS)
-	$(BIN)/python -m edgefl.cli.catalog.live
+	$(BIN)/python -m tools.facts
 
 # 2,000 generated modules compared with torch, 200 of them trained on ONNX Runtime and 60 on ExecuTorch: hours. A second call
 # continues where the first one stopped; docs/contributing/module_fuzzing.md has the summary. FUZZ="--onnx 20" changes counts.
@@ -99,7 +99,7 @@ fuzz-modules: $(TESTS)
 
 # All tables of docs/benchmarks.md, measured on this machine: about half an hour, of which nothing else should run.
 bench: $(TESTS)
-	$(BIN)/python tools/benchmarks.py
+	$(BIN)/python -m benchmarks.page
 
 # A source distribution and the wheel from it, the page for browsers in both; what each side installs from the wheel trains with the other.
 wheel: $(TESTS) agents-web

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import torch
 
+from benchmarks.common.machine import machine
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import prepare_simulation
-from edgefl.bench.common.machine import machine
 from edgefl.simulator.row import Row
 from edgefl.system.files import write_whole
 from edgefl.system.structs import filled

@@ -1,7 +1,7 @@
 """The pictures of docs/fleets/dashboard.md, taken anew in headless Chromium: python tools/dashboard_pictures.py [FOLDER]
 
-The run is made up, as for `edgefl bench dashboard`; the bundles of a run in FOLDER, such as that of `make demo`, give the
-tiers their planned memory.
+The run is made up, as for `python -m benchmarks dashboard`; the bundles of a run in FOLDER, such as that of `make demo`,
+give the tiers their planned memory.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from edgefl.bench.common.browser import Browser
-from edgefl.bench.dashboard.rows import SyntheticRun, served
+from benchmarks.common.browser import Browser
+from benchmarks.dashboard.rows import SyntheticRun, served
 from edgefl_server.events import DeviceLost
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"

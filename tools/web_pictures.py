@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from edgefl.bench.common.browser import Browser
+from benchmarks.common.browser import Browser
 from edgefl.lab.ports import free_port
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"

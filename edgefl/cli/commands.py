@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize
-from edgefl.cli.bench import measure as bench
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.conformance import check as conformance
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
-from edgefl.cli.federation import broker, dashboard, load, replay, run, server, simulate
+from edgefl.cli.federation import broker, dashboard, mirror, replay, run, server, simulate
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 from edgefl.cli.options import help_of
@@ -19,7 +18,7 @@ TRAIN, COMPILE, INSPECT, DEVICES, STUDY = (
     "Compile and deploy models",
     "Look things up",
     "Devices",
-    "Study and measure",
+    "Study",
 )
 """Panels of ``edgefl --help``."""
 
@@ -30,7 +29,7 @@ for command, panel in (
     (server.server, TRAIN),
     (broker.broker, TRAIN),
     (broker.acl, TRAIN),
-    (load.mirror, TRAIN),
+    (mirror.mirror, TRAIN),
     (dashboard.dashboard, TRAIN),
     (replay.replay, TRAIN),
     (check.check, COMPILE),
@@ -44,7 +43,6 @@ for command, panel in (
     (inspection.inspect, INSPECT),
     (inspection.validate, INSPECT),
     (cache.cache, INSPECT),
-    (load.load, STUDY),
     (heterogeneity.heterogeneity, STUDY),
     (personalize.personalize, STUDY),
 ):
@@ -55,7 +53,6 @@ for group, panel in (
     (enroll, DEVICES),
     (data, DEVICES),
     (conformance, DEVICES),
-    (bench, STUDY),
 ):
     known = len(app.registered_groups)
     group.register(app)

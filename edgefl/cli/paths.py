@@ -25,7 +25,7 @@ def interpreter(python: str) -> str:
     if python and shutil.which(python) is None:
         raise ConfigError(
             f"there is no Python interpreter {python!r}; give the path of one, such as environment/bin/python "
-            "(`edgefl bench peer` makes environments)",
+            "(`python -m benchmarks peer` makes environments)",
             python=python,
         )
     return python

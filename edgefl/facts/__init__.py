@@ -1,6 +1,6 @@
 """What the catalogs hold, as a file beside this one that is read without torch: for `edgefl ls` and `edgefl validate`.
 
-``python -m edgefl.cli.catalog.live`` writes the file anew from the catalogs themselves (`make facts`); a test compares
+``python -m tools.facts`` writes the file anew from the catalogs themselves (`make facts`); a test compares
 them.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, TableSettings, Times, measure
+from benchmarks.device_table.rows import EMBRACING, TIERS, WIDTH, TableSettings, Times, measure
 from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work
 from reproduce.results import Judged, Results, judge_factory
 

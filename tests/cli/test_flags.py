@@ -25,9 +25,9 @@ FLAG = re.compile(r"(?<![\w`-])--[a-z]")
         (["device", "--id", "x"], "choose other `threads`, `device_id`", "choose other --threads, --id"),
         (["device", "personalize"], "give it by `alpha`", "give it by --alpha"),
         (
-            ["bench", "memory"],
-            "a smaller `repeat`, see `edgefl export`",
-            "a smaller --repeat, see `edgefl export`",
+            ["profile"],
+            "a smaller `batch`, see `edgefl export`",
+            "a smaller --batch, see `edgefl export`",
         ),
         (["plan"], "`out` is no option of it", "`out` is no option of it"),
     ],
@@ -45,7 +45,6 @@ def test_messages_of_the_library_name_arguments_and_no_flags() -> None:
         for room in ("edgefl", "exporters", "device_runtime", "server", "reproduce")
         for path in sorted((ROOT / room).rglob("*.py"))
         if not path.is_relative_to(ROOT / "edgefl" / "cli")
-        and not path.is_relative_to(ROOT / "edgefl" / "bench")
         for line, text in _messages(path)
         if FLAG.search(re.sub(r"`[^`]*`", "", text))
     ]

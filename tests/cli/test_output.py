@@ -14,10 +14,10 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import edgefl
+from benchmarks.cli import train_step as bench
+from benchmarks.train_step.rows import StepRow
 from edgefl.api.notebook import print_round
-from edgefl.bench.train_step.rows import StepRow
 from edgefl.cli import output
-from edgefl.cli.bench import train_step as bench
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
 from edgefl.lab.deployment import Deployment

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from edgefl.cli import app
-from edgefl.cli.catalog import live
 from edgefl.cli.catalog.inspection import program_table
-from edgefl.cli.catalog.live import summary
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.programs.quantized.swat import swat
 from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
+from tools import facts as live
+from tools.facts import summary
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,12 +11,18 @@ from typing import Any
 import pytest
 import typer.main
 
+from benchmarks.__main__ import app as benchmarks_app
 from edgefl.cli.commands import app
 from reproduce.__main__ import app as reproduce_app
 from reproduce.catalog import expand
 from tests.docs.documents import DOCS, DOCUMENTS, ROOT, commands
 
 PAGES = [page for page in DOCUMENTS if any(commands(page, "edgefl"))]
+
+
+@cache
+def benchmarks() -> Any:
+    return typer.main.get_command(benchmarks_app)
 
 
 @cache
@@ -27,11 +33,12 @@ def program() -> Any:
 
 def unknown(words: list[str]) -> Iterator[str]:
     """What of a command line, without the program, does not exist."""
-    command, named = program(), "edgefl"
+    command, named = (program(), "edgefl") if words[:1] != ["-m"] else (benchmarks(), words[1])
+    words = words[2:] if words[:1] == ["-m"] else words
     for word in words[: words.index("--")] if "--" in words else words:  # behind it is another program's
         if word in getattr(command, "commands", {}):
             command, named = command.commands[word], f"{named} {word}"
-        elif hasattr(command, "commands") and not word.startswith("-") and named == "edgefl":
+        elif hasattr(command, "commands") and not word.startswith("-") and " " not in named:
             yield f"{named} {word}"
             return
         elif word.startswith("--"):
@@ -46,7 +53,8 @@ def unknown(words: list[str]) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_exist_with_their_options(page: Path) -> None:
-    assert [each for words in commands(page, "edgefl") for each in unknown(words)] == []
+    ours = [words for words in commands(page, "python") if words[:2] == ["-m", "benchmarks"]]
+    assert [each for words in (*commands(page, "edgefl"), *ours) for each in unknown(words)] == []
 
 
 def test_a_wrong_command_and_a_wrong_option_are_seen() -> None:
@@ -66,13 +74,12 @@ def test_reproductions_exist_with_their_options() -> None:
 
 
 def test_the_page_of_commands_has_them_all() -> None:
-    """`bench peer` and its kind are named by the benchmarks."""
     page = (DOCS / "commands.md").read_text()
     command = program()
 
     assert [name for name in command.commands if f"edgefl {name}" not in page] == []
-    benches = command.commands["bench"].commands
-    assert [name for name in benches if f"bench {name}" not in page and f"... {name}" not in page] == []
+    lines = (ROOT / "benchmarks" / "README.md").read_text()
+    assert [name for name in benchmarks().commands if f"`{name}`" not in lines] == []
 
 
 def test_targets_of_make_exist() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.programs.rows import FIGURES, ROUND
+from benchmarks.programs.rows import FIGURES, ROUND
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import train
 from tests.e2e.tap import Tap

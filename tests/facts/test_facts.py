@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.cli.catalog.live import _written, live_facts
 from edgefl.codecs.catalog import CODECS
 from edgefl.facts import PLACE, Option, encode, problem_of, shipped, type_of
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.catalog import KINDS
+from tools.facts import _written, live_facts
 
 COMMANDS = [
     ["ls", "models"],

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from edgefl.bench.fuzz.corpus import mutated
+from benchmarks.fuzz.corpus import mutated
 from edgefl.conformance.vectors.write import GOLDEN
 
 

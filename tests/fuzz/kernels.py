@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from edgefl.bench.fuzz.corpus import mutated
+from benchmarks.fuzz.corpus import mutated
 from edgefl.wire import tensors
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.tensors import Array, Arrays

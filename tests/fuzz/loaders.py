@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.bench.fuzz.corpus import mutated
+from benchmarks.fuzz.corpus import mutated
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits

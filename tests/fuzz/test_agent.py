@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.fuzz.corpus import mutated, random_topic
+from benchmarks.fuzz.corpus import mutated, random_topic
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, encode

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.faults.federation import lab_of, small_federation
+from benchmarks.faults.federation import lab_of, small_federation
 from edgefl.config import Federation
 from edgefl.lab.lab import Said
 from edgefl.system.distribution import PACKAGES, folders, version

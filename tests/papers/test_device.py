@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.bench.device_table.rows import EMBRACING, TIERS, WIDTH, Times
+from benchmarks.device_table.rows import EMBRACING, TIERS, WIDTH, Times
 from reproduce.embracingfl import device
 from reproduce.results import Judged, Results
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from edgefl import programs
-from edgefl.cli.catalog.live import scalars_of, server_options_of
 from edgefl.contract.program import Program
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from tools.facts import scalars_of, server_options_of
 
 CASES = [
     ("fafed", {"lr": 0.5}),

@@ -62,7 +62,7 @@ def test_every_python_child_is_started_by_the_function_that_adds_the_option() ->
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     found = [path for path in files if 'sys.executable, "-m"' in path.read_text(encoding="utf-8")]
 
-    assert found == [ROOT / "edgefl/bench/common/peers.py"]  # it makes a virtual environment
+    assert found == [ROOT / "benchmarks/common/peers.py"]  # it makes a virtual environment
 
 
 def test_own_code_imports_the_modules_beside_it(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.bench.common.browser import Browser
+from benchmarks.common.browser import Browser
 from edgefl.web import built
 from edgefl.wire.errors import ConfigError
 from tests import needs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from edgefl.bench.common.browser import Browser
+from benchmarks.common.browser import Browser
 from edgefl.web.built import built_page
 from tests import needs
 from tests.agents.web.pages import LINK, STATE, open_page, require_page, until

@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.common.browser import Browser, Page
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.rows import page
-from edgefl.bench.common.browser import Browser, Page
 from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
 from tests.device_runtime.profile import made
 

@@ -1,4 +1,4 @@
-"""Predicted memory: the arena's rules, and what is counted of a graph. What a process takes: `edgefl bench submodels`."""
+"""Predicted memory: the arena's rules, and what is counted of a graph. The benchmark submodels measures it."""
 
 from __future__ import annotations
 

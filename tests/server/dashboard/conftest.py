@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.rows import SyntheticRun
+from benchmarks.dashboard.rows import SyntheticRun
 from edgefl_server.events import DeviceFailed, DeviceJoined, Warned
 from tests.server.dashboard.served import TOKEN, PageProcess
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.bench.dashboard.rows import FEDERATION, RUN, SyntheticRun
+from benchmarks.dashboard.rows import FEDERATION, RUN, SyntheticRun
 from edgefl_server import events
 from edgefl_server.dashboard.known import fleet as fleets
 from edgefl_server.dashboard.known import fold

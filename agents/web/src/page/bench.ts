@@ -1,4 +1,4 @@
-/** One training step after the other in the agent's engine, for `edgefl bench web`, which drives this page. */
+/** One training step after the other in the agent's engine, for `python -m benchmarks web`, which drives this page. */
 import { OnnxEngine } from "../engine/onnx";
 import type { LoadedGraph, State } from "../engine/base";
 import { Graph, inputsOf, outputsOf, type Port } from "../wire/bundle/graphs";

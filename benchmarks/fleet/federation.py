@@ -1,0 +1,193 @@
+"""The federation that a fleet is measured in: nothing is trained or evaluated, updates of a size that is asked for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.common.machine import family, quiet_environment, resident_bytes
+from benchmarks.generator.settings import Load
+from edgefl.config import Federation, parse
+from edgefl.config.text import dump
+from edgefl.setup.tiers import completed
+from edgefl.system.files import write_text
+from edgefl.system.parent import PARENT
+from edgefl.system.processes import child_process, last_line
+from edgefl.system.python import module_command
+from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl_device.memory import status_bytes
+from edgefl_server.broker import mosquitto_command
+from edgefl_server.workshop.process import INSIDE
+
+NAME, TIER = "bench-fleet", "fleet"
+
+_UNTIL_REST = 3
+"""Rounds after which devices without a task listen no more: two without one, and the one that they say it in."""
+
+_ECHO = {"name": "benchmarks.common.echo:echo", "steps": 0}
+_RESNET = {"model": {"name": "resnet20"}, "data": {"name": "random"}}
+
+
+def _mlp(data: str, channels: int, size: int, hidden: int) -> dict[str, Any]:
+    options = {"in_channels": channels, "size": size, "hidden": [hidden]}
+    return {"model": {"name": "mlp", "options": options}, "data": {"name": data}}
+
+
+UPDATES: dict[str, dict[str, Any]] = {
+    "dense": _RESNET,
+    "onebit": {**_RESNET, "codec": {"name": "scaled_sign"}},
+    "middle": _mlp("random", 3, 32, 26),
+    "small": _mlp("digits", 1, 8, 10),
+}
+"""Tables of a federation by the size of its updates: 1.1 MB and 37 KB (ResNet-20), 321 KB and 3 KB (dense layers)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case(Load):
+    """A load of which ``selected`` devices get a task in each of ``rounds`` rounds, after ``uncounted`` others.
+
+    ``workers`` are the server's.
+    """
+
+    federation: str = NAME
+    prefix: str = f"{TIER}-"
+    until_done: bool = False
+    selected: int = 0
+    update: str = "dense"
+    rounds: int = 5
+    workers: int = 1
+    deadline_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.update not in UPDATES:
+            raise ConfigError(
+                f"no update {self.update!r}; there are: {', '.join(UPDATES)}", update=self.update
+            )
+        if self.selected > self.devices:
+            raise ConfigError(
+                f"{self.selected} of {self.devices} devices cannot be selected: connect more of them"
+            )
+
+    @property
+    def tasks(self) -> int:
+        return self.selected or self.devices
+
+    @property
+    def uncounted(self) -> int:
+        """Rounds before those that count: kernels load in the first, and devices without tasks listen until they rest."""
+        return 1 if self.tasks == self.devices else 1 + _UNTIL_REST
+
+    def __str__(self) -> str:
+        return f"{self.devices:,} devices, {self.tasks:,} selected, {self.update}"
+
+
+def federation_of(case: Case, port: int) -> Federation:
+    """The file of the server; the broker listens on ``port``."""
+    tables: dict[str, Any] = {
+        "federation": {"name": NAME, "rounds": case.rounds + case.uncounted},
+        "program": _ECHO,
+        "round": {
+            "evaluate_every": 0,
+            "min_devices": case.devices,
+            "min_reports": 1,
+            "fraction": case.tasks / case.devices,
+        },
+        "tiers": {TIER: {"cut": 0, "count": 1, "devices": [f"{TIER}-*"]}},
+        "broker": {"kind": "external", "port": port},
+        "limits": {"round_deadline_s": case.deadline_s, "ready_timeout_s": 3600.0},
+        **UPDATES[case.update],
+    }
+    if case.workers > 1:
+        tables["server"] = {"workers": case.workers}
+    return completed(parse(tables, source="the benchmark"))
+
+
+class MeasuredProcess:
+    """A process and its children: processor seconds, and bytes of memory."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def cpu_s(self) -> float:
+        """Return the processor seconds of all of them so far, including those that have ended."""
+        total = 0.0
+        for each in self._all():
+            with suppress(psutil.Error):
+                times = each.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def resident_bytes(self) -> int:
+        """Resident set sizes together, without what ends by itself before long."""
+        return resident_bytes(self._staying())
+
+    def forget_peak(self) -> None:
+        """The highest resident set size counts from now on (Linux)."""
+        for each in self._all():
+            with suppress(OSError):
+                Path(f"/proc/{each.pid}/clear_refs").write_text("5", encoding="ascii")
+
+    def peak_bytes(self) -> int:
+        """The highest resident set size of each since :meth:`forget_peak`, together."""
+        return sum(status_bytes("VmHWM", each.pid) for each in self._staying())
+
+    def _staying(self) -> list[psutil.Process]:
+        """Return all but the process that composed the run: nothing is evaluated here, so it is not needed again."""
+        staying = []
+        for each in self._all():
+            with suppress(psutil.Error):
+                if not any(INSIDE in word for word in each.cmdline()):
+                    staying.append(each)
+        return staying
+
+    def _all(self) -> list[psutil.Process]:
+        return family(self.process.pid)
+
+
+@contextmanager
+def running_broker(port: int, folder: Path) -> Iterator[MeasuredProcess]:
+    """Mosquitto with the configuration that edgefl ships, which tells its counters each second."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = mosquitto_command(port, folder)
+    with (folder / "mosquitto.conf").open("a", encoding="utf-8") as config:
+        config.write("sys_interval 1\n")
+    with (
+        (folder / "log").open("wb") as log,
+        child_process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process,
+    ):
+        yield MeasuredProcess(process)
+
+
+@contextmanager
+def running_server(case: Case, port: int, folder: Path) -> Iterator[MeasuredProcess]:
+    """`edgefl server --json`; its standard output is a pipe that does not block."""
+    config = folder / "federation.toml"
+    write_text(config, dump(federation_of(case, port)))
+    command = module_command("edgefl", "server", "--config", str(config))
+    command += ["--out", str(folder / "run"), "--json", "--broker", f"127.0.0.1:{port}"]
+    command += ["--sign-key", str(folder / "signing.key")]
+    environment = {**os.environ, **quiet_environment(), PARENT: str(os.getpid())}
+    with (
+        (folder / "server-log").open("wb") as log,
+        child_process(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment
+        ) as process,
+    ):
+        assert process.stdout is not None
+        os.set_blocking(process.stdout.fileno(), False)
+        yield MeasuredProcess(process)
+
+
+def last_words(log: Path, what: str) -> EdgeflError:
+    """Return an error with the last line of a process that ended too early."""
+    text = log.read_text(errors="replace") if log.exists() else ""
+    words = last_line(text, "it said nothing").removeprefix("error: ")
+    return EdgeflError(f"the {what} ended during the measurement: {words}")

@@ -1,0 +1,104 @@
+"""What the framework itself costs: a round in which devices return their weights at once."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.common.machine import cpu_seconds, family
+from benchmarks.faults.federation import events_of, lab_of
+from edgefl.config import parse
+from edgefl.lab.lab import Lab
+from edgefl.lab.ports import free_port
+from edgefl.setup.tiers import completed
+from edgefl.system.processes import child_process
+from edgefl.wire.errors import ConfigError
+from edgefl_server.access.certificates import LabAuthority
+from edgefl_server.broker import mosquitto_base, mosquitto_program
+
+
+class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over the rounds after the first. ``server_cpu_s`` is processor time of the server process per round, ``tls``
+    whether all went through TLS. Everything is signed in any case."""
+
+    devices: int
+    model: str
+    broker: str
+    tls: bool
+    rounds: int
+    round_s: float
+    round_min_s: float
+    server_cpu_s: float
+    down_bytes: int
+    up_bytes: int
+
+
+def measure(
+    *, devices: int, model: str = "resnet20", rounds: int = 8, broker: str, tls: bool = False
+) -> RoundRow:
+    """Start a broker, a server and ``devices`` agents; each round moves the whole model down and up, no training.
+
+    ``tls``: through a Mosquitto with a certificate; ConfigError for another broker.
+    """
+    if tls and broker != "mosquitto":
+        raise ConfigError(f"TLS is measured with mosquitto, found {broker!r}", broker=broker)
+    tables: dict[str, Any] = {
+        "federation": {"name": "bench-round", "rounds": rounds},
+        "model": {"name": model},
+        "program": {"name": "benchmarks.common.echo:echo", "steps": 0},
+        "data": {"name": "random", "partition": "iid", "train_samples": 32 * devices},
+        "round": {"evaluate_every": 0},
+        "tiers": {"strong": {"cut": 0, "count": devices}},
+        "broker": {"kind": broker},
+    }
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder, ExitStack() as stack:
+        if tls:
+            tables["broker"] = stack.enter_context(_tls_broker(Path(folder)))
+        federation = completed(parse(tables, source="the benchmark"))
+        lab = lab_of(federation, Path(folder) / "run")
+        seconds, cpu, bytes_moved = _watch(lab)
+    return RoundRow(
+        devices=devices,
+        model=model,
+        broker=broker,
+        tls=tls,
+        rounds=len(seconds),
+        round_s=round(statistics.median(seconds[1:]), 4),
+        round_min_s=round(min(seconds[1:]), 4),
+        server_cpu_s=round((cpu[-1] - cpu[0]) / (len(cpu) - 1), 4),
+        down_bytes=bytes_moved[0],
+        up_bytes=bytes_moved[1],
+    )
+
+
+@contextmanager
+def _tls_broker(folder: Path) -> Iterator[dict[str, Any]]:
+    """A Mosquitto with a certificate of a lab's authority, whom anybody on this machine may use; its table."""
+    authority, host, port = LabAuthority(folder), "127.0.0.1", free_port()
+    pair = authority.broker(host)
+    lines = [f"listener {port} {host}", f"certfile {pair.certificate}", f"keyfile {pair.key}"]
+    config = folder / "mosquitto.conf"
+    config.write_text("\n".join([*mosquitto_base(), "allow_anonymous true", *lines]) + "\n")
+    with child_process([mosquitto_program(), "-c", str(config)], stderr=subprocess.DEVNULL):
+        yield {"kind": "external", "host": host, "port": port, "ca_file": str(authority.own.certificate)}
+
+
+def _watch(lab: Lab) -> tuple[list[float], list[float], tuple[int, int]]:
+    """Seconds per round, processor seconds of the server after each, and the bytes of the last round."""
+    seconds: list[float] = []
+    cpu: list[float] = []
+    moved = (0, 0)
+    for event in events_of(lab):
+        if event.get("event") == "roundclosed":
+            seconds.append(event["seconds"])
+            server = family(lab.supervisor.pid("server"))[:1]
+            cpu.append(cpu_seconds(server) if server else cpu[-1])
+            moved = (event["down_bytes"], event["up_bytes"])
+    return seconds, cpu, moved

@@ -1,0 +1,267 @@
+"""What each kind of submodel costs a device at matched parameter counts: bytes, memory predicted and measured, time.
+
+Every graph of a submodel's training runs in a fresh process of its own, on the device's engine (the worker of
+:mod:`benchmarks.train_step.rows`): what a process needed before has no say.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from benchmarks.common.device_graph import payload, worker, write_arrays, write_graph
+from benchmarks.common.machine import running
+from benchmarks.common.worker import Worker
+from edgefl import programs
+from edgefl.contract.program import Function, Program
+from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.models.spec import ModelSpec
+from edgefl.models.tied import state_of
+from edgefl.objective.carrier import Thresholded
+from edgefl.objective.objective import Objective
+from edgefl.programs.submodels.frozen_forward import chunk_forward
+from edgefl.submodels import catalog
+from edgefl.submodels.cost import cost, whole
+from edgefl.submodels.importance.thresholds import FOUR_SIZES
+from edgefl.submodels.sizes import Size, sizes
+from edgefl.submodels.submodel import Submodel
+from edgefl.system.structs import filled
+from edgefl.wire.errors import ModelError
+from edgefl_export.artifact import Artifact
+from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.recompute import lean
+from edgefl_export.memory.usage import rewritable
+from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.model import to_onnx
+
+GAMMAS = FOUR_SIZES
+Match = Literal["parameters", "macs"]
+_LEAST_GAMMA, _HALVINGS = 1e-5, 12
+FORWARD_BATCH = 32
+"""Rows per group in a frozen forward pass, as the server exports it."""
+SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
+
+
+class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind at one size. Counts and bytes are those of :class:`edgefl.submodels.cost.Cost`.
+
+    ``gamma`` is the share that was asked for, of the parameters or (``match``) of the multiplications;
+    ``parameter_share`` and ``mac_share`` are what it came to. ``artifact_bytes`` are the ONNX
+    files of the training's graphs, ``step_ms`` the median training step. ``peak_over_idle_bytes`` is the measured peak
+    of a training step over the idle process, ``predicted_bytes`` what is expected of it
+    (`edgefl plan` adds what a round takes beside its graph) and
+    ``prediction_error`` their relative difference; ``round_*`` is the largest of all the round's
+    graphs: the training's, and the forward passes of the frozen chunks (32 rows at once), which are as fine as
+    `edgefl plan` makes them (``size`` says so).
+    """
+
+    kind: str
+    gamma: float
+    parameters: int
+    macs: int
+    download_bytes: int
+    upload_bytes: int
+    artifact_bytes: int
+    peak_over_idle_bytes: int
+    step_ms: float
+    predicted_bytes: int
+    prediction_error: float
+    round_peak_bytes: int
+    round_predicted_bytes: int
+    round_graph: str
+    parameter_share: float
+    kept_macs: int
+    mac_share: float
+    prefix_macs: int
+    match: str
+    model: str
+    program: str
+    batch: int
+    size: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SubmodelSettings:
+    """What is measured: ``steps`` training steps, after one that is not counted."""
+
+    batch: int = 32
+    steps: int = 5
+    threads: int = 1
+    match: Match = "parameters"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One graph: what it was expected to need, what it took."""
+
+    graph: str
+    predicted: int
+    peak: int
+    artifact: int
+    ms: float
+
+
+def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters") -> Size:
+    """The size of ``kind`` whose trained parameters, or kept multiplications, are nearest to a share of the model's.
+
+    A kind that takes gamma is asked for it; to ``match`` multiplications, the gamma that gives the share is searched
+    for. ModelError for a gamma outside (0, 1].
+    """
+    if not 0.0 < gamma <= 1.0:
+        raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
+    candidates = sizes(spec, [kind], [gamma])
+    by_gamma = len(candidates) == 1 and "gamma" in candidates[0].options
+    if len(candidates) == 1 and (match == "parameters" or gamma == 1.0 or not by_gamma):
+        return candidates[0]
+    parameters, macs = whole(spec)
+    if by_gamma:
+        return _searched(spec, candidates[0], gamma * macs)
+    target = gamma * (parameters if match == "parameters" else macs)
+
+    def off(size: Size) -> float:
+        cost_of = cost(size.of(spec))
+        return abs((cost_of.parameters if match == "parameters" else cost_of.kept_macs) - target)
+
+    return min(candidates, key=off)
+
+
+def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
+    """``size`` with the gamma whose kept multiplications come nearest to ``macs``, by bisection on its logarithm."""
+    low, high = math.log(_LEAST_GAMMA), 0.0
+    tried: list[tuple[float, Size]] = []
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        candidate = Size(size.kind, {**size.options, "gamma": round(math.exp(middle), 6)})
+        try:
+            multiplications = cost(candidate.of(spec)).kept_macs
+        except ModelError:  # smaller than any submodel of this kind
+            low = middle
+            continue
+        tried.append((abs(multiplications - macs), candidate))
+        low, high = (middle, high) if multiplications < macs else (low, middle)
+    if not tried:
+        raise ModelError(
+            f"no {size.kind} of {spec.name} has as few as {macs:,.0f} multiplications", kind=size.kind
+        )
+    return min(tried, key=lambda item: item[0])[1]
+
+
+def kinds_of(spec: ModelSpec) -> tuple[str, ...]:
+    """The kinds that this model can be cut into."""
+    return tuple(kind for kind in catalog.KINDS if _exists(spec, kind))
+
+
+def _exists(spec: ModelSpec, kind: str) -> bool:
+    try:
+        sizes(spec, [kind], [1.0])[0].of(spec)
+    except ModelError:
+        return False
+    return True
+
+
+def measure(
+    spec: ModelSpec,
+    kind: str,
+    gamma: float,
+    settings: SubmodelSettings,
+    say: Callable[[str], None] = lambda _: None,
+) -> SubmodelRow:
+    """One row. ConfigError, ModelError or ExportError where there is no such submodel; EdgeflError if a worker ends."""
+    size = matched(spec, kind, gamma, settings.match)
+    submodel = size.of(spec)
+    name = "tcbgd" if isinstance(submodel.carrier, Thresholded) else "sgd"
+    program = programs.build(name, Objective.of(submodel), batch=settings.batch, **SGD)
+    done = list(runs(program, submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}")))
+    [step] = [run for run in done if run.graph == program.phases[0].function.name]
+    artifact = sum(run.artifact for run in done)
+    size = _chunked(size, spec, max(run.predicted for run in done))
+    submodel = size.of(spec)
+    done += forward_runs(submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}"))
+    highest = max(done, key=lambda run: run.peak)
+    submodel_cost, (parameters, macs) = cost(submodel), whole(spec)
+    return filled(
+        SubmodelRow,
+        submodel_cost,
+        settings,
+        kind=kind,
+        gamma=gamma,
+        artifact_bytes=artifact,
+        peak_over_idle_bytes=step.peak,
+        step_ms=step.ms,
+        predicted_bytes=step.predicted,
+        prediction_error=round(step.predicted / step.peak - 1, 4),
+        round_peak_bytes=highest.peak,
+        round_predicted_bytes=max(run.predicted for run in done),
+        round_graph=highest.graph,
+        parameter_share=round(submodel_cost.parameters / parameters, 6),
+        mac_share=round(submodel_cost.kept_macs / max(1, macs), 6),
+        model=spec.name,
+        program=name,
+        size=size.label,
+        options=dict(size.options),
+    )
+
+
+def runs(
+    program: Program, submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
+) -> Iterator[Run]:
+    """Start, step and finish, each in a process of its own, with what the one before left."""
+    weights = payload(submodel)
+    left = {**weights, **program.start(weights)}
+    for function in (program.start, program.phases[0].function, program.finish):
+        say(f"graph {function.name}")
+        yield _run(function, left, program.hyper, settings)
+
+
+def forward_runs(submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]) -> Iterator[Run]:
+    """The forward pass of each frozen chunk, each in a process of its own."""
+    for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
+        say(f"graph {function.name} of {', '.join(chunk.units)}")
+        yield _run(function, prefixed("weights", state_of(chunk.module)), {}, settings)
+
+
+def _forwards(submodel: Submodel) -> list[Function]:
+    return [chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH) for chunk in submodel.prefix]
+
+
+def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
+    """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
+    if size.finer is None:
+        return size
+    forward = max(predicted_peak(capture_for(function)) for function in _forwards(size.of(spec)))
+    return size.finer if forward > training else size
+
+
+def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings) -> Run:
+    """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
+    captured = lean(capture_for(function))
+    artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
+    again = any(role_of(name) == "batch" for name in function.inputs)
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
+        write_graph(Path(folder), captured, artifact, "onnx")
+        write_arrays(Path(folder), captured, function, left, hyper)
+        ran = _trained(Path(folder), settings, settings.steps if again else 0)
+    return Run(
+        function.name,
+        predicted_peak(captured),
+        ran.anonymous,
+        len(artifact.model),
+        ran.median_ms if ran.times else 0.0,
+    )
+
+
+def _trained(folder: Path, settings: SubmodelSettings, steps: int) -> Worker:
+    """The worker after one run that is not counted, and ``steps`` more."""
+    process = worker(folder, settings.threads)
+    with running([process], "a submodel"):
+        process.run(1, count=False)
+        if steps:
+            process.run(steps)
+    return process

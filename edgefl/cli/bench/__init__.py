@@ -1,1 +1,0 @@
-"""``edgefl bench``: measure on this machine."""

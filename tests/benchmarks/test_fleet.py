@@ -1,0 +1,97 @@
+"""Rows of the benchmarks fleet and coordinator, and what load refuses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from benchmarks.coordinator import measure as measure_coordinator
+from benchmarks.fleet.rows import Case, measure
+from benchmarks.generator.settings import Shares
+from edgefl.wire.errors import ConfigError
+from tests import needs
+from tests.conftest import BrokerProcess
+
+BENCHMARKS = [sys.executable, "-m", "benchmarks"]
+LOAD = [*BENCHMARKS, "load", "--broker", "127.0.0.1:1"]
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_row_of_twenty_devices() -> None:
+    needs.require("mosquitto")
+    told: list[str] = []
+    row = measure(Case(20, selected=15, update="small", rounds=2, shares=Shares(duplicate=0.2)), told.append)
+
+    assert (row.devices, row.selected, row.rounds, row.closed) == (20, 15, 2, 2)
+    assert sum(row.fates.values()) == 90 and set(row.fates) == {"honest: accepted", "duplicate: accepted"}
+    assert 3000 < row.update_bytes < 4000
+    assert (row.dropped_messages, row.resent_chunks, row.vanished, row.unanswered) == (0, 0, 0, 0)
+    assert 0 < row.round_p50_s <= row.round_p99_s and 0 < row.ack_p50_s <= row.ack_p99_s
+    assert min(row.connect_s, row.cycle_p50_s, row.updates_per_s, row.server_cpu_s, row.generator_cpu_s) > 0
+    assert row.server_start_bytes > 0 and row.server_idle_bytes <= row.server_peak_bytes
+    assert 0 < row.journal_bytes <= row.out_bytes
+    assert any("round 6 of 6" in text for text in told)
+
+
+def test_rows_of_the_coordinator() -> None:
+    rows = measure_coordinator([20, 60], events=30)
+    assert [(row.assignments, row.event, row.events) for row in rows] == [
+        (count, event, number)
+        for count, number in ((20, 19), (60, 30))
+        for event in ("hello", "status", "tick", "answer", "wake")
+    ]
+    assert all(row.us_per_event > 0 and row.us_median > 0 for row in rows)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there are: dense, onebit, middle, small"):
+        Case(10, update="huge")
+    with pytest.raises(ConfigError, match="11 of 10 devices"):
+        Case(10, selected=11)
+
+
+def test_too_few_open_files_are_named_with_the_remedy() -> None:
+    command = ["bash", "-c", 'ulimit -n 300 && exec "$@"', "load", *LOAD, "--devices", "1000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 2
+    assert "1000 connections need 1128 open files, and this process may have 300" in ended.stderr
+    assert "ulimit -Hn 1128" in ended.stderr
+
+
+def test_load_says_that_nobody_answers() -> None:
+    ended = subprocess.run(
+        [*LOAD, "--devices", "2", "--json"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 7 and "Connection refused" in ended.stderr and not ended.stdout
+
+
+def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> None:
+    """Of a federation without a server: connected, and nothing else."""
+    command = [
+        *BENCHMARKS,
+        "load",
+        "--broker",
+        str(mosquitto.address),
+        "--federation",
+        "nobody",
+        "--devices",
+        "5",
+    ]
+    with subprocess.Popen(
+        [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        try:
+            assert running.stderr is not None
+            assert any("5 of 5 connected" in line for line in running.stderr)
+            running.send_signal(signal.SIGINT)
+            said, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()  # where SIGINT is ignored, as by a shell's background jobs, nothing else ends it
+    assert running.returncode == 0
+    summary = msgspec.json.decode(said)
+    assert (summary["devices"], summary["connected"], summary["tasks"], summary["fates"]) == (5, 5, 0, {})

@@ -1,0 +1,328 @@
+"""`python -m benchmarks train-step`: its processes, its baseline, its rows."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.common.as_written import as_written
+from benchmarks.common.device_graph import write_arrays, write_graph
+from benchmarks.common.machine import quiet_environment
+from benchmarks.common.worker import Worker, WorkerFailed
+from benchmarks.train_step import et_training
+from benchmarks.train_step.anchors import Job, TrainStepSettings, opened
+from benchmarks.train_step.eager import optimizer, stepper
+from benchmarks.train_step.model import built
+from benchmarks.train_step.rows import SGD, compiled, measure
+from benchmarks.train_step.tuned import take_fastest
+from edgefl import programs
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.recurrent import BiLstm, Lstm
+from edgefl.models.losses import (
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    Loss,
+    SequenceCrossEntropy,
+    SquaredError,
+)
+from edgefl.models.losses.as_torch import loss_as_torch
+from edgefl.models.losses.loss import batch_mean
+from edgefl.objective.objective import Objective
+from edgefl.wire.errors import ConfigError, ModelError
+from edgefl_export.bundle.formats import format_of
+from edgefl_export.memory.recompute import Budget, beside_tensors, peak_bytes
+
+FIELDS = [
+    *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
+    *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),
+]
+STEPPING = "from benchmarks.common.worker import serve; "
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", "train-step", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
+    ran = bench("--model", "mlp", "--batch", "4", "--repeat", "1", "--option", "size=8", "--json")
+
+    assert ran.returncode == 0, ran.stderr
+    [row] = json.loads(ran.stdout)["results"]
+    assert list(row)[: len(FIELDS)] == FIELDS
+    assert (row["model"], row["target"], row["batch"], row["threads"]) == ("mlp", "onnx", 4, 1)
+    assert 0 < row["ms_min"] <= row["ms"] and 0 < row["eager_ms_min"] <= row["eager_ms"]
+    assert row["ratio"] == pytest.approx(row["ms"] / row["eager_ms"], rel=1e-2)
+    assert row["max_rel_error"] <= 1e-4 and row["steps"] >= 2
+    assert row["peak_over_idle_bytes"] > 0 and row["eager_peak_over_idle_bytes"] > 0
+    assert row["idle_bytes"] < row["eager_idle_bytes"] / 2, "the device's process holds torch"
+    assert row["model_options"] == {"size": 8} and row["ort_training_ms"] is None
+    assert row["et_training_ms"] is None and row["et_training_error"] is None
+    assert row["rounding_error"] is None
+    assert row["cpu"] and row["variant"] == "default" and row["cpu_ms"] > 0 and row["eager_cpu_ms"] > 0
+    assert row["compile_ms"] is None and row["channels_last_error"] is None
+    assert "model mlp, ms " in ran.stderr
+
+
+@pytest.mark.slow
+def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None:
+    submodel = built("resnet8", {}, "strong")
+    function = programs.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
+    form = format_of("onnx")
+    captured, artifact, _ = compiled(function, None, form)
+    example = function.example(0)
+    write_graph(tmp_path, captured, artifact, "onnx")
+    write_arrays(tmp_path, captured, function, example, {"lr": 0.01})
+    variants = form.variants(captured, artifact, form.verify(function, artifact.model, 1, artifact.in_place))
+
+    name, model = take_fastest(
+        tmp_path, artifact.model, variants | {"none": b"no model"}, 1, quiet_environment()
+    )
+
+    assert {*variants} == {"blocked"} and name in ("", "blocked")
+    assert model == (tmp_path / "graph.bin").read_bytes() == variants.get(name, artifact.model)
+
+
+@pytest.mark.slow
+def test_an_environment_without_its_package_costs_only_its_columns() -> None:
+    python = sys.executable
+    settings = TrainStepSettings(
+        batch=2, repeat=1, options={"size": 4}, ort_training=python, jax=python, onnxsim=python
+    )
+
+    row = measure("mlp", settings)
+
+    assert row.ms > 0 and row.ort_training_ms is None and row.jax_ms is None
+    assert row.onnxsim_error == "ModuleNotFoundError: No module named 'onnxsim'"
+    assert row.jax_error == "ModuleNotFoundError: No module named 'jax'"
+    assert "No module named 'onnxruntime.training'" in str(row.ort_training_error)
+
+
+@pytest.mark.slow
+def test_executorchs_own_training_export_stands_beside_the_step() -> None:
+    row = measure("mlp", TrainStepSettings(batch=2, repeat=1, options={"size": 4}, et_training=True))
+
+    assert row.et_training_error is None
+    assert 0 < (row.et_training_ms_min or 0) <= (row.et_training_ms or 0)
+
+
+@pytest.mark.slow
+def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tmp_path: Path) -> None:
+    submodel = built("mlp", {"size": 4}, "strong")
+    step = programs.build("sgd", Objective.of(submodel), batch=2).phases[0].function
+    batch = {name: value for name, value in step.example(0).items() if name.startswith("batch.")}
+    np.savez(tmp_path / "batch0.npz", **{name: value.numpy() for name, value in batch.items()})  # type: ignore[arg-type]
+    module = as_written(submodel.suffix)
+    wanted = loss_as_torch(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
+    wanted.backward()  # type: ignore[no-untyped-call]
+
+    et_training.prepare(tmp_path, submodel)
+    program = et_training.opened(tmp_path)
+    (loss,) = program.forward_backward("forward", (batch["batch.0.x"], batch["batch.0.y"]))
+
+    torch.testing.assert_close(loss, wanted.detach())
+    found = program.named_gradients()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(found[f"module.{name}"], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
+    module = as_written(nn.Sequential(BatchNorm(3, affine=affine), nn.BatchNorm2d(3).eval()))
+    x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
+
+    plain = et_training.elementary(copy.deepcopy(module))
+
+    assert [type(part).__name__ for part in plain] == ["PlainBatchNorm", "BatchNorm2d"]
+    torch.testing.assert_close(plain(x), module(x))
+
+
+@pytest.mark.slow
+def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -> None:
+    """Here there is no batch to export it for."""
+    job = Job("mlp", tmp_path, built("mlp", {"size": 4}, "strong"), TrainStepSettings(), noisy=False)
+
+    with ExitStack() as stack:
+        outcome = opened(stack, "et_training", job, eager=Worker([]))
+
+    assert outcome.worker is None and str(outcome.problem).startswith("IndexError: ")
+
+
+@pytest.mark.slow
+def test_a_memory_budget_is_compiled_into_the_step() -> None:
+    submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
+    step = programs.build("sgd", Objective.of(submodel), batch=32).phases[0].function
+
+    captured, plain, none = compiled(step, None, format_of("onnx"))
+    _, tight, budget = compiled(step, Budget(0.9, relative=True), format_of("onnx"))
+
+    beside = beside_tensors(captured)
+    assert none == 0 and budget == int(0.9 * (peak_bytes(captured) - beside)) + beside
+    assert len(tight.nodes) > len(plain.nodes)
+
+
+@pytest.mark.slow
+def test_a_budget_that_is_no_size_is_told() -> None:
+    ran = bench("--model", "mlp", "--memory-budget", "much")
+
+    assert ran.returncode == ConfigError.exit_code and "'much' is not a size" in " ".join(ran.stderr.split())
+
+
+@pytest.mark.slow
+def test_an_unknown_model_is_told_and_the_others_are_not_lost() -> None:
+    ran = bench("--model", "resnet9", "--json")
+
+    assert ran.returncode == ModelError.exit_code
+    assert "no model 'resnet9'" in " ".join(ran.stderr.split())
+    assert json.loads(ran.stdout)["results"] == []
+
+
+def test_an_unknown_tier_lists_the_known_ones() -> None:
+    with pytest.raises(ModelError, match="no tier 'tiny'; there are: strong, moderate, weak"):
+        built("resnet8", {}, "tiny")
+
+
+def test_the_device_worker_imports_no_torch() -> None:
+    script = "import sys, benchmarks.train_step.device; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
+    script = "kept = []; serve(lambda: lambda: kept.append(bytearray(b'x' * (32 << 20))))"
+
+    with Worker([sys.executable, "-c", STEPPING + script]) as worker:
+        worker.run(1, count=False)
+        first = worker.peak
+        worker.run(3)
+
+    assert len(worker.times) == len(worker.cpu_ms) == 3 and min(worker.times) > 0
+    assert first >= 32 << 20 and worker.peak - first >= 90 << 20
+
+
+@pytest.mark.slow
+def test_the_idle_torch_process_has_loaded_no_optimizer() -> None:
+    """What torch loads on first use counts as what training takes, as for the device's runtime."""
+    script = "import sys, benchmarks.train_step.eager; sys.exit('torch._dynamo' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("deaf", ["", "signal.signal(signal.SIGTERM, signal.SIG_IGN); "])
+def test_a_worker_that_does_not_end_is_ended(deaf: str) -> None:
+    script = f"import signal, time; {deaf}serve(lambda: lambda: None); time.sleep(600)"
+
+    start = time.monotonic()
+    with Worker([sys.executable, "-c", STEPPING + script], end_s=0.2) as worker:
+        worker.run(1)
+
+    assert time.monotonic() - start < 500
+
+
+def test_a_worker_tells_what_its_steps_return() -> None:
+    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 0.5)"]) as worker:
+        worker.run(1, count=False)
+        worker.run(2)
+
+    assert worker.values == [0.5, 0.5, 0.5] and len(worker.cpu_ms) == 2
+
+
+def test_what_a_worker_prints_does_not_disturb_it() -> None:
+    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: print('noise'))"]) as worker:
+        assert len(worker.run(2)) == 2
+
+
+def test_a_worker_that_ends_says_why() -> None:
+    worker = Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 1 / 0)"])
+
+    with pytest.raises(WorkerFailed, match=r"^ZeroDivisionError: division by zero$") as raised, worker:
+        worker.run(1)
+    assert raised.value.log.startswith("Traceback")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet8", "cnn"])
+def test_the_eager_baseline_does_the_work_of_the_program(model: str) -> None:
+    """Otherwise the comparison would be with something easier."""
+    submodel = built(model, {"size": 8}, "strong")
+    settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
+    program = programs.build("sgd", Objective.of(submodel), batch=4, **settings)
+    step = program.phases[0].function
+    batches = [step.example(seed) for seed in range(2)]
+    weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
+    module = as_written(submodel.suffix)
+    pairs = [(batch["batch.0.x"], batch["batch.0.y"]) for batch in batches]
+    eager = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **settings), pairs)
+
+    state = program.start(weights)
+    for batch in batches:
+        eager()
+        data = {name: value for name, value in batch.items() if name.startswith("batch.")}
+        told = step({**state, **data, "hyper.lr": torch.tensor(settings["lr"])})
+        state = {name: value for name, value in told.items() if name.startswith("state.")}
+
+    for name, value in module.state_dict().items():
+        if not name.endswith("num_batches_tracked"):
+            torch.testing.assert_close(value, state[f"state.weights.{name}"], rtol=1e-4, atol=1e-5)
+
+
+def test_the_baseline_has_torchs_own_layers() -> None:
+    module = nn.Sequential(
+        Lstm(3, 4, layers=2, dropout=0.5), BiLstm(4, 5, 6), *built("resnet8", {}, "strong").suffix
+    )
+
+    kinds = [type(part) for part in as_written(module).modules()]
+
+    assert not [kind for kind in kinds if kind.__module__.startswith("edgefl.models.layers.recurrent")]
+    assert kinds.count(nn.LSTM) == 2 and nn.Dropout in kinds
+    assert as_written(module[:2])(torch.zeros(2, 6, 3)).shape == (2, 10)
+
+
+class Cubic:
+    """A kind of loss that somebody else wrote."""
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return (out - y).pow(3).sum(dim=1)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.zeros(len(y))
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return out
+
+
+@pytest.mark.parametrize(
+    ("loss", "out", "y"),
+    [
+        (CrossEntropy(0.1), (4, 5), torch.tensor([0, 4, 2, 1])),
+        (CrossEntropy(), (4, 1), torch.tensor([0, 1, 1, 0])),
+        (SequenceCrossEntropy(), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
+        (SequenceCrossEntropy(4), (2, 3, 5), torch.tensor([[0, 4, 4], [1, 4, 3]])),
+        (CrossEntropy(ignore_index=-1), (2, 5, 3), torch.tensor([[0, -1, -1], [1, 4, 3]])),
+        (CausalLM(ignore_index=None, shift=False), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
+        (CausalLM(ignore_index=4), (2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])),
+        (BinaryCrossEntropy(), (2, 3), torch.tensor([[0.0, 1, 1], [1, 0, 0]])),
+        (SquaredError(), (2, 3), torch.ones(2, 3)),
+        (Cubic(), (2, 3), torch.ones(2, 3)),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, Tensor | tuple) else "",
+)
+def test_the_losses_of_torch_are_the_losses_of_the_models(
+    loss: Loss, out: tuple[int, ...], y: Tensor
+) -> None:
+    z = torch.randn(out, generator=torch.Generator().manual_seed(0))
+
+    torch.testing.assert_close(loss_as_torch(loss)(z, y), batch_mean(loss, loss.each(z, y), y))
