@@ -23,6 +23,10 @@ import sys
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
     del sys.path[0]
 
+from edgefl.system.search_path import prefer_installed_modules
+
+prefer_installed_modules()
+
 import importlib
 from typing import TYPE_CHECKING, Any
 

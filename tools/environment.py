@@ -126,7 +126,7 @@ def torch_requirement() -> str:
     """The exact release that pyproject.toml asks for."""
     import tomllib  # an older Python, which main refuses, has none
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    project: dict[str, dict[str, list[str]]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return next(text for text in project["optional-dependencies"]["server"] if text.startswith("torch=="))
 
 

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from edgefl.system.search_path import user_folders
+
 
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command ``python -P -m module arguments``. The child imports nothing from its working folder."""
@@ -32,11 +34,9 @@ def child_path() -> str:
     Folders of scripts and notebooks come after the standard library and the installed packages, so that a user's
     ``random.py`` does not replace Python's.
     """
-    chosen = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    ways = [os.path.abspath(each) for each in sys.path]
-    if not sys.flags.safe_path and sys.path[0] not in chosen:
-        ways.append(ways.pop(0))
-    return os.pathsep.join(dict.fromkeys(ways))
+    last = user_folders()
+    ways = [*(each for each in sys.path if each not in last), *last]
+    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, ways)))
 
 
 @contextmanager

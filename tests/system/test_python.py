@@ -15,6 +15,7 @@ from edgefl.objective.objective import Objective
 from edgefl.programs.catalog import build
 from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import EdgeflError
+from tests import installed
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("client", "random", "queue", "numpy", "torch", "types", "typing", "json", "socket", "rich")
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user is imported')\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", installed.clone()["PYTHONPATH"])
     return tmp_path
 
 
@@ -58,7 +59,7 @@ def test_children_find_a_scripts_modules_after_the_librarys(
 
 
 def test_every_python_child_is_started_by_the_function_that_adds_the_option() -> None:
-    rooms = ("edgefl", "server", "device_runtime", "exporters", "reproduce")
+    rooms = ("edgefl", "server", "device_runtime", "exporters", "benchmarks", "reproduce")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     found = [path for path in files if 'sys.executable, "-m"' in path.read_text(encoding="utf-8")]
 

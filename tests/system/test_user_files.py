@@ -1,0 +1,139 @@
+"""A folder of the user's whose files have the names of libraries and of our folders, each of which raises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import KernelManager
+from nbclient import NotebookClient
+
+from tests import installed
+
+NAMES = (
+    *("server", "client", "data", "model", "train", "utils", "types", "random", "queue", "numpy", "torch"),
+    *("exporters", "device_runtime"),
+)
+FEDERATION = """
+[federation]
+name = "named-like-libraries"
+rounds = 1
+[model]
+name = "mlp"
+options = { hidden = [8] }
+[program]
+batch = 8
+steps = 2
+[data]
+name = "digits"
+[tiers.whole]
+cut = 0
+count = 2
+"""
+SIMULATES = """
+import edgefl
+
+print(edgefl.__file__, len(edgefl.simulate("federation.toml", out="out").curves["accuracy"]))
+"""
+PLACES = """
+import json
+import mine
+from pathlib import Path
+from edgefl.models.user_code import is_user_code
+from edgefl.models.zoo.catalog import build_model
+from edgefl.system.distribution import PACKAGES, folders
+from edgefl.wire.errors import EdgeflError
+from edgefl_device.sandbox.confine import _of_packages
+from edgefl_export.capture.locate import is_compiler
+from edgefl_export.front.compile import source_digest
+
+try:
+    build_model("mine:make", sample_shape=(4,), classes=2)
+    blamed = ""
+except EdgeflError as error:
+    blamed = error.message
+ours = {folder.name: folder for folder in folders(*PACKAGES)}
+readable = list(map(Path, _of_packages()))
+print(json.dumps({
+    "blamed": blamed.replace(str(Path.cwd()), ""),
+    "packages": sorted(ours),
+    "user code": [name for name, folder in ours.items() if is_user_code(folder / "__init__.py")],
+    "mine": is_user_code(Path(mine.__file__)) and not is_compiler(Path(mine.__file__)),
+    "compiler": [name for name, folder in ours.items() if is_compiler(folder / "__init__.py")],
+    "readable": [name for name, folder in ours.items() if any(folder.is_relative_to(each) for each in readable)],
+    "digest": source_digest(),
+}))
+"""
+
+
+@pytest.fixture(scope="module", params=["clone", pytest.param("wheel", marks=pytest.mark.slow)])
+def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return (
+        installed.clone() if request.param == "clone" else installed.wheel(tmp_path_factory.mktemp("wheel"))
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user is imported')\n")
+    (tmp_path / "federation.toml").write_text(FEDERATION)
+    return tmp_path
+
+
+def ran(command: list[str], folder: Path, environment: dict[str, str]) -> str:
+    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended.stdout
+
+
+def where(environment: dict[str, str]) -> Path:
+    return Path(environment["PYTHONPATH"].split(":")[0], "edgefl", "__init__.py")
+
+
+def test_a_script_simulates(folder: Path, environment: dict[str, str]) -> None:
+    (folder / "script.py").write_text(SIMULATES)
+
+    assert ran([sys.executable, "script.py"], folder, environment).split() == [str(where(environment)), "1"]
+
+
+@pytest.mark.e2e
+def test_the_command_line_runs(folder: Path, environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "edgefl", "run", "federation.toml", "--out", "out", "--json"]
+    events = [json.loads(line) for line in ran(command, folder, environment).splitlines()]
+
+    assert [each["reports"] for each in events if "reports" in each] == [2]
+
+
+def test_a_notebook_simulates(folder: Path, environment: dict[str, str]) -> None:
+    """In a kernel as Jupyter starts it."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SIMULATES)])
+    manager = KernelManager()
+    manager._kernel_spec = KernelSpec(  # of this interpreter, whatever kernels the user has
+        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
+    )
+    client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=environment)
+
+    text = "".join(each.text for each in notebook.cells[0].outputs if each.get("name") == "stdout")
+    assert text.splitlines()[-1].split() == [str(where(environment)), "1"]
+
+
+@pytest.mark.slow
+def test_code_is_found_alike_in_a_clone_and_in_a_wheel(tmp_path: Path) -> None:
+    """Whose line an error names, what the sandbox may read, and the digest of the sources."""
+    (tmp_path / "mine.py").write_text("from torch import nn\n\ndef make():\n    return nn.Linear(4, 2)(nn)\n")
+    (tmp_path / "places.py").write_text(PLACES)
+    (tmp_path / "wheel").mkdir()
+    command = [sys.executable, "places.py"]
+    cloned = json.loads(ran(command, tmp_path, installed.clone()))
+    wheel = json.loads(ran(command, tmp_path, installed.wheel(tmp_path / "wheel")))
+
+    assert "mine.py:4" in cloned["blamed"] and cloned["mine"] and cloned["user code"] == []
+    assert cloned["readable"] == ["edgefl", "edgefl_device"] and cloned["compiler"] == ["edgefl_export"]
+    assert wheel == cloned
