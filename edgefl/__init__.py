@@ -23,12 +23,12 @@ import sys
 if sys.argv[:1] == ["-m"] and not sys.flags.safe_path and sys.path[0] != os.path.dirname(__path__[0]):
     del sys.path[0]
 
-from edgefl.system.search_path import prefer_installed_modules
+from edgefl.system import search_path as _search_path
 
-prefer_installed_modules()
+_search_path.prefer_installed_modules()
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
 
 importlib.import_module("edgefl.system.silence")
 
