@@ -27,8 +27,8 @@ $(DEMO): pyproject.toml tools/environment.py
 	@$(ENVIRONMENT) $(VENV) --torch --bytecode --editable ".[server,images]"
 	@touch $@
 
-$(TESTS): pyproject.toml tools/environment.py
-	@$(ENVIRONMENT) $(VENV) --torch --editable ".[dev]"
+$(TESTS): pyproject.toml conformance/pyproject.toml tools/environment.py
+	@$(ENVIRONMENT) $(VENV) --torch --editable ".[dev]" ./conformance
 	@touch $(DEMO) $@
 
 demo: $(DEMO)

@@ -152,7 +152,7 @@ def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bo
         with Step(f"{requirement} (usually 10 to 40 s, and a download of 190 MB the first time)"):
             environment.install_torch(requirement)
     with Step("all other packages (usually 5 to 60 s)"):
-        environment.install([*(["--editable"] if editable else []), *requirements])
+        environment.install([word for each in requirements for word in (["--editable"] * editable + [each])])
     print(f"{folder}: {size_of(folder) / 1e9:.2f} GB after {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -165,7 +165,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("requirements", nargs="+", metavar="REQUIREMENT")
     parser.add_argument("--torch", action="store_true", help="torch for processors first")
-    parser.add_argument("--editable", action="store_true", help="the requirement is this folder")
+    parser.add_argument("--editable", action="store_true", help="the requirements are folders here")
     parser.add_argument(
         "--bytecode", action="store_true", help="modules are compiled now, not by whoever is first"
     )

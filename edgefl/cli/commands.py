@@ -5,7 +5,6 @@ from __future__ import annotations
 from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.catalog import cache, inspection
-from edgefl.cli.conformance import check as conformance
 from edgefl.cli.device import agent as device
 from edgefl.cli.device import data, tune
 from edgefl.cli.federation import broker, dashboard, mirror, replay, run, server, simulate
@@ -52,7 +51,6 @@ for group, panel in (
     (device, DEVICES),
     (enroll, DEVICES),
     (data, DEVICES),
-    (conformance, DEVICES),
 ):
     known = len(app.registered_groups)
     group.register(app)

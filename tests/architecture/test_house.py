@@ -1,4 +1,4 @@
-"""The house as its files say it: every room has its floor, no folder is crowded, nothing names a machine."""
+"""The house as its files say it: every package has its layer, nothing names a machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -18,9 +17,6 @@ FOLDERS = {
     "edgefl_device": "device_runtime/edgefl_device",
     "edgefl_server": "server/edgefl_server",
 }
-MOST_FILES = 20
-# One file per message of the protocol; their number is the protocol's.
-BYTE_VECTORS = "golden"
 # The home folders and scratch folders of people's and machines' own.
 MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:home|root|Users|work|mnt|scratch)/[\w.]|\b[A-Z]:\\Users\\")
 
@@ -50,12 +46,6 @@ def layers() -> list[str]:
     return [room.strip(" ()") for layer in contract["layers"] for room in re.split(r"[|:]", layer)]
 
 
-def crowded(files: list[PurePosixPath]) -> dict[str, int]:
-    """Folders with more files beside each other than a reader takes in."""
-    beside = Counter(str(file.parent) for file in files if file.parent.name != BYTE_VECTORS)
-    return {folder: number for folder, number in beside.items() if number > MOST_FILES}
-
-
 @pytest.mark.parametrize("package", FOLDERS)
 def test_every_room_stands_in_the_layers_exactly_once(package: str) -> None:
     listed = [room for room in layers() if room.split(".")[0] == package]
@@ -65,18 +55,6 @@ def test_every_room_stands_in_the_layers_exactly_once(package: str) -> None:
 
 def test_the_layers_have_rooms_of_the_four_packages_only() -> None:
     assert {room.split(".")[0] for room in layers()} == set(FOLDERS)
-
-
-def test_no_folder_has_more_than_twenty_files_beside_each_other() -> None:
-    assert crowded(committed()) == {}
-
-
-def test_a_crowded_folder_is_named_and_byte_vectors_do_not_count() -> None:
-    many = [PurePosixPath(f"room/{n}.py") for n in range(MOST_FILES + 1)]
-    full = [PurePosixPath(f"hall/{n}.py") for n in range(MOST_FILES)]
-    vectors = [PurePosixPath(f"wire/golden/{n}.bin") for n in range(MOST_FILES + 1)]
-
-    assert crowded(many + full + vectors) == {"room": MOST_FILES + 1}
 
 
 def test_nothing_names_a_path_of_one_machine() -> None:

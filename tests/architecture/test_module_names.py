@@ -15,6 +15,7 @@ FOLDERS = {
     "edgefl_server": ROOT / "server",
     "benchmarks": ROOT,
     "reproduce": ROOT,
+    "edgefl_conformance": ROOT / "conformance",
 }
 """The folder that holds each package."""
 _QUOTED = re.compile(rf"[\"'](?:{'|'.join(FOLDERS)})\.")

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from edgefl.conformance.campaign import Campaign
-from edgefl.conformance.verdict import Verdict
+from edgefl_conformance.campaign import Campaign
+from edgefl_conformance.verdict import Verdict
 from tests.conformance.faults import FAULTS
 
 OURS = (sys.executable, "-m", "edgefl", "device", "--no-tune")

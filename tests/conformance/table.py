@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from edgefl.conformance.case import Case
-from edgefl.conformance.catalog import CASES
+from edgefl_conformance.case import Case
+from edgefl_conformance.catalog import CASES
 
 HEAD = ("| case | group | what it checks |", "|---|---|---|")
 

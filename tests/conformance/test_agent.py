@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.commands import app
-from edgefl.conformance.campaign import Campaign
-from edgefl.conformance.verdict import Verdict
 from edgefl.wire.errors import ConfigError
+from edgefl_conformance.campaign import Campaign
+from edgefl_conformance.command import app
+from edgefl_conformance.verdict import Verdict
 from tests.cli.runner import runner
 from tests.conformance.playing import OURS, verdicts
 from tests.rings.rows import mostly_slow
@@ -66,7 +66,7 @@ def test_it_passes_through_a_websocket() -> None:
 @pytest.mark.e2e
 def test_an_agent_that_says_nothing_fails_and_the_command_says_so() -> None:
     silent = ["--", sys.executable, "-c", "import sys; sys.exit(3)"]
-    command = ["conformance", "run", "--only", "connects", "--patience", "0.1", "--json", *silent]
+    command = ["run", "--only", "connects", "--patience", "0.1", "--json", *silent]
     ran = runner().invoke(app, command)
     told = json.loads(ran.stdout)
 
@@ -95,8 +95,8 @@ def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_s
 def test_a_kit_that_is_stopped_ends_its_agents_and_its_broker(tmp_path: Path, number: int) -> None:
     told = tmp_path / "told"
     mute = f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
-    words = ("conformance", "run", "--only", "plain-round", "--out", str(tmp_path / "kit"))
-    command = [sys.executable, "-m", "edgefl", *words, "--", sys.executable, "-c", mute]
+    words = ("run", "--only", "plain-round", "--out", str(tmp_path / "kit"))
+    command = [sys.executable, "-m", "edgefl_conformance", *words, "--", sys.executable, "-c", mute]
     kit = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until = time.monotonic() + 60.0
     while not (told.exists() and told.read_text()) and time.monotonic() < until:

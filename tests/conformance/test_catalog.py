@@ -6,9 +6,9 @@ import json
 import re
 from collections import Counter
 
-from edgefl.cli.commands import app
-from edgefl.cli.conformance import check
-from edgefl.conformance.catalog import CASES, GROUPS, chosen
+from edgefl_conformance import command as check
+from edgefl_conformance.catalog import CASES, GROUPS, chosen
+from edgefl_conformance.command import app
 from tests.cli.runner import runner
 from tests.conformance.table import table
 from tests.docs.documents import DOCS
@@ -35,7 +35,7 @@ def test_cases_are_chosen_by_name_group_and_pattern() -> None:
 
 
 def test_the_command_lists_them() -> None:
-    rows = json.loads(runner().invoke(app, ["conformance", "cases", "--json"]).stdout)
+    rows = json.loads(runner().invoke(app, ["cases", "--json"]).stdout)
 
     assert [row["case"] for row in rows] == [case.name for case in CASES]
     assert {row["case"] for row in rows if row["optional"]} == {

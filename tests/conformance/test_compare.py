@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.conformance.material.compare import Tolerance, check_array, check_fields, check_update
-from edgefl.conformance.verdict import Failed
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Profile, Update, encode
+from edgefl_conformance.material.compare import Tolerance, check_array, check_fields, check_update
+from edgefl_conformance.verdict import Failed
 from edgefl_device.round.runner import RoundResult
 
 WANTED = RoundResult(

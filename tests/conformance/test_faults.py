@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.conformance.catalog import CASES
-from edgefl.conformance.verdict import Verdict
+from edgefl_conformance.catalog import CASES
+from edgefl_conformance.verdict import Verdict
 from tests.conformance.faults import FAULTS
 from tests.conformance.playing import of_faults, wrong
 

@@ -12,14 +12,14 @@ import numpy as np
 import psutil
 import pytest
 
-from edgefl.conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
-from edgefl.conformance.play import broker
-from edgefl.conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe
-from edgefl.conformance.play.relay import Relay
 from edgefl.wire import bits
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Address, Session, Will
+from edgefl_conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
+from edgefl_conformance.play import broker
+from edgefl_conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe
+from edgefl_conformance.play.relay import Relay
 from tests.conftest import BrokerProcess
 from tests.wire.mqtt.events import wait_until
 
@@ -95,7 +95,7 @@ def test_a_broker_that_does_not_start_is_not_left_behind(
 
 
 def test_the_bundles_are_there_in_both_formats_and_small() -> None:
-    folder = Path(sys.modules["edgefl.conformance.material.bundles"].__file__ or "").parents[1] / "data"
+    folder = Path(sys.modules["edgefl_conformance.material.bundles"].__file__ or "").parents[1] / "data"
 
     assert len(names()) == 12
     for format in FORMATS:
@@ -123,7 +123,7 @@ def test_a_mask_travels_as_gaps() -> None:
 
 def test_vectors_need_no_torch() -> None:
     script = (
-        "import sys, edgefl.conformance.vectors.write, edgefl.conformance.campaign\n"
+        "import sys, edgefl_conformance.vectors.write, edgefl_conformance.campaign\n"
         "print(sorted({'torch', 'onnx', 'executorch'} & set(sys.modules)))"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
@@ -134,7 +134,7 @@ def test_vectors_need_no_torch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", FORMATS)
 def test_compiled_anew_a_bundle_has_the_same_ports_and_steps(target: str) -> None:
-    from edgefl.conformance.material.make import made
+    from edgefl_conformance.material.make import made
 
     for name in names():
         wanted, found = material(name, target).manifest, made(name, target).manifest

@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 
 import edgefl
-from edgefl.conformance.vectors.blobs import blob_vectors
-from edgefl.conformance.vectors.draws import draw_vectors
-from edgefl.conformance.vectors.signatures import signature_vectors
-from edgefl.conformance.vectors.write import GOLDEN, UPDATES, write_vectors
 from edgefl.wire import bits, enrolment, tensors
 from edgefl.wire.blobs import BlobRef, verified
 from edgefl.wire.compression import unpacked
@@ -25,6 +21,10 @@ from edgefl.wire.keys import Succession, verify
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import open_message
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
+from edgefl_conformance.vectors.blobs import blob_vectors
+from edgefl_conformance.vectors.draws import draw_vectors
+from edgefl_conformance.vectors.signatures import signature_vectors
+from edgefl_conformance.vectors.write import GOLDEN, UPDATES, write_vectors
 from tests.conformance import by_the_book
 
 DRAWS, SIGNED, BLOBS = draw_vectors(), signature_vectors(), blob_vectors()

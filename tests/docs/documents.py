@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-_BESIDE = [ROOT / folder / "README.md" for folder in ("benchmarks", "examples", "reproduce")]
+_BESIDE = [ROOT / folder / "README.md" for folder in ("benchmarks", "conformance", "examples", "reproduce")]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *_BESIDE])
 SPECS = DOCS / "specs"
 

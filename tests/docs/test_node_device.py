@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl.conformance.vectors.write import GOLDEN
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from edgefl_conformance.vectors.write import GOLDEN
 from tests.conftest import BrokerProcess
 from tests.docs.documents import DOCS, ROOT, blocks, content
 from tests.docs.test_small_device import say_nonsense

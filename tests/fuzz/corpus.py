@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from benchmarks.fuzz.corpus import mutated
-from edgefl.conformance.vectors.write import GOLDEN
+from edgefl_conformance.vectors.write import GOLDEN
 
 
 def golden(*patterns: str) -> list[bytes]:

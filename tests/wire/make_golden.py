@@ -1,4 +1,5 @@
-"""The byte vectors in edgefl/conformance/data/golden: what every implementation of protocol version 1 must read and write.
+"""The byte vectors of the conformance kit: what every implementation of protocol version 1 must
+read and write.
 
 They are frozen. Write them again only together with a version bump (docs/protocol.md, "Versions")::
 
@@ -19,7 +20,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from edgefl.conformance.vectors.write import GOLDEN
 from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
@@ -45,6 +45,7 @@ from edgefl.wire.mqtt.messages import (
 )
 from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_conformance.vectors.write import GOLDEN
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.example_manifests import (
     example_bundle,

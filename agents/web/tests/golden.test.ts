@@ -22,7 +22,7 @@ import { dump, load } from "../src/wire/tensors";
 import { Topics } from "../src/wire/topics";
 
 const ROOT = join(import.meta.dirname, "../../..");
-const FOLDER = ["edgefl/conformance/data/golden", "tests/wire/golden"].map((each) => join(ROOT, each)).find((each) => existsSync(each))!;
+const FOLDER = ["conformance/edgefl_conformance/data/golden", "tests/wire/golden"].map((each) => join(ROOT, each)).find((each) => existsSync(each))!;
 const bytes = (name: string): Uint8Array => new Uint8Array(readFileSync(join(FOLDER, `${name}.bin`)));
 const values = JSON.parse(readFileSync(join(FOLDER, "values.json"), "utf8")) as Record<string, unknown>;
 

@@ -1,7 +1,7 @@
 """The messages of protocol version 1, as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
 
 Unknown fields are ignored, so a field may be added; a different ``v`` is refused with a message that says so.
-Byte vectors of every message stand in edgefl/conformance/data/golden.
+Byte vectors of every message stand in conformance/edgefl_conformance/data/golden.
 """
 
 from __future__ import annotations

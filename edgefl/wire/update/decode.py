@@ -1,7 +1,7 @@
 """The plain reader of an update's bytes, in numpy: what :mod:`edgefl.wire.update.form` says, one tensor after the other.
 
 The server adds updates up without decoding them; this file says what the sum must be, and is what to read (with
-``edgefl/conformance/data/updates``) before writing an app that sends updates. It imports no torch. ::
+``conformance/edgefl_conformance/data/updates``) before writing an app that sends updates. It imports no torch. ::
 
     codes = np.array([0, 1, 2, 3, 4, 5, 6], np.uint8)
     pack_codes(codes, 3).tobytes().hex()    # "88c61a": the seven codes are the octal digits of 0o6543210, lowest first

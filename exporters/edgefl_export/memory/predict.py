@@ -5,7 +5,7 @@ Mapped files, such as the engine's code, are not counted, because the system can
 
 :func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes
 in place, the buffers of state that the device binds, and its arena. What it needs beside tensors is a constant and a
-little for every node, fitted to ``python -m edgefl.conformance.memory``, which compares prediction and measurement of
+little for every node, fitted to ``python -m edgefl_conformance.memory``, which compares prediction and measurement of
 whole rounds of real agents. A budget has to have room for this and for the bound
 :func:`edgefl_export.memory.recompute.peak_bytes`, which mostly is more.
 """

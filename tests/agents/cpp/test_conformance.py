@@ -10,7 +10,7 @@ import pytest
 
 from tests.agents.cpp.build import program
 
-pytest.importorskip("edgefl.conformance")
+pytest.importorskip("edgefl_conformance")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 LEAST = 100
 """Cases of the kit that every engine has."""
@@ -18,7 +18,7 @@ LEAST = 100
 
 @pytest.mark.parametrize("engine", ["onnx", "executorch"])
 def test_it_passes_the_kit(tmp_path: Path, engine: str) -> None:
-    command = [sys.executable, "-m", "edgefl", "conformance", "run", "--engine", engine, "--jobs", "2"]
+    command = [sys.executable, "-m", "edgefl_conformance", "run", "--engine", engine, "--jobs", "2"]
     ran = subprocess.run(
         [*command, "--out", str(tmp_path), "--", str(program("edgefl-agent"))],
         capture_output=True,

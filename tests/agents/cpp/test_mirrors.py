@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.conformance.cases.elsewhere import mirrored
 from edgefl.wire.mqtt.messages import Round
+from edgefl_conformance.cases.elsewhere import mirrored
 from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny

@@ -12,13 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.conformance.cases.elsewhere import BlobMirror, mirrored
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.address import read_secret
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Hello, Offer
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_conformance.cases.elsewhere import BlobMirror, mirrored
 from tests.agents.cpp.build import embedded
 from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory

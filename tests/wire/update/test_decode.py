@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.conformance.vectors.write import UPDATES as FOLDER
 from edgefl.wire.errors import ProtocolError
 from edgefl.wire.regions import Block, Entries, Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, pack_codes, unpack_codes
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Encoding, Form, Section, Sparse, Values
+from edgefl_conformance.vectors.write import UPDATES as FOLDER
 
 PACKED: list[dict[str, Any]] = json.loads((FOLDER / "codes.json").read_text())
 UPDATES: dict[str, dict[str, Any]] = json.loads((FOLDER / "updates.json").read_text())

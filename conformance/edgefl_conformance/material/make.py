@@ -1,0 +1,70 @@
+"""Compiles the kit's bundles, each for both engines: ``python -m edgefl_conformance.material.make``. Needs torch.
+
+They lie in the package, so that the kit itself needs neither torch nor a compiler. What a profile alone reads is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import msgspec
+
+from edgefl.api.choices import (
+    FAFED,
+    SGD,
+    TCBGD,
+    FedBAT,
+    FedPAQ,
+    Importance,
+    MimeLite,
+    OutputSide,
+    PerFedAvg,
+    Scaffold,
+    TopK,
+)
+from edgefl.api.compile import compile
+from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl_conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
+
+_SMALL = {"size": 4, "classes": 3, "hidden": [12, 8]}
+_BIG = {"size": 4, "classes": 3, "hidden": [1024, 128]}
+_BATCH: dict[str, Any] = {"batch": 8, "steps": 6}
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "plain": {"program": SGD(momentum=0.5, **_BATCH)},
+    "coded": {"program": SGD(**_BATCH), "codec": FedPAQ(bits=4)},
+    "onebit": {"program": SGD(**_BATCH), "codec": FedBAT()},
+    "passes": {"program": MimeLite(**_BATCH)},
+    "inner": {"program": PerFedAvg(**_BATCH)},
+    "carried": {"program": Scaffold(**_BATCH)},
+    "opening": {"program": FAFED(**_BATCH), "exchange": "opening"},
+    "exchange": {"program": FAFED(**_BATCH)},
+    "tier": {"program": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
+    "sparse": {"program": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
+    "masked": {"program": TCBGD(**_BATCH), "submodel": Importance(gamma=0.1)},
+    "big": {"program": SGD(batch=8, steps=2), "options": _BIG},
+}
+"""What :func:`edgefl.compile` is given for each."""
+
+
+def made(name: str, target: str) -> Bundle:
+    """The bundle ``name`` for an engine that runs ``target``; its samples are bytes that the device makes floats."""
+    compiled = compile("mlp", **{"options": _SMALL, "target": target, **RECIPES[name]}).contents
+    manifest = compiled.manifest
+    data = msgspec.structs.replace(manifest.data, scale=SCALE, shift=SHIFT)
+    graphs = tuple(msgspec.structs.replace(graph, variants=()) for graph in manifest.graphs)
+    lean = msgspec.structs.replace(manifest, data=data, graphs=graphs, sources=None)
+    return Bundle(lean, {ref.sha256: compiled.blobs[ref.sha256] for ref in lean.blobs})
+
+
+def main() -> None:
+    for target in FORMATS:
+        for name in RECIPES:
+            path = FOLDER / target / f"{name}.efl"
+            write_bundle(made(name, target), path)
+            sys.stdout.write(f"{path.name}, {target}: {path.stat().st_size} bytes\n")
+
+
+if __name__ == "__main__":
+    main()

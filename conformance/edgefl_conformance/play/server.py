@@ -1,0 +1,142 @@
+"""A server that says what a script tells it to: it takes no decision of its own, and answers nothing by itself."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import time
+from pathlib import Path
+
+import msgspec
+
+from edgefl.wire.blobs import BlobRef, describe, split
+from edgefl.wire.bundle.signatures import signed_text
+from edgefl.wire.compression import packed
+from edgefl.wire.errors import BrokerError
+from edgefl.wire.keys import KeyPair
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.envelope import SIGNED, Envelope, Sequence, Speaker
+from edgefl.wire.mqtt.envelope import signed_text as signed_message
+from edgefl.wire.mqtt.events import Event, Incoming
+from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import Topics
+from edgefl_conformance.play.said import Log
+
+_START_S = 15.0
+CHUNK_BYTES = Limits().chunk_bytes
+
+
+def speaker_of(path: Path) -> Speaker:
+    """A key of its own, in a file, and numbers that begin with the clock."""
+    return Speaker(KeyPair(path), Sequence(lambda: 0, lambda _: None))
+
+
+class Server:
+    """Of one federation with one device. What it says is signed by ``speaker`` unless a script says otherwise."""
+
+    def __init__(self, address: Address, federation: str, device: str, folder: Path) -> None:
+        self._address = address
+        self.topics = Topics(federation)
+        self.mine = self.topics.device(device)
+        self.speaker = speaker_of(folder / "signing.key")
+        self.log = Log(self.topics)
+        self._session = Session(
+            address,
+            client_id(self.speaker.keys.client_secret, "server", federation),
+            limits=Limits(),
+            clean=True,
+            deliver=self._take,
+        )
+        filters = (*self.topics.server_filters, self.topics.all_shards, *self.topics.profile_filters)
+        self._session.subscribe(dict.fromkeys(filters))
+        self._session.start()
+        until = time.monotonic() + _START_S
+        while not self._session.settled:
+            if time.monotonic() > until:
+                raise BrokerError(f"the broker at {address} does not answer; see broker.log")
+            time.sleep(0.02)
+
+    @property
+    def key(self) -> str:
+        """What the agent is given as ``--server-key``."""
+        return self.speaker.keys.public_key
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Incoming):
+            self.log.add(event.topic, event.payload, event.retained)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Bytes as they are; the broker has them when this returns."""
+        if not self._session.publish(topic, payload, retain=retain).wait(_START_S):
+            raise BrokerError(f"the broker did not take a message on {topic} in {_START_S:g} s")
+
+    def seal(self, topic: str, message: Message, at: int | None = None) -> bytes:
+        """A message signed as it has to be, with the next number or ``at``."""
+        return self.speaker.seal(topic, message, at)
+
+    def seal_body(self, kind: type[Message], topic: str, body: bytes, *, v: int = SIGNED) -> bytes:
+        """Bytes in an envelope, whatever they say, signed for ``topic`` as a ``kind``."""
+        speaker = self.speaker
+        at = speaker.numbers.next()
+        text = signed_message(kind, topic, at, body)
+        envelope = Envelope(v=v, key=speaker.keys.public, at=at, signature=speaker.keys.sign(text), body=body)
+        return msgspec.msgpack.encode(envelope)
+
+    def topic_of(self, message: Message) -> str:
+        """Where such a message goes."""
+        if isinstance(message, Round):
+            return self.topics.current_round
+        return self.mine.tasks if isinstance(message, Task) else self.mine.acks
+
+    def say(self, message: Round | Task | Ack, at: int | None = None) -> bytes:
+        """Sign and publish; an announcement is retained. Gives the payload."""
+        topic = self.topic_of(message)
+        payload = self.seal(topic, message, at)
+        self.publish(topic, payload, retain=isinstance(message, Round))
+        return payload
+
+    def sign_bundle(self, ref: BlobRef) -> bytes:
+        """The signature of a manifest."""
+        return self.speaker.keys.sign(signed_text(ref.sha256))
+
+    def put(self, data: bytes, chunk: int = CHUNK_BYTES, *, zstd: bool = False) -> BlobRef:
+        """Publish a blob, retained, and give its reference."""
+        ref, travels = packed(data, chunk) if zstd else (describe(data, chunk), data)
+        self.put_chunks(ref, list(split(travels, chunk)))
+        return ref
+
+    def put_chunks(self, ref: BlobRef, pieces: list[bytes]) -> None:
+        """Publish these as the chunks of ``ref``, whatever they are."""
+        for index, piece in enumerate(pieces):
+            self.publish(self.topics.blob_chunk(ref.sha256, index), piece, retain=True)
+
+    def retained(self, topic: str, within_s: float = 2.0) -> bytes | None:
+        """What the broker keeps on a topic, as somebody who comes anew gets it; None for nothing."""
+        came: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
+
+        def take(event: Event) -> None:
+            if isinstance(event, Incoming):
+                came.put(event)
+
+        name = f"edgefl:kit:{secrets.token_hex(6)}"
+        session = Session(self._address, name, limits=Limits(), clean=True, deliver=take)
+        session.subscribe([topic])
+        session.start()
+        try:
+            event = came.get(timeout=within_s)
+            return event.payload if event.retained else None
+        except queue.Empty:
+            return None
+        finally:
+            session.stop(drain_s=0.5)
+
+    def clear(self, topic: str) -> None:
+        """Take back what is retained on a topic."""
+        self.publish(topic, b"", retain=True)
+
+    def stop(self) -> None:
+        """Leave; what is retained goes with the broker."""
+        self._session.stop(drain_s=1.0)

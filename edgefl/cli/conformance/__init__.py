@@ -1,1 +1,0 @@
-"""``edgefl conformance``: whether an agent does what the protocol says."""
