@@ -18,7 +18,7 @@ import ctypes, mmap, os, sys
 from pathlib import Path
 import numpy as np
 from numpy.linalg import norm
-from device_runtime import libraries
+from edgefl_device import libraries
 from edgefl_device.libraries import PIECE_BYTES, cut_code, release_code
 
 def mappings(name):
