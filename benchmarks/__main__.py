@@ -25,7 +25,7 @@ Examples:
 
   python -m benchmarks encode --codec fedbat --json
 
-  python -m benchmarks programs --json
+  python -m benchmarks algorithms --json
 
   python -m benchmarks models --library plain
 
@@ -55,7 +55,7 @@ for command in (
     measure.footprint,
     codecs.aggregate,
     codecs.encode,
-    codecs.programs,
+    codecs.algorithms,
     fleet.dashboard,
     fleet.faults,
     fleet.fuzz,

@@ -18,14 +18,14 @@ import msgspec
 from benchmarks.common.device_graph import payload, worker, write_arrays, write_graph
 from benchmarks.common.machine import running
 from benchmarks.common.worker import Worker
-from edgefl import programs
-from edgefl.contract.program import Function, Program
+from edgefl import algorithms
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import state_of
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
@@ -81,7 +81,7 @@ class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
     prefix_macs: int
     match: str
     model: str
-    program: str
+    algorithm: str
     batch: int
     size: str
     options: dict[str, Any]
@@ -177,9 +177,9 @@ def measure(
     size = matched(spec, kind, gamma, settings.match)
     submodel = size.of(spec)
     name = "tcbgd" if isinstance(submodel.carrier, Thresholded) else "sgd"
-    program = programs.build(name, Objective.of(submodel), batch=settings.batch, **SGD)
-    done = list(runs(program, submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}")))
-    [step] = [run for run in done if run.graph == program.phases[0].function.name]
+    algorithm = algorithms.build(name, Objective.of(submodel), batch=settings.batch, **SGD)
+    done = list(runs(algorithm, submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}")))
+    [step] = [run for run in done if run.graph == algorithm.phases[0].function.name]
     artifact = sum(run.artifact for run in done)
     size = _chunked(size, spec, max(run.predicted for run in done))
     submodel = size.of(spec)
@@ -203,21 +203,21 @@ def measure(
         parameter_share=round(submodel_cost.parameters / parameters, 6),
         mac_share=round(submodel_cost.kept_macs / max(1, macs), 6),
         model=spec.name,
-        program=name,
+        algorithm=name,
         size=size.label,
         options=dict(size.options),
     )
 
 
 def runs(
-    program: Program, submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
+    algorithm: Algorithm, submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
 ) -> Iterator[Run]:
     """Start, step and finish, each in a process of its own, with what the one before left."""
     weights = payload(submodel)
-    left = {**weights, **program.start(weights)}
-    for function in (program.start, program.phases[0].function, program.finish):
+    left = {**weights, **algorithm.start(weights)}
+    for function in (algorithm.start, algorithm.phases[0].function, algorithm.finish):
         say(f"graph {function.name}")
-        yield _run(function, left, program.hyper, settings)
+        yield _run(function, left, algorithm.hyper, settings)
 
 
 def forward_runs(submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]) -> Iterator[Run]:

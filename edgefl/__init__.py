@@ -4,7 +4,7 @@
 
     import edgefl
 
-    bundle = edgefl.compile("resnet8", submodel=edgefl.OutputSide(cut=4), program=edgefl.FedProx(mu=0.1))
+    bundle = edgefl.compile("resnet8", submodel=edgefl.OutputSide(cut=4), algorithm=edgefl.FedProx(mu=0.1))
     bundle.verify(), bundle.profile(), bundle.save("weak.efl")
 
     federation = edgefl.federation("resnet8", rounds=3, codec=edgefl.FedPAQ(bits=3))
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
         TopK,
         Width,
         ZeroFL,
-        own_program,
+        own_algorithm,
     )
     from edgefl.api.compile import compile
     from edgefl.api.deploy import deploy
@@ -278,8 +278,8 @@ __all__ = [
     "load_federation",
     "load_run",
     "mosquitto_command",
+    "own_algorithm",
     "own_loss",
-    "own_program",
     "personalize",
     "plan",
     "prepare",

@@ -6,9 +6,9 @@ part of all devices that reported, and the next model is ``mean(w_k) - h / alpha
 """
 
 from edgefl.contract import (
+    Algorithm,
     Function,
     Phase,
-    Program,
     Scalars,
     ServerOpt,
     Tensors,
@@ -25,7 +25,7 @@ from edgefl.wire.errors import ConfigError
 
 def feddyn(
     objective: Objective, *, batch: int = 32, steps: int = 10, lr: float = 0.1, alpha: float = 0.1
-) -> Program:
+) -> Algorithm:
     if alpha <= 0:
         raise ConfigError(f"feddyn: alpha is above 0, found {alpha}; take 0.1 or 0.01", alpha=alpha)
 
@@ -57,7 +57,7 @@ def feddyn(
     begins = prefixed("weights", objective.carrier.payload) | prefixed("carry.dual", like)
     ends = prefixed("state.x", like) | prefixed("state.dual", like) | {"hyper.alpha": SCALAR}
     steps_from = step_ports(objective, batch) | ends | {"hyper.lr": SCALAR}
-    return Program(
+    return Algorithm(
         name="feddyn",
         start=Function("start", start, begins),
         phases=(Phase("train", Function("train", step, steps_from), steps),),

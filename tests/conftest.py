@@ -43,7 +43,7 @@ if "EDGEFL_KEYS" not in os.environ:
     os.environ["EDGEFL_KEYS"] = tempfile.mkdtemp(prefix="edgefl-keys-")
     atexit.register(shutil.rmtree, os.environ["EDGEFL_KEYS"], ignore_errors=True)
 
-# Data beside the repository, where a machine has some; the programs that tests start inherit the variable.
+# Data beside the repository, where a machine has some; the algorithms that tests start inherit the variable.
 _DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 if _DATA.is_dir():
     os.environ.setdefault("EDGEFL_DATA", str(_DATA))
@@ -134,8 +134,8 @@ def op_functions_are_read_once() -> Iterator[None]:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers("needs"):
-        for program in mark.args:
-            needs.require(program)
+        for algorithm in mark.args:
+            needs.require(algorithm)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -191,7 +191,7 @@ class BrokerProcess(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """The program and its arguments."""
+        """The algorithm and its arguments."""
 
     def start(self) -> None:
         with self._log.open("ab") as log:
@@ -227,7 +227,7 @@ class Mosquitto(BrokerProcess):
         self._allow_anonymous = allow_anonymous
 
     def _command(self) -> list[str]:
-        program = needs.require("mosquitto")
+        algorithm = needs.require("mosquitto")
         lines = [
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(self._allow_anonymous).lower()}",
@@ -235,7 +235,7 @@ class Mosquitto(BrokerProcess):
         ]
         config = self._folder / f"mosquitto-{self.port}.conf"
         config.write_text("\n".join(lines) + "\n")
-        return [program, "-c", str(config)]
+        return [algorithm, "-c", str(config)]
 
 
 class Amqtt(BrokerProcess):

@@ -13,21 +13,21 @@ from inspect import signature
 from types import EllipsisType, NoneType, UnionType
 from typing import Any
 
-from benchmarks.programs.rows import ProgramRow, ProgramSettings, measure
-from edgefl import facts, programs
+from benchmarks.algorithms.rows import AlgorithmRow, AlgorithmSettings, measure
+from edgefl import algorithms, facts
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.cli.catalog.combinations import combination_rows
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.facts import Facts, Option, Options
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import LOSSES
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.programs.catalog import PROGRAMS
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.setup.versions import why_not
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.output_side import accounting
@@ -40,7 +40,7 @@ from edgefl.wire.update.size import bits_per_entry
 Rows = list[dict[str, Any]]
 
 _ROLE = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`")
-"""A reference such as :func:`edgefl.programs.baselines.sgd.sgd`, of which people read the last name."""
+"""A reference such as :func:`edgefl.algorithms.baselines.sgd.sgd`, of which people read the last name."""
 _PLAIN = (bool, dict, float, int, list, str, tuple)
 
 
@@ -53,7 +53,7 @@ def live_facts() -> Facts:
             "losses": loss_rows(),
             "kinds": kind_rows(),
             "submodels": submodel_rows(),
-            "programs": program_rows(),
+            "algorithms": algorithm_rows(),
             "optimizers": optimizer_rows(),
             "codecs": codec_rows(),
             "combinations": combination_rows(),
@@ -61,10 +61,10 @@ def live_facts() -> Facts:
         models=_options_of(MODELS, upon=0),
         losses=_options_of(LOSSES, upon=0),
         kinds=_options_of(KINDS),
-        programs=_options_of(PROGRAMS),
+        algorithms=_options_of(ALGORITHMS),
         optimizers=_options_of(OPTIMIZERS, upon=0),
         codecs=_options_of(CODECS),
-        training={name: each.program if each else "" for name, each in training.items()},
+        training={name: each.algorithm if each else "" for name, each in training.items()},
     )
 
 
@@ -133,12 +133,12 @@ def kind_rows() -> Rows:
     ]
 
 
-def program_rows() -> list[dict[str, Any]]:
-    """One row per program, its cost measured on a model of a few parameters."""
+def algorithm_rows() -> list[dict[str, Any]]:
+    """One row per algorithm, its cost measured on a model of a few parameters."""
     rows = []
-    for name, factory in PROGRAMS.items():
+    for name, factory in ALGORITHMS.items():
         objective, measured = _measured(name)
-        made = programs.build(name, objective)
+        made = algorithms.build(name, objective)
         turn = [row for row in measured if row.exchange != "opening"]
         opening = [row for row in measured if row.exchange == "opening"]
         rows.append(
@@ -165,9 +165,9 @@ def program_rows() -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(name: str) -> tuple[Any, list[ProgramRow]]:
-    """(the objective, a row for each exchange) on a small model: dense layers, with exits where the program needs them."""
-    settings = ProgramSettings(batch=2, steps=2, samples=4, repeat=0)
+def _measured(name: str) -> tuple[Any, list[AlgorithmRow]]:
+    """(the objective, a row for each exchange) on a small model: dense layers, with exits where the algorithm needs them."""
+    settings = AlgorithmSettings(batch=2, steps=2, samples=4, repeat=0)
     plain = build_model("mlp", size=8, hidden=[64, 32])
     for spec in (plain, with_exits(plain)):
         try:
@@ -177,14 +177,14 @@ def _measured(name: str) -> tuple[Any, list[ProgramRow]]:
     raise AssertionError(f"no small model for {name}")
 
 
-def scalars_of(program: Program) -> set[str]:
+def scalars_of(algorithm: Algorithm) -> set[str]:
     """The options that a round announces, by their own names or as what its schedule makes of them."""
-    return set().union(*(exchange.hyper.keys() | exchange.announced for exchange in program.exchanges))
+    return set().union(*(exchange.hyper.keys() | exchange.announced for exchange in algorithm.exchanges))
 
 
-def server_options_of(program: Program) -> set[str]:
+def server_options_of(algorithm: Algorithm) -> set[str]:
     """The options that the server alone reads, when it makes the new model of the averages."""
-    return set().union(*(exchange.server.options for exchange in program.exchanges))
+    return set().union(*(exchange.server.options for exchange in algorithm.exchanges))
 
 
 def optimizer_rows() -> list[dict[str, Any]]:
@@ -238,8 +238,8 @@ def _what(factory: Callable[..., Any]) -> str:
 
 
 def _default_bits(codec: str, submodel: Submodel) -> float:
-    """Of the trained entries of ``submodel``: for some codecs only their program knows."""
-    sections = program_of(parse({"codec": {"name": codec}}, source=codec), submodel).form.sections
+    """Of the trained entries of ``submodel``: for some codecs only their algorithm knows."""
+    sections = algorithm_of(parse({"codec": {"name": codec}}, source=codec), submodel).form.sections
     return bits_per_entry(sections[0].encoding if sections else Values())
 
 

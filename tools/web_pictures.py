@@ -22,7 +22,7 @@ name = "garden"
 rounds = 30
 [model]
 name = "resnet8"
-[program]
+[algorithm]
 batch = 16
 steps = 12
 lr = 0.05

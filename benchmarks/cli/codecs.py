@@ -1,4 +1,4 @@
-"""``python -m benchmarks aggregate``, ``encode`` and ``programs``: cost of coded updates and of each program's round."""
+"""``python -m benchmarks aggregate``, ``encode`` and ``algorithms``: cost of coded updates and of each algorithm's round."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from edgefl.cli.paths import interpreter as python_at
 
 if TYPE_CHECKING:
     from benchmarks.aggregate.rows import AggregateRow, OnDeviceRow
+    from benchmarks.algorithms.rows import AlgorithmRow
     from benchmarks.encode.rows import EncodeRow
-    from benchmarks.programs.rows import ProgramRow
 
 Device = Literal["cpu", "cuda"]
 _PARAMETERS = 10**9
@@ -122,8 +122,8 @@ def encode(
 ) -> None:
     """Measure how long a device encodes an update, compared with one of its training steps.
 
-    encode_ms: the program's last graph, which codes the update, with the noise that it draws.
-    step_ms: a step of the same program, FedBAT's binarized one; sgd_step_ms: a step of plain SGD. Each graph runs on the
+    encode_ms: the algorithm's last graph, which codes the update, with the noise that it draws.
+    step_ms: a step of the same algorithm, FedBAT's binarized one; sgd_step_ms: a step of plain SGD. Each graph runs on the
     device's engine in a process of its own, by turns with the others. Times are medians; --json has the minima and the
     first call of a process, too.
 
@@ -198,13 +198,13 @@ def _encode_columns(row: EncodeRow) -> dict[str, Any]:
     }
 
 
-def programs(
-    program: Annotated[
+def algorithms(
+    algorithm: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[:KEY=VALUE,...]",
-            help="a program of `edgefl ls programs`, path/to/file.py:factory, or an optimizer of `edgefl ls optimizers`, "
-            "which is fedavg with it at the server and takes server_lr; may be repeated; default: all",
+            help="an algorithm of `edgefl ls algorithms`, path/to/file.py:factory, or an optimizer of "
+            "`edgefl ls optimizers`, which is fedavg with it at the server and takes server_lr; may be repeated; default: all",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",
@@ -212,13 +212,15 @@ def programs(
     steps: Annotated[int, typer.Option(min=1, help="local steps")] = 10,
     samples: Annotated[int, typer.Option(min=1, help="samples of the device")] = 320,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine; a device's default is 1")] = 1,
-    repeat: Annotated[int, typer.Option(min=0, help="blocks of timed steps per program; 0: counts only")] = 3,
+    repeat: Annotated[
+        int, typer.Option(min=0, help="blocks of timed steps per algorithm; 0: counts only")
+    ] = 3,
     option: ModelOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Measure the cost of a round on a device for each program, compared with the specifications of the papers.
+    """Measure the cost of a round on a device for each algorithm, compared with the specifications of the papers.
 
-    One device goes through the program's exchanges in torch: gradients on a batch per local step and per round (and
+    One device goes through the algorithm's exchanges in torch: gradients on a batch per local step and per round (and
     Hessian-vector products), floats up, down, kept between rounds and held in training, each for every parameter of the
     model. Moving statistics travel, too, and count as what they are: a model without batch norm gives whole numbers. The
     exported step is timed on the device's engine, by turns with FedAvg's, each in a process of its own. Spec is what the
@@ -226,42 +228,42 @@ def programs(
 
     Examples:
 
-      python -m benchmarks programs --json
+      python -m benchmarks algorithms --json
 
-      python -m benchmarks programs --program fafed --program per_fedavg:mode=hf --model cnn --batch 50
+      python -m benchmarks algorithms --algorithm fafed --algorithm per_fedavg:mode=hf --model cnn --batch 50
 
-      python -m benchmarks programs --repeat 0      (no times)
+      python -m benchmarks algorithms --repeat 0      (no times)
     """
 
-    check_choice([model], option or (), programs=program or ())
-    from benchmarks.programs.rows import ProgramSettings, everything, measure
+    check_choice([model], option or (), algorithms=algorithm or ())
+    from benchmarks.algorithms.rows import AlgorithmSettings, everything, measure
     from edgefl.models.zoo.catalog import build_model
     from edgefl.wire.errors import EdgeflError
 
-    settings = ProgramSettings(batch, steps, samples, repeat, threads)
+    settings = AlgorithmSettings(batch, steps, samples, repeat, threads)
     spec = build_model(model, **model_options(option or ()))
-    rows: list[ProgramRow] = []
+    rows: list[AlgorithmRow] = []
     failed = []
     with progress() as tell:
-        for name in program or everything():
+        for name in algorithm or everything():
             try:
-                program_rows = measure(spec, name, settings, tell)
-            except EdgeflError as error:  # the other programs are worth measuring all the same
-                failed += [error] if program else []  # of all programs, some are for other models
-                word = "error" if program else f"left out {name}"
+                algorithm_rows = measure(spec, name, settings, tell)
+            except EdgeflError as error:  # the other algorithms are worth measuring all the same
+                failed += [error] if algorithm else []  # of all algorithms, some are for other models
+                word = "error" if algorithm else f"left out {name}"
                 errors.print(f"{word}: {error.message}", style="red")
                 continue
-            rows += program_rows
-            for row in program_rows:
-                errors.print(as_line(_program_columns(row)))
-    title = f"programs: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
-    report("programs", title, rows, _program_columns, as_json, failed)
+            rows += algorithm_rows
+            for row in algorithm_rows:
+                errors.print(as_line(_algorithm_columns(row)))
+    title = f"algorithms: {model}, batch {batch}, {steps} steps; per parameter of {rows[0].parameters if rows else 0:,}"
+    report("algorithms", title, rows, _algorithm_columns, as_json, failed)
 
 
-def _program_columns(row: ProgramRow) -> dict[str, Any]:
+def _algorithm_columns(row: AlgorithmRow) -> dict[str, Any]:
     """The columns that fit 80 characters; ``--json`` has them all."""
     return {
-        "program": row.program if row.exchange == "round" else f"{row.program}, {row.exchange}",
+        "algorithm": row.algorithm if row.exchange == "round" else f"{row.algorithm}, {row.exchange}",
         "grad": f"{row.gradients_per_step}"
         + (f"+{row.products_per_step} HVP" if row.products_per_step else ""),
         "up": f"{row.up:g}",

@@ -52,7 +52,7 @@ def memory(
 
 
 def _outputs_of(engine: str, chosen: list[Outputs] | None) -> Sequence[OutputsName]:
-    """Only programs of ExecuTorch have a choice."""
+    """Only algorithms of ExecuTorch have a choice."""
     return [each.value for each in chosen] if chosen and engine == "executorch" else ["caller"]
 
 

@@ -61,14 +61,14 @@ def check_choice(
     options: Sequence[str] = (),
     *,
     codecs: Sequence[str] = (),
-    programs: Sequence[str] = (),
+    algorithms: Sequence[str] = (),
     tiers: Sequence[str] = (),
 ) -> None:
     """Raise ConfigError for a name or an option that no catalog has. Loads no torch, which takes seconds."""
     from edgefl.cli.options import named_model
     from edgefl.config.reading import check_names, check_tiers
     from edgefl.facts import shipped
-    from edgefl.setup.one_line import parse_named, parse_program
+    from edgefl.setup.one_line import parse_algorithm, parse_named
 
     for model in models:
         check_tiers(check_names(None, named_model(model, options)), tiers)
@@ -76,9 +76,9 @@ def check_choice(
         check_tiers(check_names(None, {"model.name": "resnet20"}), tiers)
     for codec in codecs:
         check_names(None, {"codec": parse_named(codec, "codec")})
-    for program in programs:
-        if program.partition(":")[0] not in shipped().optimizers:  # FedAvg with this optimizer
-            check_names(None, parse_program(program))
+    for algorithm in algorithms:
+        if algorithm.partition(":")[0] not in shipped().optimizers:  # FedAvg with this optimizer
+            check_names(None, parse_algorithm(algorithm))
 
 
 def as_line(columns: dict[str, Any]) -> str:

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.config import parse
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.one_line import parse_named
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Region, local_shape
@@ -30,22 +30,23 @@ _LAYERS = 8
 
 @dataclass(frozen=True)
 class CodedModel:
-    """All units of ``spec``, trained by the program of a codec; ``weights`` are the initial ones, as the server has them."""
+    """All units of ``spec``, trained by the algorithm of a codec; ``weights`` are the initial ones, as the server has
+    them."""
 
     spec: ModelSpec
     codec: str
-    program: Program
+    algorithm: Algorithm
 
     @classmethod
     def of(cls, spec: ModelSpec, codec: str, *, batch: int = 32) -> CodedModel:
         """``codec`` as on the command line (``fedpaq:bits=3``). ConfigError or ModelError where there is none such."""
-        tables = {"program": {"batch": batch}, "codec": parse_named(codec, "codec")}
+        tables = {"algorithm": {"batch": batch}, "codec": parse_named(codec, "codec")}
         federation = parse(tables, source=f"codec {codec!r}")
-        return cls(spec, codec, program_of(federation, OutputSide(spec, 0)))
+        return cls(spec, codec, algorithm_of(federation, OutputSide(spec, 0)))
 
     @property
     def form(self) -> Form:
-        return self.program.form
+        return self.algorithm.form
 
     @cached_property
     def weights(self) -> Arrays:

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.common.machine import worker_of
 from benchmarks.common.worker import Worker
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.blobs import describe
@@ -121,10 +121,10 @@ def write_function(
     return len(model)
 
 
-def with_state(program: Program, known: Tensors, phases: Sequence[Phase]) -> Tensors:
+def with_state(algorithm: Algorithm, known: Tensors, phases: Sequence[Phase]) -> Tensors:
     """Return ``known`` with the scalars, and the state after the start and one step of each of ``phases``."""
-    inputs = known | prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
-    inputs |= program.start(_inputs(program.start, inputs))
+    inputs = known | prefixed("hyper", {name: torch.tensor(value) for name, value in algorithm.hyper.items()})
+    inputs |= algorithm.start(_inputs(algorithm.start, inputs))
     for phase in phases:
         outputs = phase.function(_inputs(phase.function, inputs))
         inputs |= {name: tensor.detach() for name, tensor in outputs.items() if role_of(name) == "state"}

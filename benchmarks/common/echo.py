@@ -1,20 +1,20 @@
-"""A program that trains nothing: devices return their weights at once, changed just enough to be a new model."""
+"""An algorithm that trains nothing: devices return their weights at once, changed just enough to be a new model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 
 GROWTH = 1.0 + 2.0**-16
 """Equal weights would have equal digests, and nothing would travel."""
 
 
-def echo(objective: Objective, *, batch: int = 32, **_: object) -> Program:
-    """``start`` and ``finish`` as in SGD, no step between them; options of other programs are accepted and unused."""
+def echo(objective: Objective, *, batch: int = 32, **_: object) -> Algorithm:
+    """``start`` and ``finish`` as in SGD, no step between them; options of other algorithms are accepted and unused."""
     trained = sgd(objective, batch=batch, steps=0)
 
     def start(tensors: Tensors) -> Tensors:

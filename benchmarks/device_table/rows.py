@@ -19,15 +19,15 @@ import torch
 from benchmarks.common.device_graph import payload, worker, written
 from benchmarks.common.machine import running
 from benchmarks.common.worker import Worker
-from edgefl import programs
-from edgefl.contract.program import Function, Program
+from edgefl import algorithms
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import state_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.submodel import Submodel
@@ -138,11 +138,11 @@ def _run(workers: Sequence[Worker], settings: TableSettings, model: str) -> None
 def _written(folder: Path, form: Format, submodel: Submodel, batch: int) -> list[Path]:
     """Folders of the step, the forward pass alone, and each chunk."""
     objective = Objective.of(submodel)
-    program: Program = programs.build("sgd", objective, batch=batch, **SGD)
+    algorithm: Algorithm = algorithms.build("sgd", objective, batch=batch, **SGD)
     weights = payload(submodel)
-    left = {**weights, **program.start(weights)}
+    left = {**weights, **algorithm.start(weights)}
     folders = [folder / "step", folder / "forward"]
-    written(folders[0], form, program.phases[0].function, left, program.hyper)
+    written(folders[0], form, algorithm.phases[0].function, left, algorithm.hyper)
     written(folders[1], form, forward_only(objective, batch), left, {})
     for number, chunk in enumerate(submodel.prefix, 1):
         folders.append(folder / f"chunk{number}")

@@ -1,7 +1,7 @@
 """Worker that runs one graph of a round as a device does: draws the noise, keeps the state, serializes updates.
 
 ``python -m benchmarks.encode.device FOLDER GRAPH THREADS [STEPS]``; :mod:`benchmarks.encode.rows` or
-:mod:`benchmarks.programs.rows` writes the folder.
+:mod:`benchmarks.algorithms.rows` writes the folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SEED = 0
 def load(folder: Path, name: str, threads: int, steps: int = 0) -> Callable[[], object]:
     """Load the graph into the engine. Each call draws new noise, keeps the state, and serializes an update if there is one.
 
-    After ``steps`` calls the state is the initial one again, because a program may count the steps of its round; 0: never.
+    After ``steps`` calls the state is the initial one again, because an algorithm may count the steps of its round; 0:
+    never.
     """
     graph = msgspec.msgpack.decode((folder / f"{name}.msgpack").read_bytes(), type=Graph)
     engine = OnnxEngine(threads)

@@ -18,7 +18,7 @@ from benchmarks.common.coded import CODECS, CodedModel
 from benchmarks.common.device_graph import Exported, export, with_state, write_function
 from benchmarks.common.machine import running, take_turns, worker_of
 from benchmarks.common.worker import Worker
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.system.structs import filled
@@ -34,8 +34,8 @@ DEVICE = "benchmarks.encode.device"
 class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
     """Milliseconds, medians (and minima) over all counted calls; ``ratio`` is ``encode_ms / step_ms``.
 
-    ``encode_ms`` is all of the program's ``finish``: its noise drawn, its graph run, its update made to bytes.
-    ``step_ms`` is the last phase's step of the same program (FedBAT's binarized one), its noise in, its batch ready;
+    ``encode_ms`` is all of the algorithm's ``finish``: its noise drawn, its graph run, its update made to bytes.
+    ``step_ms`` is the last phase's step of the same algorithm (FedBAT's binarized one), its noise in, its batch ready;
     ``sgd_step_ms`` and ``sgd_ratio`` stand beside plain SGD instead. ``encode_first_ms`` is the first call in a new
     process, ``encode_load_s`` the time before it until the graph could be run. ``update_bytes`` is the update's length.
     """
@@ -52,7 +52,7 @@ class EncodeRow(msgspec.Struct, frozen=True, kw_only=True):
     encode_load_s: float
     update_bytes: int
     artifact_bytes: int
-    program: str
+    algorithm: str
     model: str
     parameters: int
     batch: int
@@ -75,14 +75,14 @@ def measure(
     """One row. ConfigError or ModelError where there is no such codec, ExportError where its graphs cannot be made."""
     model = CodedModel.of(spec, codec, batch=settings.batch)
     plain, sgd_step = _sgd(spec, settings.batch)
-    own_step = model.program.name != plain.program.name
+    own_step = model.algorithm.name != plain.algorithm.name
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
         say(f"{codec}: exporting")
-        artifact = write_graph(folder, "encode", model, model.program.finish)
-        write_graph(folder, "sgd", plain, _step(plain.program), sgd_step)
+        artifact = write_graph(folder, "encode", model, model.algorithm.finish)
+        write_graph(folder, "sgd", plain, _step(plain.algorithm), sgd_step)
         if own_step:
-            write_graph(folder, "step", model, _step(model.program))
+            write_graph(folder, "step", model, _step(model.algorithm))
         workers = {
             name: worker_of(DEVICE, folder, name, settings.threads, threads=settings.threads)
             for name in ("encode", "sgd", "step")
@@ -106,15 +106,15 @@ def measure(
         encode_load_s=round(encode.load_s, 4),
         update_bytes=update_size(model.form, model.shapes).nbytes,
         artifact_bytes=artifact,
-        program=model.program.name,
+        algorithm=model.algorithm.name,
         model=spec.name,
         parameters=sum(array.size for array in model.weights.values()),
         calls=len(encode.times),
     )
 
 
-def _step(program: Program) -> Function:
-    return program.phases[-1].function
+def _step(algorithm: Algorithm) -> Function:
+    return algorithm.phases[-1].function
 
 
 def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable[[str], None]) -> float:
@@ -132,7 +132,7 @@ def _race(workers: Mapping[str, Worker], settings: EncodeSettings, say: Callable
 def _sgd(spec: ModelSpec, batch: int) -> tuple[CodedModel, Exported]:
     """Plain SGD and its step's graph, which all codecs are measured beside."""
     plain = CodedModel.of(spec, SGD, batch=batch)
-    return plain, export(_step(plain.program))
+    return plain, export(_step(plain.algorithm))
 
 
 def write_graph(
@@ -142,7 +142,7 @@ def write_graph(
 
     The weights are those of a round after one step of each phase, because a codec must not have only zeros to send.
     """
-    masks = model.program.masks if function is model.program.finish else {}
+    masks = model.algorithm.masks if function is model.algorithm.finish else {}
     weights = prefixed("weights", {name: tensor.detach() for name, tensor in model.spec.weights.items()})
-    known = with_state(model.program, weights, model.program.phases)
+    known = with_state(model.algorithm, weights, model.algorithm.phases)
     return write_function(folder, name, function, known, exported, masks)

@@ -38,7 +38,7 @@ def small_federation(
     tables: dict[str, Any] = {
         "federation": {"name": "faults", "rounds": rounds, "seed": 1},
         "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "program": {"batch": 8, "steps": 120},
+        "algorithm": {"batch": 8, "steps": 120},
         "data": {"name": "digits", "train_samples": 30 * devices, "test_samples": 50},
         "round": {"min_devices": devices},
         "tiers": {"all": {"cut": 0, "count": devices, "devices": ["all-*"]}},

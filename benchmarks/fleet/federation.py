@@ -93,7 +93,7 @@ def federation_of(case: Case, port: int) -> Federation:
     """The file of the server; the broker listens on ``port``."""
     tables: dict[str, Any] = {
         "federation": {"name": NAME, "rounds": case.rounds + case.uncounted},
-        "program": _ECHO,
+        "algorithm": _ECHO,
         "round": {
             "evaluate_every": 0,
             "min_devices": case.devices,

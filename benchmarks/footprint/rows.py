@@ -316,7 +316,7 @@ def _federation(engine: str, port: int) -> Federation:
     tables = {
         "federation": {"name": "bench-footprint", "rounds": 1},
         "model": {"name": MODEL},
-        "program": {"steps": STEPS, "batch": BATCH},
+        "algorithm": {"steps": STEPS, "batch": BATCH},
         "data": {"name": "random", "partition": "iid", "train_samples": SAMPLES_PER_DEVICE},
         "round": {"evaluate_every": 0},
         "broker": {"kind": "external", "host": HOST, "port": port},

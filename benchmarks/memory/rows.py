@@ -138,7 +138,7 @@ def _federation(model: str, batch: int, steps: int, engine: str, outputs: Output
     tables: dict[str, Any] = {
         "federation": {"name": "bench-memory", "rounds": 1},
         "model": {"name": model},
-        "program": {"steps": steps, "batch": batch},
+        "algorithm": {"steps": steps, "batch": batch},
         "data": {"name": "random", "partition": "iid"},
         "round": {"evaluate_every": 0},
         "broker": {"kind": "amqtt"},
@@ -202,7 +202,7 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
     from edgefl_export.executorch.program.write import to_executorch
 
     tier = tier_of(federation, federation_model(federation, dataset), manifest.tier)
-    function = tier.program.phases[0].function
+    function = tier.algorithm.phases[0].function
     planned = manifest.graph(name).planned_outputs
     target.write_bytes(to_executorch(capture_for(function), lean=False, planned_outputs=planned).model)
     return target

@@ -62,7 +62,7 @@ class Task:
         tables = {
             "federation": {"name": self.name, "rounds": self.rounds},
             "model": {"name": f"benchmarks.simulate.models:{self.model}"},
-            "program": {
+            "algorithm": {
                 "batch": self.batch,
                 "steps": self.steps,
                 "lr": self.lr,

@@ -17,7 +17,7 @@ TITLES: Mapping[Library, str] = {
     "timm": "timm",
 }
 BUSY = 1.25
-"""Programs for each core, beyond which step times are those of a shared machine."""
+"""Algorithms for each core, beyond which step times are those of a shared machine."""
 _BUSY = "The machine had other work while {rows} of the rows were made: their times say little, other than their errors."
 _LONGEST = 300
 """Characters of a reason."""

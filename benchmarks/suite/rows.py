@@ -46,7 +46,7 @@ class EngineResult(msgspec.Struct, frozen=True, kw_only=True):
 class SuiteRow(msgspec.Struct, frozen=True, kw_only=True):
     """One architecture: ``parameters`` and ``units`` by number (0: it could not be cut), the ``loss`` it was trained by,
     torch's own training step ``torch_ms`` in milliseconds, the ``engines`` by name, and what it was tried with.
-    ``seconds``: of all. ``load``: programs that waited for each core meanwhile, this one among them; null: not known."""
+    ``seconds``: of all. ``load``: algorithms that waited for each core meanwhile, this one among them; null: not known."""
 
     library: Library
     name: str

@@ -29,7 +29,7 @@ LONGEST = 400
 
 
 def optimizer(module: nn.Module, *, lr: float, momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """SGD with decay on kernels only, as the program has it."""
+    """SGD with decay on kernels only, as the algorithm has it."""
     tables = {
         id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)
     }

@@ -95,11 +95,11 @@ def load(folder: Path, threads: int) -> Callable[[], float]:
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
     _unsafe_reset_threadpool(threads)
-    program = opened(folder)
+    algorithm = opened(folder)
     data = cycle(read_batches(folder))
 
     def step() -> float:
-        (loss,) = program.forward_backward("forward", next(data))
+        (loss,) = algorithm.forward_backward("forward", next(data))
         return float(cast(Tensor, loss))
 
     return step

@@ -37,15 +37,15 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     if not has_plain_labels(submodel):
         raise ExportError("only plain cross entropy with one label per sample is compared with JAX")
     module = as_written(submodel.suffix)
-    program = torch.export.export(module, (submodel.boundary.rows(batch).zeros(),), strict=False)
-    names = _inputs(program.graph_signature)
+    algorithm = torch.export.export(module, (submodel.boundary.rows(batch).zeros(),), strict=False)
+    names = _inputs(algorithm.graph_signature)
     calls = [
         _call(node, names)
-        for node in program.graph.nodes
+        for node in algorithm.graph.nodes
         if node.op == "call_function" and not _counts(node, names)
     ]
     trained = [name for name, value in module.named_parameters() if value.requires_grad]
-    output = program.graph_signature.user_outputs[0]
+    output = algorithm.graph_signature.user_outputs[0]
     (folder / "forward.json").write_text(json.dumps({"calls": calls, "trained": trained, "output": output}))
     values = {name: value.detach().numpy() for name, value in module.state_dict().items()}
     np.savez(folder / "forward.npz", **values)

@@ -25,11 +25,11 @@ from benchmarks.common.worker import Worker
 from benchmarks.train_step.anchors import ANCHORS, FIRST, Job, Outcome, TrainStepSettings, opened
 from benchmarks.train_step.model import built
 from benchmarks.train_step.tuned import take_fastest
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.algorithms.activations import stored
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import role_of
 from edgefl.objective.objective import Objective
-from edgefl.programs.activations import stored
 from edgefl.system.structs import filled
 from edgefl.wire.errors import ExportError
 from edgefl_device.host import processor_features
@@ -121,9 +121,9 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
 def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] = lambda _: None) -> StepRow:
     """Export one model's step, check it against torch, and time it. Raises ModelError or ExportError."""
     submodel = built(model, settings.options, settings.tier, settings.length)
-    plain = programs.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
-    program = stored(plain, settings.activations)
-    function, form = program.phases[0].function, format_of(settings.target)
+    plain = algorithms.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
+    algorithm = stored(plain, settings.activations)
+    function, form = algorithm.phases[0].function, format_of(settings.target)
     check_as_written(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
@@ -135,7 +135,9 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         described = {"model": model, **part, "sgd": dict(SGD)}
         (folder / "job.json").write_text(json.dumps(described))
         weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-        write_arrays(folder, captured, program.phases[0].function, program.start(weights), program.hyper)
+        write_arrays(
+            folder, captured, algorithm.phases[0].function, algorithm.start(weights), algorithm.hyper
+        )
         write_graph(folder, captured, artifact, form.name, memory_budget=budget)
         variant, measured = "", artifact.model
         if settings.tune or not (settings.own_form or settings.memory_budget):

@@ -157,7 +157,7 @@ def _tables(seed: int, rounds: int, devices: int, of_round: dict[str, Any], *, s
     return {
         "federation": {"name": "versions", "rounds": rounds, "seed": seed},
         "model": {"name": "mlp", "options": {"hidden": [32]}},
-        "program": {"batch": 8, "steps": steps, "lr": 0.05},
+        "algorithm": {"batch": 8, "steps": steps, "lr": 0.05},
         "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.2},
         "round": of_round,
         "tiers": {"quick": {"count": devices - slow}, "slow": {"count": slow}},

@@ -24,7 +24,7 @@ from benchmarks.common.device_graph import worker, written
 from benchmarks.common.machine import cpu_seconds, processor, take_turns
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import SGD
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.web.built import PACKED, built_page
@@ -101,13 +101,13 @@ def measure(
     there is no Chromium."""
     page = built_page()
     submodel = built(model, {}, tier)
-    program = programs.build("sgd", Objective.of(submodel), batch=batch, **SGD)
+    algorithm = algorithms.build("sgd", Objective.of(submodel), batch=batch, **SGD)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-web-") as name:
         folder = Path(name)
         say(f"{model}, {tier}: exporting")
         weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-        step, form = program.phases[0].function, format_of("onnx")
-        artifact = written(folder, form, step, program.start(weights), program.hyper)
+        step, form = algorithm.phases[0].function, format_of("onnx")
+        artifact = written(folder, form, step, algorithm.start(weights), algorithm.hyper)
         write_safetensors(folder)
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:
             chromium = Chromium(browser, url, threads)

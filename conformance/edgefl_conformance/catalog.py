@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from edgefl.wire.errors import ConfigError
 from edgefl_conformance.case import Case, Group
+from edgefl_conformance.cases.algorithms import ALGORITHMS
 from edgefl_conformance.cases.blobs import BLOBS
 from edgefl_conformance.cases.declines import DECLINES
 from edgefl_conformance.cases.elsewhere import ELSEWHERE
@@ -13,7 +14,6 @@ from edgefl_conformance.cases.interruptions import CUTS, INTERRUPTIONS
 from edgefl_conformance.cases.joining import JOINING
 from edgefl_conformance.cases.order import ORDER
 from edgefl_conformance.cases.profiles import PROFILES
-from edgefl_conformance.cases.programs import PROGRAMS
 from edgefl_conformance.cases.rounds import ROUNDS
 from edgefl_conformance.cases.sending import SENDING
 from edgefl_conformance.cases.trust import TRUST
@@ -21,7 +21,7 @@ from edgefl_conformance.cases.trust import TRUST
 GROUPS: tuple[Group, ...] = (
     JOINING,
     ROUNDS,
-    PROGRAMS,
+    ALGORITHMS,
     BLOBS,
     ELSEWHERE,
     SENDING,

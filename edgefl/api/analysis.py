@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edgefl.algorithms.personal.adapted import STEP
 from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import Setting
@@ -19,14 +20,13 @@ from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.run import Run, load_run
 from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.data.partition import histograms
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.adapted import STEP
 from edgefl.setup.data import how_spread, open_data, partition
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
@@ -60,7 +60,7 @@ def heterogeneity(
     Args:
         source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the demo.
         weights: a file of weights in place of these.
-        alpha: inner step size; by default the program's, else 0.01.
+        alpha: inner step size; by default the algorithm's, else 0.01.
         users: whose Hessians are examined, evenly spread; 0: all.
         devices: users to spread the data over; 0: as many as the tiers have.
         samples: most samples of a user; 0: all.
@@ -83,7 +83,7 @@ def heterogeneity(
         Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
         Shards(dataset, shuffled(rows, most=samples, seed=seed)),
         histograms(dataset.train_y, rows, dataset.classes),
-        _setting(federation, program_of(federation, whole), alpha, count),
+        _setting(federation, algorithm_of(federation, whole), alpha, count),
         curved=users,
         seed=seed,
         told=progress,
@@ -97,13 +97,13 @@ class Personalized:
     """A report for each protocol, and of what they are."""
 
     model: str
-    program: str
+    algorithm: str
     data: str
     reports: tuple[PersonalReport, ...]
 
     @property
     def title(self) -> str:
-        return f"{self.model} by {self.program} on {self.data}"
+        return f"{self.model} by {self.algorithm} on {self.data}"
 
 
 def personalize(
@@ -125,7 +125,7 @@ def personalize(
         protocols: what is adapted to and what judges, of :data:`PROTOCOLS`.
         steps: numbers of steps of the curve.
         headline: the number of steps of the headline.
-        alpha: size of a step; by default the program's own.
+        alpha: size of a step; by default the algorithm's own.
         batch: samples per step.
         seed: decides splits, batches and noise; the same one gives all runs the same batches.
         data: folder with the dataset's standard files.
@@ -142,7 +142,7 @@ def personalize(
     ]
     return Personalized(
         finished.spec.name,
-        finished.federation.program.name,
+        finished.federation.algorithm.name,
         finished.dataset.name,
         tuple(finished.report(setting) for setting in settings),
     )
@@ -164,13 +164,13 @@ def _source(
     return load_federation(run.path, given), run.model, str(run.weights)
 
 
-def _setting(federation: Federation, program: Program, alpha: float | None, users: int) -> Setting:
-    own = program.hyper.get("alpha", STEP) if program.personalize is not None else STEP
-    table, steps = federation.program, program.phases[0].steps
-    batch = table.batch or batch_size(program)
+def _setting(federation: Federation, algorithm: Algorithm, alpha: float | None, users: int) -> Setting:
+    own = algorithm.hyper.get("alpha", STEP) if algorithm.personalize is not None else STEP
+    table, steps = federation.algorithm, algorithm.phases[0].steps
+    batch = table.batch or batch_size(algorithm)
     return Setting(
         alpha=own if alpha is None else alpha,
-        beta=program.hyper.get("lr", STEP),
+        beta=algorithm.hyper.get("lr", STEP),
         tau=max(1, steps if table.steps is None else table.steps),
         inner=batch,
         outer=batch,

@@ -81,7 +81,7 @@ class Bundle:
         """Compare every graph with torch, on random inputs by ``seed``, each in the runtime of its format.
 
         A bundle from a file holds graphs and no code: its functions are built again from ``federation``, or without one
-        from the model (or ``model`` in its place), the program and the units that it names, with default options.
+        from the model (or ``model`` in its place), the algorithm and the units that it names, with default options.
         ConfigError where that is not enough.
         """
         from edgefl.setup.origin import origin, origin_of
@@ -135,7 +135,7 @@ class Bundle:
     def __repr__(self) -> str:
         manifest = self.manifest
         return (
-            f"Bundle({manifest.model!r}, tier={manifest.tier!r}, program={manifest.program!r}, "
+            f"Bundle({manifest.model!r}, tier={manifest.tier!r}, algorithm={manifest.program!r}, "
             f"codec={manifest.codec!r}, format={self.format!r}, nbytes={self.nbytes})"
         )
 

@@ -151,7 +151,7 @@ def _on(
     """The whole model's training on one engine."""
     try:
         progress(f"exporting for {engine}")
-        bundle = compile(spec, target=engine, program=SGD(batch=batch, steps=STEPS), seed=seed)
+        bundle = compile(spec, target=engine, algorithm=SGD(batch=batch, steps=STEPS), seed=seed)
         progress(f"comparing {engine} with torch")
         compared = bundle.verify(seed=seed)
         if not compared.ok:

@@ -1,4 +1,4 @@
-"""The catalogs as objects: programs, codecs, submodels and optimizers that arguments and federation files name.
+"""The catalogs as objects: algorithms, codecs, submodels and optimizers that arguments and federation files name.
 
 ::
 
@@ -12,13 +12,30 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.local_amsgrad import local_amsgrad
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.algorithms.baselines.adamw import adamw
+from edgefl.algorithms.baselines.fedavg import fedavg, fedavg_matched, fedavg_update
+from edgefl.algorithms.baselines.fedprox import fedprox
+from edgefl.algorithms.baselines.local_only import local
+from edgefl.algorithms.baselines.mime import mimeadam, mimelite
+from edgefl.algorithms.baselines.scaffold import scaffold
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.algorithms.quantized.binary import binary
+from edgefl.algorithms.quantized.fedbat import fedbat
+from edgefl.algorithms.quantized.swat import swat
+from edgefl.algorithms.submodels.multi_exit import multi_exit
+from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import (
+    AlgorithmChoice,
     CodecChoice,
     LossChoice,
     Named,
     OptimizerChoice,
-    ProgramChoice,
     SubmodelChoice,
     built_alone,
     built_upon,
@@ -30,23 +47,6 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.optimizers import adaptive as server_adaptive
 from edgefl.optimizers.momentum import server_momentum
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.local_amsgrad import local_amsgrad
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.programs.adaptive.stem import stem
-from edgefl.programs.baselines.adamw import adamw
-from edgefl.programs.baselines.fedavg import fedavg, fedavg_matched, fedavg_update
-from edgefl.programs.baselines.fedprox import fedprox
-from edgefl.programs.baselines.local_only import local
-from edgefl.programs.baselines.mime import mimeadam, mimelite
-from edgefl.programs.baselines.scaffold import scaffold
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.personal.per_fedavg import per_fedavg
-from edgefl.programs.quantized.binary import binary
-from edgefl.programs.quantized.fedbat import fedbat
-from edgefl.programs.quantized.swat import swat
-from edgefl.programs.submodels.multi_exit import multi_exit
-from edgefl.programs.submodels.tcbgd import tcbgd
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import output_side
@@ -54,27 +54,27 @@ from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.width.submodel import width
 from edgefl.wire.errors import ConfigError
 
-# Programs: what devices do in a round.
-SGD = built_upon(ProgramChoice, "sgd", "SGD", sgd)
-FedAvg = built_upon(ProgramChoice, "fedavg", "FedAvg", fedavg)
-FedAvgUpdate = built_upon(ProgramChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
-FedAvgMatched = built_upon(ProgramChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
-PerFedAvg = built_upon(ProgramChoice, "per_fedavg", "PerFedAvg", per_fedavg)
-LocalOnly = built_upon(ProgramChoice, "local", "LocalOnly", local)
-FedProx = built_upon(ProgramChoice, "fedprox", "FedProx", fedprox)
-Scaffold = built_upon(ProgramChoice, "scaffold", "Scaffold", scaffold)
-FAFED = built_upon(ProgramChoice, "fafed", "FAFED", fafed)
-STEM = built_upon(ProgramChoice, "stem", "STEM", stem)
-NaiveAdaptive = built_upon(ProgramChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
-LocalAMSGrad = built_upon(ProgramChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
-MimeAdam = built_upon(ProgramChoice, "mimeadam", "MimeAdam", mimeadam)
-MimeLite = built_upon(ProgramChoice, "mimelite", "MimeLite", mimelite)
-AdamW = built_upon(ProgramChoice, "adamw", "AdamW", adamw)
-TCBGD = built_upon(ProgramChoice, "tcbgd", "TCBGD", tcbgd)
-MultiExit = built_upon(ProgramChoice, "multi_exit", "MultiExit", multi_exit)
-SWAT = built_upon(ProgramChoice, "swat", "SWAT", swat)
-Binary = built_upon(ProgramChoice, "binary", "Binary", binary)
-FedBAT = built_upon(ProgramChoice, "fedbat", "FedBAT", fedbat)
+# Algorithms: what devices do in a round.
+SGD = built_upon(AlgorithmChoice, "sgd", "SGD", sgd)
+FedAvg = built_upon(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
+FedAvgUpdate = built_upon(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
+FedAvgMatched = built_upon(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
+PerFedAvg = built_upon(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+LocalOnly = built_upon(AlgorithmChoice, "local", "LocalOnly", local)
+FedProx = built_upon(AlgorithmChoice, "fedprox", "FedProx", fedprox)
+Scaffold = built_upon(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
+FAFED = built_upon(AlgorithmChoice, "fafed", "FAFED", fafed)
+STEM = built_upon(AlgorithmChoice, "stem", "STEM", stem)
+NaiveAdaptive = built_upon(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
+LocalAMSGrad = built_upon(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
+MimeAdam = built_upon(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
+MimeLite = built_upon(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
+AdamW = built_upon(AlgorithmChoice, "adamw", "AdamW", adamw)
+TCBGD = built_upon(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
+MultiExit = built_upon(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
+SWAT = built_upon(AlgorithmChoice, "swat", "SWAT", swat)
+Binary = built_upon(AlgorithmChoice, "binary", "Binary", binary)
+FedBAT = built_upon(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
 
 # Codecs: how an update becomes bytes, after any training.
 Dense = built_upon(CodecChoice, "dense", "Dense", codecs.dense)
@@ -130,16 +130,16 @@ FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", server_adaptive.fedams
 ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)
 
 
-def own_program(factory: Callable[..., Any], **options: object) -> ProgramChoice:
-    """A program of your own: ``factory(objective, **options)`` returns a :class:`edgefl.contract.program.Program`.
+def own_algorithm(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:
+    """An algorithm of your own: ``factory(objective, **options)`` returns a :class:`edgefl.contract.algorithm.Algorithm`.
 
     The factory is a function at the top level of a file, which the server's process loads again. ConfigError for one
     that is not (a lambda, a function inside another one, one that was typed into an interpreter), and for an option
     that it has not, or of another type.
     """
-    address = address_of(factory, "a program")
+    address = address_of(factory, "an algorithm")
     check_options(factory.__name__, factory, options)
-    return ProgramChoice(address, options, factory.__name__)
+    return AlgorithmChoice(address, options, factory.__name__)
 
 
 def address_of(factory: Callable[..., Any], what: str) -> str:
@@ -164,9 +164,9 @@ def _short(factory: object) -> str:
 
 
 def codec_choice(value: object) -> CodecChoice:
-    """The codec that the argument ``codec`` names; a program that is a codec of its own, too, such as FedBAT."""
+    """The codec that the argument ``codec`` names; an algorithm that is a codec of its own, too, such as FedBAT."""
     made = value() if isinstance(value, Named) else value
-    if isinstance(made, ProgramChoice) and made.name in codecs.CODECS:
+    if isinstance(made, AlgorithmChoice) and made.name in codecs.CODECS:
         return CodecChoice(made.name, made.options, made.label)
     return chosen("codec", CodecChoice, made)
 

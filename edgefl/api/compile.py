@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from edgefl.algorithms.activations import stored
 from edgefl.api.bundle import Bundle
 from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compared
 from edgefl.config.choices import Activations
-from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice, SubmodelChoice, chosen
 from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
-from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl_export.bundle.formats import check_installed, format_of
+from edgefl_export.front.algorithm import coded_algorithm, with_shorter
 from edgefl_export.front.cache import BundleCache
 from edgefl_export.front.compile import cached
 from edgefl_export.front.order import Order
-from edgefl_export.front.program import coded_program, with_shorter
 from edgefl_export.front.tier import Tier
 from edgefl_export.memory.recompute import Budget
 
@@ -37,8 +37,8 @@ def compile(
     *,
     submodel: SubmodelChoice | str | None = None,
     loss: LossLike | None = None,
-    program: ProgramChoice | str = SGD(),
-    codec: CodecChoice | ProgramChoice | str = Dense(),
+    algorithm: AlgorithmChoice | str = SGD(),
+    codec: CodecChoice | AlgorithmChoice | str = Dense(),
     optimizer: OptimizerChoice | str | None = None,
     target: Target = "onnx",
     outputs: Outputs = "caller",
@@ -69,10 +69,10 @@ def compile(
         submodel: what the tier holds and trains; by default the whole model.
         loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
             ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
-        program: the local training; by default SGD.
+        algorithm: the local training; by default SGD.
         codec: how the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
             SGD.
-        optimizer: the server's; by default what the program says.
+        optimizer: the server's; by default what the algorithm says.
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
         outputs: of ExecuTorch programs: ``caller``, whoever runs them gives the memory of their outputs; ``planned``, they
             have it themselves, for apps that can only load and execute, as with ExecuTorch's ``Module`` for Android.
@@ -90,7 +90,7 @@ def compile(
             default ``logits``, or else the first tensor of floats.
         seed: of the initial weights.
         tier: its name in the bundle.
-        exchange: of a program with several exchanges in a round, which one; "" is the main one.
+        exchange: of an algorithm with several exchanges in a round, which one; "" is the main one.
         cache: where compiled bundles are kept; by default the user's (`edgefl cache`).
         progress: is told of each graph before it is made; of none where the bundle was in the cache.
 
@@ -99,14 +99,14 @@ def compile(
         ModelError: where the model cannot be built, or not be cut so.
         ExportError: where a graph cannot be made, or disagrees with torch.
 
-    >>> bundle = edgefl.compile("mlp", submodel=edgefl.Width(gamma=0.5), program=edgefl.FedProx(mu=0.1), tier="half")
+    >>> bundle = edgefl.compile("mlp", submodel=edgefl.Width(gamma=0.5), algorithm=edgefl.FedProx(mu=0.1), tier="half")
     >>> bundle.manifest.program, bundle.manifest.tier
     ('fedprox', 'half')
     """
     check_outputs(outputs, [target])
     check_installed([target])
     submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
-    program, data = chosen("program", ProgramChoice, program), dataset(data)
+    algorithm, data = chosen("algorithm", AlgorithmChoice, algorithm), dataset(data)
     codec = codec_choice(codec)
     optimizer = None if optimizer is None else chosen("optimizer", OptimizerChoice, optimizer)
     spec = model_spec(
@@ -120,11 +120,11 @@ def compile(
         output=output,
     )
 
-    def trained(part: Submodel) -> Program:
-        return coded_program(
+    def trained(part: Submodel) -> Algorithm:
+        return coded_algorithm(
             part,
-            program.name,
-            program.options,
+            algorithm.name,
+            algorithm.options,
             codecs.build(codec.name, **codec.options),
             optimizer=optimizer.name if optimizer else NONE,
             optimizer_options=optimizer.options if optimizer else None,

@@ -172,10 +172,10 @@ def owner_policy(policy: Policy | str | Path | None, surroundings_command: str =
             argument="surroundings_command",
         ) from error
     given = msgspec.structs.replace(given, surroundings=command) if command else given
-    for program, *_ in filter(None, (given.surroundings, *given.commands.values())):
-        if which(program) is None:
+    for algorithm, *_ in filter(None, (given.surroundings, *given.commands.values())):
+        if which(algorithm) is None:
             raise ConfigError(
-                f"there is no command {program!r}, which the device should run to find out its conditions: install it, or "
+                f"there is no command {algorithm!r}, which the device should run to find out its conditions: install it, or "
                 "correct `surroundings_command` or the policy"
             )
     return given
@@ -221,7 +221,7 @@ def train_round(
         bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` such rows.
         seed: decides batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
-        carry: what the last round left (``RoundResult.carry``), where the program keeps something.
+        carry: what the last round left (``RoundResult.carry``), where the algorithm keeps something.
         samples: most rows to use; 0: all.
         engine: by default the one of the bundle's format.
         threads: of the engine.

@@ -103,7 +103,7 @@ def exporting(
     activations: Activations | None = None,
     main_only: bool = False,
 ) -> Exporting:
-    """The same in their order, compiled when they are asked for; ``main_only``: of a program's exchanges the main
+    """The same in their order, compiled when they are asked for; ``main_only``: of an algorithm's exchanges the main
     one."""
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
@@ -138,7 +138,7 @@ def exporting(
         for (tier, exchange, _), found in zip(made, results, strict=True):
             yield Bundle(found.bundle, (tier, exchange), found.compiled)
 
-    graphs = sum(len(tier.prefix) + len(exchange.program.functions) for tier, exchange, _ in made)
+    graphs = sum(len(tier.prefix) + len(exchange.algorithm.functions) for tier, exchange, _ in made)
     return Exporting(whole, bundles, dataset.name, graphs, process_bytes(spec))
 
 

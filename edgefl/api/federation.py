@@ -17,7 +17,14 @@ from edgefl.config.tables import (
     ExportTable,
     Table,
 )
-from edgefl.contract.choice import Choice, CodecChoice, OptimizerChoice, ProgramChoice, SubmodelChoice, chosen
+from edgefl.contract.choice import (
+    AlgorithmChoice,
+    Choice,
+    CodecChoice,
+    OptimizerChoice,
+    SubmodelChoice,
+    chosen,
+)
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
@@ -74,8 +81,8 @@ def federation(
     seed: int = 0,
     tiers: Mapping[str, Tier] | None = None,
     loss: LossLike | None = None,
-    program: ProgramChoice | str | None = None,
-    codec: CodecChoice | ProgramChoice | str | None = None,
+    algorithm: AlgorithmChoice | str | None = None,
+    codec: CodecChoice | AlgorithmChoice | str | None = None,
     optimizer: OptimizerChoice | str | None = None,
     data: DataTable | str | Path | None = None,
     round: RoundTable | None = None,
@@ -91,8 +98,8 @@ def federation(
     options: Mapping[str, Any] | None = None,
     output: str | int | None = None,
 ) -> Federation:
-    """Who trains what together, and how. Other processes read it as text, so a model or a program of your own is a function
-    at the top level of a file.
+    """Who trains what together, and how. Other processes read it as text, so a model or an algorithm of your own is a
+    function at the top level of a file.
 
     Args:
         model: a model's name, ``file.py:factory``, or a factory: a function that returns an ``nn.Module``.
@@ -103,9 +110,9 @@ def federation(
             whole model, for a :class:`edgefl.Server`: which devices there are elsewhere is for its owner to say.
         loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
             ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
-        program: the local training; by default SGD.
+        algorithm: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
-        optimizer: the server's; by default what the program says.
+        optimizer: the server's; by default what the algorithm says.
         data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, a
             CSV or JSON lines with the column ``label``, or a :class:`edgefl.Data`.
         round: when a round starts, how many devices it selects and when it ends.
@@ -145,9 +152,9 @@ def federation(
     if loss is not None:
         named_loss = loss_choice(loss)
         tables["loss"] = {"name": absolute(named_loss.name), "options": dict(named_loss.options)}
-    if program is not None:
-        program = chosen("program", ProgramChoice, program)
-        tables["program"] = {"name": absolute(program.name), **program.options}
+    if algorithm is not None:
+        algorithm = chosen("algorithm", AlgorithmChoice, algorithm)
+        tables["algorithm"] = {"name": absolute(algorithm.name), **algorithm.options}
     if codec is not None:
         tables["codec"] = _named(codec_choice(codec))
     if optimizer is not None:
@@ -188,15 +195,15 @@ def _settings(table: Table) -> dict[str, Any]:
 class Training:
     """What the tables of a federation say about the training, as the objects that :func:`edgefl.compile` takes."""
 
-    program: ProgramChoice
+    algorithm: AlgorithmChoice
     codec: CodecChoice
     optimizer: OptimizerChoice | None
 
     @classmethod
     def of(cls, federation: Federation) -> Training:
-        table, codec, optimizer = federation.program, federation.codec, federation.optimizer
+        table, codec, optimizer = federation.algorithm, federation.codec, federation.optimizer
         return cls(
-            ProgramChoice(table.name, table.arguments),
+            AlgorithmChoice(table.name, table.arguments),
             CodecChoice(codec.name, codec.options),
             None if optimizer.name == NONE else OptimizerChoice(optimizer.name, optimizer.options),
         )
@@ -206,7 +213,7 @@ def load_federation(
     path: str | Path | None = None, settings: Mapping[str, object] | None = None
 ) -> Federation:
     """The federation in the file ``path`` (None: the defaults), with ``settings`` by dotted key over it
-    (``{"program.lr": 0.1}``).
+    (``{"algorithm.lr": 0.1}``).
 
     ConfigError lists every problem.
     """

@@ -8,15 +8,15 @@ from typing import Any
 from edgefl.api.choices import SGD, TCBGD, Dense, LossLike, codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.codecs import catalog as codecs
-from edgefl.contract.choice import CodecChoice, OptimizerChoice, ProgramChoice
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
 from edgefl_export.bundle.build import Prefix
 from edgefl_export.device import Device
 from edgefl_export.fit import plan as fitting
-from edgefl_export.front.program import coded_program
+from edgefl_export.front.algorithm import coded_algorithm
 from edgefl_export.front.tier import Tier
 from edgefl_export.offers import Fit
 
@@ -26,8 +26,8 @@ def plan(
     device: Device = Device(),
     *,
     loss: LossLike | None = None,
-    program: ProgramChoice | Callable[[Submodel], ProgramChoice] | None = None,
-    codec: CodecChoice | ProgramChoice | str = Dense(),
+    algorithm: AlgorithmChoice | Callable[[Submodel], AlgorithmChoice] | None = None,
+    codec: CodecChoice | AlgorithmChoice | str = Dense(),
     optimizer: OptimizerChoice | None = None,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
@@ -45,13 +45,11 @@ def plan(
         model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes``, ``options`` and ``output``.
         device: what it offers; 0 is unknown.
         loss: what training minimises, as in :func:`edgefl.compile`.
-        program: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single entries.
-        codec: how the update becomes bytes.
-        optimizer: the server's.
-        kinds: of submodels; by default all.
-        gammas: shares of the parameters; by default the paper's.
-        progress: is told of each size before it is looked at; a size takes some seconds.
-        processes: how many sizes are looked at side by side, forked from this process. Where torch cannot compute there any
+        algorithm: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single
+        entries. codec: how the update becomes bytes. optimizer: the server's. kinds: of submodels; by default all.
+        gammas: shares of the parameters; by default the paper's. progress: is told of each size before it is looked at; a
+        size takes some seconds. processes: how many sizes are looked at side by side, forked from this process. Where
+        torch cannot compute there any
             more, which depends on what this process has done before, they are looked at here.
 
     Raises:
@@ -73,12 +71,12 @@ def plan(
     coding = codec_choice(codec)
     coder = codecs.build(coding.name, **coding.options)
 
-    def functions(submodel: Submodel) -> tuple[Program, Sequence[Prefix]]:
-        own = program if isinstance(program, ProgramChoice) else (program or suited)(submodel)
+    def functions(submodel: Submodel) -> tuple[Algorithm, Sequence[Prefix]]:
+        own = algorithm if isinstance(algorithm, AlgorithmChoice) else (algorithm or suited)(submodel)
         tier = Tier(
             "",
             submodel,
-            coded_program(
+            coded_algorithm(
                 submodel,
                 own.name,
                 own.options,
@@ -87,7 +85,7 @@ def plan(
                 optimizer_options=optimizer.options if optimizer else None,
             ),
         )
-        return tier.program, tier.prefix
+        return tier.algorithm, tier.prefix
 
     return fitting(
         spec,
@@ -97,10 +95,10 @@ def plan(
         gammas=gammas,
         say=progress,
         processes=processes,
-        alike=program is None or isinstance(program, ProgramChoice),
+        alike=algorithm is None or isinstance(algorithm, AlgorithmChoice),
     )
 
 
-def suited(submodel: Submodel) -> ProgramChoice:
-    """SGD, or the program that makes use of a submodel's thresholds."""
+def suited(submodel: Submodel) -> AlgorithmChoice:
+    """SGD, or the algorithm that makes use of a submodel's thresholds."""
     return TCBGD() if isinstance(submodel.carrier, Thresholded) else SGD()

@@ -180,7 +180,9 @@ def _changed(federation: Federation, folder: Path) -> str:
     path = folder / CONFIG_NAME
     now = found_from_anywhere(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
-    return "; ".join(differ) or "edgefl's version, or the file of the model or of the program, is another one"
+    return (
+        "; ".join(differ) or "edgefl's version, or the file of the model or of the algorithm, is another one"
+    )
 
 
 def _write_down(federation: Federation, path: Path) -> None:

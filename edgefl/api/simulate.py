@@ -271,7 +271,7 @@ def simulate(
     ray: str | None = None,
     watch: Callable[[Row], None] | None = None,
 ) -> Simulation:
-    """Train a federation on this machine, without broker and devices: the same programs, submodels, codecs, batches, noise
+    """Train a federation on this machine, without broker and devices: the same algorithms, submodels, codecs, batches, noise
     and sums as :func:`edgefl.run`, in torch. Nothing is compiled.
 
     Args:
@@ -287,7 +287,7 @@ def simulate(
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
-        ParticipationError: where the program needs clients that the federation has not.
+        ParticipationError: where the algorithm needs clients that the federation has not.
     """
     prepared = prepare_simulation(
         federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray

@@ -1,4 +1,4 @@
-"""A program whose update a codec codes: everything but ``finish`` stays as it is."""
+"""An algorithm whose update a codec codes: everything but ``finish`` stays as it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from edgefl.codecs.codec import Codec
 from edgefl.codecs.coder import Change, Coded, Coder, flat, parted, split
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.facts.combinations import combination_error
 from edgefl.objective.objective import Objective
@@ -21,20 +21,20 @@ from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Form, Sparse
 
 
-def applied(codec: Codec, program: Program, objective: Objective) -> Program:
-    """``program`` with the update of ``codec``. ConfigError where the two do not go together.
+def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
+    """``algorithm`` with the update of ``codec``. ConfigError where the two do not go together.
 
     A codec with feedback keeps a residual per entry, so ``objective`` must hold the same entries in each round.
     """
     if codec.trained is None:
-        return program
-    if program.form.sections:
+        return algorithm
+    if algorithm.form.sections:
         raise combination_error(
-            f"program {program.name!r} codes its update itself ({program.form.codec}); leave out codec {codec.name!r}",
-            program=program.name,
+            f"algorithm {algorithm.name!r} codes its update itself ({algorithm.form.codec}); leave out codec {codec.name!r}",
+            algorithm=algorithm.name,
             codec=codec.name,
         )
-    _check_plain(program, objective, codec)
+    _check_plain(algorithm, objective, codec)
     coding = _Coding(codec, objective)
     if not coding.parts.coded:
         raise ConfigError(
@@ -42,20 +42,21 @@ def applied(codec: Codec, program: Program, objective: Objective) -> Program:
             codec=codec.name,
         )
     finish = Function("finish", coding.finish, coding.ports)
-    return replace(program, finish=finish, form=coding.form, masks=coding.masks)
+    return replace(algorithm, finish=finish, form=coding.form, masks=coding.masks)
 
 
-def _check_plain(program: Program, objective: Objective, codec: Codec) -> None:
+def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> None:
     """A coded update replaces what ``finish`` makes, so that may be nothing but the trained weights."""
-    more = [name for name in program.start.inputs if role_of(name) == "carry"]
-    more += [name for name in program.finish.inputs if name not in held_ports(objective)]
-    if not more and len(program.exchanges) == 1:
+    more = [name for name in algorithm.start.inputs if role_of(name) == "carry"]
+    more += [name for name in algorithm.finish.inputs if name not in held_ports(objective)]
+    if not more and len(algorithm.exchanges) == 1:
         return
     reason = f"it reads {more[0]!r} for it" if more else "in several exchanges"
     raise combination_error(
-        f"codec {codec.name!r} codes the change of the weights, and program {program.name!r} sends or keeps more than that "
-        f"({reason}); choose codec dense, or a program such as fedavg or fedprox",
-        program=program.name,
+        f"codec {codec.name!r} codes the change of the weights, and algorithm {algorithm.name!r} sends or keeps "
+        f"more than that "
+        f"({reason}); choose codec dense, or an algorithm such as fedavg or fedprox",
+        algorithm=algorithm.name,
         codec=codec.name,
     )
 

@@ -138,7 +138,7 @@ def zerofl(
     """ZeroFL: SWAT's sparse training, and the 1 - ``sparsity`` largest entries of the change (Qiu et al. 2022; fedbat.md 3).
 
     ``sparse_training`` and ``sparse_upload`` switch the two (fedbat.md 8.16); ``activations`` is
-    :func:`edgefl.programs.quantized.swat.swat`'s.
+    :func:`edgefl.algorithms.quantized.swat.swat`'s.
     """
     training = (
         Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
@@ -151,7 +151,7 @@ def zerofl(
 def bifl(name: str, *, clip: bool = False) -> Codec:
     """BiFL: a net with binary weights, of which each device sends sign and mean magnitude (fedbat.md 3, 8.17).
 
-    ``clip`` as in :func:`edgefl.programs.quantized.binary.binary`.
+    ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
     training = Training("binary", {"clip": clip})
     return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
@@ -160,7 +160,7 @@ def bifl(name: str, *, clip: bool = False) -> Codec:
 def bifl_full(name: str, *, clip: bool = False) -> Codec:
     """BiFL-Full: the same training, the weights behind the signs as float32 (fedbat.md 3, 8.17).
 
-    ``clip`` as in :func:`edgefl.programs.quantized.binary.binary`.
+    ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
     return Codec(name, training=Training("binary", {"clip": clip}))
 
@@ -178,7 +178,7 @@ def fedbat(
     binarize_1d: bool = True,
 ) -> Codec:
     """FedBAT: the update is binarized while it is trained, by step sizes that are learned
-    (:func:`edgefl.programs.quantized.fedbat.fedbat` explains the options)."""
+    (:func:`edgefl.algorithms.quantized.fedbat.fedbat` explains the options)."""
     options = {
         "rho": rho,
         "phi": phi,

@@ -14,9 +14,9 @@ STATISTICS_BITS = 6
 
 @dataclass(frozen=True)
 class Training:
-    """The program that a codec cannot do without, and the options that it gives it."""
+    """The algorithm that a codec cannot do without, and the options that it gives it."""
 
-    program: str
+    algorithm: str
     options: Mapping[str, object] = field(default_factory=dict)
 
 
@@ -28,7 +28,7 @@ class Codec:
     device (``carry.residual.*``) and added to the next change. ``statistics``: bits per entry of tensors that are no
     parameters, the moving statistics of batch norm; 32 sends them as float32 (fedbat.md 8.4). ``binarize_1d``: whether
     biases and norms are coded as the kernels are, or sent as float32 (fedbat.md 2.7); ``kernels_only`` sends whatever
-    is no kernel so. ``training``: see :class:`Training`; where its program codes the update itself, ``trained`` is
+    is no kernel so. ``training``: see :class:`Training`; where its algorithm codes the update itself, ``trained`` is
     None.
     """
 

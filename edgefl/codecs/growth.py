@@ -15,5 +15,5 @@ def warning(metrics: Mapping[str, float]) -> str | None:
         return None
     return (
         f"step sizes of fedbat ran away: they moved by a factor of {growth:.3g} in the mean over the steps, where up to "
-        f"{RUNAWAY:g} is sound; set codec.options.alpha_range, such as [5e-4, 5e-2], or a smaller program.lr or rho"
+        f"{RUNAWAY:g} is sound; set codec.options.alpha_range, such as [5e-4, 5e-2], or a smaller algorithm.lr or rho"
     )

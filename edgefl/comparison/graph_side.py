@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 
 from edgefl.comparison.torch_side import Trained, widened
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.storage import reshaped
 from edgefl.models.spec import ModelSpec

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from edgefl.config.federation import Federation, without_devices
 from edgefl.config.reading import checked, load, parse
-from edgefl.config.tables import DataTable, ProgramTable, TierTable
+from edgefl.config.tables import AlgorithmTable, DataTable, TierTable
 
 __all__ = [
+    "AlgorithmTable",
     "DataTable",
     "Federation",
-    "ProgramTable",
     "TierTable",
     "checked",
     "load",

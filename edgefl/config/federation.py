@@ -38,7 +38,7 @@ class CandidateTierTable(Table):
 
 
 class RolloutTable(Table):
-    """A candidate (`program`, `tiers`) that a share of each tier's devices tries; then all do, or none."""
+    """A candidate (`algorithm`, `tiers`) that a share of each tier's devices tries; then all do, or none."""
 
     share: float = Field(
         0.1, gt=0, lt=1, description="of a tier's devices, rounded up; one at least does not try it"
@@ -60,9 +60,9 @@ class RolloutTable(Table):
         gt=0,
         description="how many times as long as those of the others its local steps may take in a round",
     )
-    program: dict[str, Any] = Field(
+    algorithm: dict[str, Any] = Field(
         default_factory=dict,
-        description="keys of the table `program` that the candidate has other values for",
+        description="keys of the table `algorithm` that the candidate has other values for",
     )
     tiers: dict[str, CandidateTierTable] = Field(
         default_factory=dict,
@@ -72,13 +72,13 @@ class RolloutTable(Table):
     @property
     def on(self) -> bool:
         """Whether there is a candidate."""
-        return bool(self.program or self.tiers)
+        return bool(self.algorithm or self.tiers)
 
 
 class Federation(tables.Table):
     """A federation file: who trains what together, and how.
 
-    Its tables are ``federation``, ``model``, ``loss``, ``program``, ``optimizer``, ``data``, ``round``, ``selection``,
+    Its tables are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,
     ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation`` and
     ``limits``.
     """
@@ -86,7 +86,7 @@ class Federation(tables.Table):
     federation: tables.FederationTable = tables.FederationTable()
     model: tables.ModelTable = tables.ModelTable()
     loss: tables.LossTable = tables.LossTable()
-    program: tables.ProgramTable = tables.ProgramTable()
+    algorithm: tables.AlgorithmTable = tables.AlgorithmTable()
     optimizer: tables.OptimizerTable = tables.OptimizerTable()
     data: tables.DataTable = tables.DataTable()
     round: RoundTable = RoundTable()
@@ -105,7 +105,7 @@ class Federation(tables.Table):
     def __repr__(self) -> str:
         tiers = ", ".join(self.tiers) or "one tier"
         return (
-            f"Federation({self.federation.name!r}, {self.federation.rounds} rounds of {self.program.name}: "
+            f"Federation({self.federation.name!r}, {self.federation.rounds} rounds of {self.algorithm.name}: "
             f"{self.model.name} on {self.data.name}, {tiers})"
         )
 

@@ -18,10 +18,10 @@ from edgefl.system.python import folder_last
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.printable import nearest, similar
 
-_PERSONAL = "personal"  # of every program
+_PERSONAL = "personal"  # of every algorithm
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
 _PLAIN_OPTIONS = frozenset({"name", "batch", "steps", "lr", _PERSONAL})
-"""Options of a program that its combinations do not depend on."""
+"""Options of an algorithm that its combinations do not depend on."""
 _OWN_FIELDS = frozenset({"name", _PERSONAL})
 
 
@@ -33,7 +33,7 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
     return [
         *_model(tables),
         *_loss(tables),
-        *_program(tables),
+        *_algorithm(tables),
         *_optimizer(tables),
         *_codec(tables),
         *_tiers(tables),
@@ -77,36 +77,37 @@ def _loss(tables: Mapping[str, Any]) -> Iterator[str]:
         yield from _listed("loss", "loss", name, shipped().losses, _table(table, "options"))
 
 
-def _program(tables: Mapping[str, Any]) -> Iterator[str]:
-    table, facts = _table(tables, "program"), shipped()
+def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
+    table, facts = _table(tables, "algorithm"), shipped()
     name = _name(table, "sgd")
     options = {key: value for key, value in table.items() if key not in _OWN_FIELDS}
     if is_own(name):
-        yield from _factory("program", name)
+        yield from _factory("algorithm", name)
         return
     if name in facts.optimizers:
         yield (
-            f"program.name: {name!r} is an optimizer of the server and no program: set program fedavg and optimizer "
+            f"algorithm.name: {name!r} is an optimizer of the server and no algorithm: set algorithm fedavg and optimizer "
             f'{name}, in a federation file [optimizer] name = "{name}"'
         )
         return
-    if name not in facts.programs:
-        known = ", ".join(facts.programs)
+    if name not in facts.algorithms:
+        known = ", ".join(facts.algorithms)
         yield (
-            f"program.name: no program {name!r}; there are: {known}, 'package.module:factory' or 'path/to/file.py:factory'"
-            f"{nearest(name, facts.programs)}"
+            f"algorithm.name: no algorithm {name!r}; there are: {known}, 'package.module:factory' or "
+            f"'path/to/file.py:factory'"
+            f"{nearest(name, facts.algorithms)}"
         )
         return
     codec = _name(_table(tables, "codec"), "dense")
     training = facts.training.get(codec, "")
     yield from _combinations(training if name in _ANY_TRAINING and training else name, tables)
-    accepted = facts.programs[name] | facts.programs.get(training, {})
-    yield from _options("program", f"program {training or name!r}", accepted, options)
+    accepted = facts.algorithms[name] | facts.algorithms.get(training, {})
+    yield from _options("algorithm", f"algorithm {training or name!r}", accepted, options)
 
 
-def _combinations(program: str, tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what does not go with a program of the catalog, where options have no say."""
-    if _table(tables, "program").keys() - _PLAIN_OPTIONS:
+def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what does not go with an algorithm of the catalog, where options have no say."""
+    if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return
     chosen = {
         "codec": (_table(tables, "codec"), "dense"),
@@ -115,24 +116,24 @@ def _combinations(program: str, tables: Mapping[str, Any]) -> Iterator[str]:
     for part, (table, default) in chosen.items():
         name = _name(table, default)
         if name in getattr(shipped(), f"{part}s") and not table.get("options"):
-            yield from _refused(f"{part}.name", program, part, name)
+            yield from _refused(f"{part}.name", algorithm, part, name)
     if _table(tables, "round").get("mode") == "buffered":
-        yield from _refused("round.mode", program, "mode", "buffered")
+        yield from _refused("round.mode", algorithm, "mode", "buffered")
     for tier, table in _table(tables, "tiers").items():
         if isinstance(table, Mapping) and not table.get("options") and table.get("gamma") != 1:
             kind = _name(table, "output_side", "kind")
             frozen = kind == "output_side" and table.get("cut", 0) != 0
             if kind in shipped().kinds:
                 label = kind if frozen or kind != "output_side" else WHOLE
-                yield from _refused(f"tiers.{tier}.kind", program, "kind", label)
+                yield from _refused(f"tiers.{tier}.kind", algorithm, "kind", label)
 
 
-def _refused(key: str, program: str, part: str, value: str) -> Iterator[str]:
-    """Yield the problem with a part that does not go with a program, by the table of combinations."""
-    if not works(program, part, value):
-        why = shipped().not_buffered(program) if part == "mode" else ""
-        hint = combination_hint(program=program, **{part: value})
-        yield f"{key}: {value!r} does not go with program {program!r}{f': {why}' if why else ''} ({hint})"
+def _refused(key: str, algorithm: str, part: str, value: str) -> Iterator[str]:
+    """Yield the problem with a part that does not go with an algorithm, by the table of combinations."""
+    if not works(algorithm, part, value):
+        why = shipped().not_buffered(algorithm) if part == "mode" else ""
+        hint = combination_hint(algorithm=algorithm, **{part: value})
+        yield f"{key}: {value!r} does not go with algorithm {algorithm!r}{f': {why}' if why else ''} ({hint})"
 
 
 def _optimizer(tables: Mapping[str, Any]) -> Iterator[str]:
@@ -224,7 +225,7 @@ def _factory(what: str, name: str) -> Iterator[str]:
 
 
 def _missing(what: str, place: str) -> Iterator[str]:
-    """The file or the module of a model or a program of the user's own, if it is not there."""
+    """The file or the module of a model or an algorithm of the user's own, if it is not there."""
     if not place.endswith(".py") and Path(place).is_file():
         yield f"{what}.name: {place} is no file of Python code; name one that ends in .py"
     elif not place.endswith(".py"):

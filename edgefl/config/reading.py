@@ -108,8 +108,17 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+_RENAMED = {"program": "algorithm"}
+"""Keys of earlier releases and what each is called now."""
+
+
 def _explain(problem: Any) -> str:
     key = _key(problem)
+    if problem["type"] == "extra_forbidden" and problem["loc"][-1] in _RENAMED:
+        new = _RENAMED[problem["loc"][-1]]
+        return (
+            f"{key}: it is called {new!r} now; write {key.removesuffix(problem['loc'][-1])}{new} in its place"
+        )
     if problem["type"] == "extra_forbidden":
         known = sorted(_known_keys(problem["loc"][:-1]))
         close = nearest(str(problem["loc"][-1]), known)

@@ -96,7 +96,8 @@ class RoundTable(Table):
     absent: Literal["wait", "refuse", "partial"] = Field(
         "wait",
         description=(
-            "where a program needs every device and one is missing: wait tries again, as the next round, when it is back; "
+            "where an algorithm needs every device and one is missing: wait tries again, as the next round, when "
+            "it is back; "
             "refuse ends the run; partial goes on with the others"
         ),
     )

@@ -16,7 +16,7 @@ from edgefl.wire.limits import checked_seed
 from edgefl.wire.mqtt.topics import checked_name
 
 BATCH, STEPS = 32, 10
-"""Of the programs that edgefl brings, in a federation that says nothing else."""
+"""Of the algorithms that edgefl brings, in a federation that says nothing else."""
 
 
 class Table(BaseModel):
@@ -83,30 +83,30 @@ class LossTable(Table):
         return self
 
 
-class ProgramTable(Table):
-    """How a device trains: the program, and its options by their names (`edgefl ls programs NAME` lists them)."""
+class AlgorithmTable(Table):
+    """How a device trains: the algorithm, and its options by their names (`edgefl ls algorithms NAME` lists them)."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(
         "sgd",
-        description="a program of `edgefl ls programs`, package.module:factory, or path/to/file.py:factory",
+        description="an algorithm of `edgefl ls algorithms`, package.module:factory, or path/to/file.py:factory",
     )
     batch: int | None = Field(
         None,
         ge=1,
         le=65_536,
-        description="samples per local step; default: 32, and what a program of yours says",
+        description="samples per local step; default: 32, and what an algorithm of yours says",
     )
     steps: int | None = Field(
-        None, ge=1, description="local steps per round; default: 10, and what a program of yours says"
+        None, ge=1, description="local steps per round; default: 10, and what an algorithm of yours says"
     )
-    lr: float | None = Field(None, gt=0, description="learning rate; default: the program's own")
+    lr: float | None = Field(None, gt=0, description="learning rate; default: the algorithm's own")
     momentum: float | None = Field(
-        None, ge=0, lt=1, description="momentum of the local optimizer; default: the program's own"
+        None, ge=0, lt=1, description="momentum of the local optimizer; default: the algorithm's own"
     )
     weight_decay: float | None = Field(
-        None, ge=0, description="L2 coefficient on conv and dense kernels; default: the program's own"
+        None, ge=0, description="L2 coefficient on conv and dense kernels; default: the algorithm's own"
     )
     personal: float | None = Field(
         None,
@@ -117,7 +117,7 @@ class ProgramTable(Table):
     @model_validator(mode="before")
     @classmethod
     def _alike_in_all_that_edgefl_brings(cls, table: Any) -> Any:
-        """The same batches and steps for each of them, so that runs compare; a program from a file has its own."""
+        """The same batches and steps for each of them, so that runs compare; an algorithm from a file has its own."""
         if not isinstance(table, dict) or ":" in str(table.get("name", "")):
             return table
         given = {key: value for key, value in table.items() if value is not None}
@@ -125,12 +125,13 @@ class ProgramTable(Table):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options that were set: what ``edgefl.programs.build`` takes, which refuses those that a program has not."""
+        """The options that were set: what ``edgefl.algorithms.build`` takes, which refuses those that an algorithm has
+        not."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 class OptimizerTable(Table):
-    """What the server makes of the mean of the updates, for a program that does not say it itself."""
+    """What the server makes of the mean of the updates, for an algorithm that does not say it itself."""
 
     name: str = Field(
         "none", description="an optimizer of `edgefl ls optimizers`; none: the mean is the new model"

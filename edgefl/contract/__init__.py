@@ -1,4 +1,4 @@
-"""What every room agrees on: named tensors, a program and its functions, the server's state, ranges of options.
+"""What every room agrees on: named tensors, an algorithm and its functions, the server's state, ranges of options.
 
 Names are loaded when they are first used: a server that waits for devices needs none that brings torch.
 """
@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl.contract.program import CarryRule, Function, Phase, Program
+    from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
     from edgefl.contract.schedule import Scalars
     from edgefl.contract.server import ServerOpt, beside, state_of
     from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
 _PLACES = {
-    "program": ("CarryRule", "Function", "Phase", "Program"),
+    "algorithm": ("CarryRule", "Function", "Phase", "Algorithm"),
     "schedule": ("Scalars",),
     "server": ("ServerOpt", "beside", "state_of"),
     "tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
@@ -23,10 +23,10 @@ _PLACES = {
 _FROM = {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names}
 
 __all__ = [
+    "Algorithm",
     "CarryRule",
     "Function",
     "Phase",
-    "Program",
     "Scalars",
     "ServerOpt",
     "TensorSpec",

@@ -52,7 +52,7 @@ class Choice:
         return replace(self, options={**self.options, **options})
 
 
-class ProgramChoice(Choice):
+class AlgorithmChoice(Choice):
     """A local training: what devices do in a round.
 
     Options that most have: ``batch`` samples per local step, ``steps`` local steps per round (both fixed in the

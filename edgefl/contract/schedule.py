@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 Scalars = Mapping[str, float]
 
 Schedule = Callable[[int, int], Scalars]
-"""(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this program were
+"""(position, rounds) -> scalars that the server announces for an exchange: ``position`` exchanges of this algorithm were
 completed before it, ``rounds`` are planned in all."""
 
 
 def constant(_position: int, _rounds: int) -> Scalars:
-    """The schedule of a program whose scalars stay what it says."""
+    """The schedule of an algorithm whose scalars stay what it says."""
     return {}

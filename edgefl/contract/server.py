@@ -39,7 +39,7 @@ class ServerOpt:
     elsewhere, and the exchange's scalars, to which the server adds ``share``, the part of all devices that reported. It
     returns the tensors that become something else than that mean. ``unfold(update)`` gives what is averaged in place of
     one update (the squares of what was sent, for example), by the same names. All are pure functions of named tensors.
-    ``options`` names those of the program that the server alone reads.
+    ``options`` names those of the algorithm that the server alone reads.
 
     The methods are the same functions of arrays, as a server has them: where torch is in another process, so are they.
     """

@@ -36,21 +36,23 @@ Options = dict[str, dict[str, Option]]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """``rows`` are those that `edgefl ls` shows, by its argument. ``training``: the program that each codec brings along,
+    """``rows`` are those that `edgefl ls` shows, by its argument. ``training``: the algorithm that each codec brings along,
     with its default options; "" where it codes the result of any."""
 
     rows: dict[str, list[dict[str, Any]]]
     models: Options
     losses: Options
     kinds: Options
-    programs: Options
+    algorithms: Options
     optimizers: Options
     codecs: Options
     training: dict[str, str]
 
-    def not_buffered(self, program: str) -> str:
-        """Why a program does not go with round.mode buffered; empty if it does, or is not listed."""
-        return next((str(row["not_buffered"]) for row in self.rows["programs"] if row["name"] == program), "")
+    def not_buffered(self, algorithm: str) -> str:
+        """Why an algorithm does not go with round.mode buffered; empty if it does, or is not listed."""
+        return next(
+            (str(row["not_buffered"]) for row in self.rows["algorithms"] if row["name"] == algorithm), ""
+        )
 
     def tiers(self, model: str) -> list[str]:
         """Return the names of the preset tiers of a model."""

@@ -1,4 +1,4 @@
-"""Combinations of program, codec, submodel kind, server optimizer and round mode that work: `edgefl ls combinations`.
+"""Combinations of algorithm, codec, submodel kind, server optimizer and round mode that work: `edgefl ls combinations`.
 
 `make facts` tries the rules that refuse on each pair of the catalogs, so the table cannot say something else.
 """
@@ -23,7 +23,7 @@ def combination_error(text: str, **choice: str) -> ConfigError:
 
     Args:
         text: what does not work, why, and what to change.
-        choice: its two parts by their keys, which are among program, codec, kind, optimizer and mode.
+        choice: its two parts by their keys, which are among algorithm, codec, kind, optimizer and mode.
     """
     return ConfigError(f"{text} ({combination_hint(**choice)})", **choice)
 
@@ -37,7 +37,7 @@ def combination_hint(**choice: str) -> str:
 
 
 def table() -> list[dict[str, str]]:
-    """Return the table as people read it: programs that go with the same in one row, then codecs; lists in short."""
+    """Return the table as people read it: algorithms that go with the same in one row, then codecs; lists in short."""
     columns = list(_COLUMNS.values())
     every = {column: _union(row.get(column, ()) for row in _rows()) for column in columns}
     named: dict[tuple[str, ...], list[str]] = {}
@@ -63,9 +63,9 @@ def _short(names: list[str], every: list[str]) -> str:
     return f"all but {', '.join(missing)}" if len(missing) < len(names) else ", ".join(names)
 
 
-def works(program: str, column: str, value: str) -> bool:
-    """Return True unless the table has the program and not ``value`` in this ``column`` of it."""
-    row = _row("program", program)
+def works(algorithm: str, column: str, value: str) -> bool:
+    """Return True unless the table has the algorithm and not ``value`` in this ``column`` of it."""
+    row = _row("algorithm", algorithm)
     return row is None or value in row[_COLUMNS[column]]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 SGD_RATE = 0.05
-"""Learning rate of programs that take SGD's steps, by default."""
+"""Learning rate of algorithms that take SGD's steps, by default."""
 
 META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
-"""Programs whose own rate is the paper's, for a thousand rounds."""
+"""Algorithms whose own rate is the paper's, for a thousand rounds."""
 
 ROUNDS = 10
 STEPS = 20
@@ -28,11 +28,11 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
     # Plain SGD, with which some local training begins, is not through in so few rounds.
-    momentum = {} if "program.name" in chosen else {"program.momentum": 0.9}
+    momentum = {} if "algorithm.name" in chosen else {"algorithm.momentum": 0.9}
     defaults: dict[str, Any] = momentum | {
         "federation.rounds": ROUNDS,
-        "program.steps": STEPS,
-        "program.lr": _learning_rate(str(chosen.get("program.name", "sgd")), model),
+        "algorithm.steps": STEPS,
+        "algorithm.lr": _learning_rate(str(chosen.get("algorithm.name", "sgd")), model),
         "data.train_samples": 6000,
         "data.test_samples": 2000,
         "data.alpha": 1.0,
@@ -41,13 +41,13 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | dict(chosen) | {"codec": codec}
 
 
-def _learning_rate(program: str, model: str) -> float:
-    """That of the program, if it takes other steps than plain SGD's."""
-    from edgefl.programs.catalog import PROGRAMS
+def _learning_rate(algorithm: str, model: str) -> float:
+    """That of the algorithm, if it takes other steps than plain SGD's."""
+    from edgefl.algorithms.catalog import ALGORITHMS
 
-    factory = PROGRAMS.get(program)
+    factory = ALGORITHMS.get(algorithm)
     own = inspect.signature(factory).parameters.get("lr") if factory else None
-    if own is not None and own.default not in (inspect.Parameter.empty, SGD_RATE) and program not in META:
+    if own is not None and own.default not in (inspect.Parameter.empty, SGD_RATE) and algorithm not in META:
         return float(own.default)
     # Batch norm bears a large step; models without it do not.
     return 0.1 if model.startswith("resnet") else 0.02

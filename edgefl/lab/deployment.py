@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edgefl.config import Federation
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.lab.facts import WeightsOrigin, described
@@ -25,7 +25,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
 from edgefl.setup.model import federation_model
 from edgefl.setup.samples import data_spec
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone
 from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
@@ -135,7 +135,7 @@ class Workshop:
     statistics (model.bn = "global") describe the sizes that were trained: the whole model keeps them, unless narrow tiers
     of ``federation`` moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every
     size, for comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11). ``batch``
-    samples go through the artifact at a time. If the program of ``federation`` computes with weights in another form than
+    samples go through the artifact at a time. If the algorithm of ``federation`` computes with weights in another form than
     they travel in, the submodel has that form.
     ConfigError if these do not go together.
     """
@@ -338,9 +338,9 @@ class Workshop:
     def _inference(self, submodel: Submodel) -> Function | None:
         """Return the form in which inference reads the weights, None if it is that in which they travel."""
         whole = OutputSide(self.spec, 0)
-        if self.federation is None or program_of(self.federation, whole).inference is None:
+        if self.federation is None or algorithm_of(self.federation, whole).inference is None:
             return None
-        return program_of(self.federation, submodel).inference
+        return algorithm_of(self.federation, submodel).inference
 
     @property
     def whole(self) -> Mapping[str, Array]:

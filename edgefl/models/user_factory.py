@@ -1,5 +1,5 @@
-"""Models, programs and losses of the user's own, by a name that says where their factory is: ``package.module:factory``, or
-``path/to/file.py:factory`` for a file that nobody has to install."""
+"""Models, algorithms and losses of the user's own, by a name that says where their factory is:
+``package.module:factory``, or ``path/to/file.py:factory`` for a file that nobody has to install."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
 _remembered: dict[Path, bytes] = {}
-_ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "program": ConfigError, "loss": ConfigError}
+_ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "algorithm": ConfigError, "loss": ConfigError}
 
 
 def factory_of(name: str, what: str) -> Callable[..., Any]:
-    """The factory of ``what`` ("model", "program" or "loss") of that name. ModelError or ConfigError for a module, file or
+    """The factory of ``what`` ("model", "algorithm" or "loss") of that name. ModelError or ConfigError for a module, file or
     factory that is not there, and for one that fails."""
     place, _, attribute = name.rpartition(":")
     module = _module(name, place, what)

@@ -2,7 +2,7 @@
 
 A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, needs none of this: :class:`Whole`.
 One that holds single entries (importance) unpacks them into dense tensors and gates them with masks while it trains.
-All methods are pure functions of named tensors and are traced into the program's graphs.
+All methods are pure functions of named tensors and are traced into the algorithm's graphs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Carrier(ABC):
 @runtime_checkable
 class Thresholded(Protocol):
     """A carrier whose masks and gradients follow thresholds, by the switches of
-    :func:`edgefl.programs.submodels.tcbgd.tcbgd`."""
+    :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
 
     def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
         """Return the same carrier with these switches."""

@@ -186,7 +186,7 @@ class Objective:
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """What training reads of the round beside the program's own scalars (``hyper.*``)."""
+        """What training reads of the round beside the algorithm's own scalars (``hyper.*``)."""
         return self.loss.scalars if isinstance(self.loss, OfRounds) else ()
 
     def with_loss(self, loss: Loss) -> Objective:

@@ -1,4 +1,4 @@
-"""What most programs share: beginning with the round's weights, the ports of a step, the update, the evaluation."""
+"""What most algorithms share: beginning with the round's weights, the ports of a step, the update, the evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.wire.metrics import LOSS

@@ -1,6 +1,6 @@
-"""What a server makes of the mean of a round: optimizers on the change, for any program that has none of its own.
+"""What a server makes of the mean of a round: optimizers on the change, for any algorithm that has none of its own.
 
-``with_optimizer(program, "fedadam", lr=0.03)`` gives the same local training with Adam at the server (Reddi et al. 2021).
+``with_optimizer(algorithm, "fedadam", lr=0.03)`` gives the same local training with Adam at the server (Reddi et al. 2021).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.options import check_options
-from edgefl.contract.program import Program
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.facts.combinations import combination_error
 from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
@@ -22,7 +22,7 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
     "server_momentum": server_momentum,
 }
 NONE = "none"
-"""In a federation file: what the program has, which is the mean unless it has its own."""
+"""In a federation file: what the algorithm has, which is the mean unless it has its own."""
 
 
 def build(name: str, **options: Any) -> ServerOpt:
@@ -35,10 +35,10 @@ def build(name: str, **options: Any) -> ServerOpt:
     return factory(**options)
 
 
-def with_optimizer(program: Program, name: str, **options: Any) -> Program:
-    """``program`` with the optimizer ``name`` at the server; ``none`` leaves it as it is.
+def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm:
+    """``algorithm`` with the optimizer ``name`` at the server; ``none`` leaves it as it is.
 
-    ConfigError for a program that says itself what the server does, or that has several exchanges.
+    ConfigError for an algorithm that says itself what the server does, or that has several exchanges.
     """
     if name == NONE:
         if options:
@@ -46,13 +46,13 @@ def with_optimizer(program: Program, name: str, **options: Any) -> Program:
                 f"optimizer 'none' takes no options, found {', '.join(options)}; choose an optimizer",
                 options=sorted(options),
             )
-        return program
+        return algorithm
     optimizer = build(name, **options)
-    if program.server is not MEAN or len(program.exchanges) > 1:
+    if algorithm.server is not MEAN or len(algorithm.exchanges) > 1:
         raise combination_error(
-            f"program {program.name!r} has a server's step of its own, {program.server.name!r}; leave out optimizer "
-            f"{name!r}, or choose a program that the server averages, such as fedavg",
-            program=program.name,
+            f"algorithm {algorithm.name!r} has a server's step of its own, {algorithm.server.name!r}; leave out optimizer "
+            f"{name!r}, or choose an algorithm that the server averages, such as fedavg",
+            algorithm=algorithm.name,
             optimizer=name,
         )
-    return replace(program, server=optimizer)
+    return replace(algorithm, server=optimizer)

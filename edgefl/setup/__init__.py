@@ -1,1 +1,1 @@
-"""From a federation file to objects: data, model, submodels, programs. Knows no process."""
+"""From a federation file to objects: data, model, submodels, algorithms. Knows no process."""

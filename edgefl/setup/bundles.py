@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from edgefl.config import Federation
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.data.dataset import Dataset
 from edgefl.setup.samples import data_spec
 from edgefl.wire.bundle.archive import Bundle

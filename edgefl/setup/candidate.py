@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from edgefl.config import Federation, parse
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.training import tier_tables, tiers_of
 from edgefl.wire.errors import ConfigError, ModelError
@@ -42,14 +42,14 @@ def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
 
 
 def candidate_of(federation: Federation) -> Federation:
-    """The federation as it would be with the candidate in place; a program of another name has its own options only.
+    """The federation as it would be with the candidate in place; an algorithm of another name has its own options only.
 
     ConfigError names a key that cannot be used."""
     tables = federation.model_dump(mode="json", exclude_unset=True)
     table = federation.rollout
     tables.pop("rollout", None)
-    same = table.program.get("name", federation.program.name) == federation.program.name
-    tables["program"] = {**(tables.get("program", {}) if same else {}), **table.program}
+    same = table.algorithm.get("name", federation.algorithm.name) == federation.algorithm.name
+    tables["algorithm"] = {**(tables.get("algorithm", {}) if same else {}), **table.algorithm}
     for name, each in table.tiers.items():
         changes = each.model_dump(mode="json", exclude_none=True)
         tables.setdefault("tiers", {})[name] = {**tables.get("tiers", {}).get(name, {}), **changes}
@@ -67,25 +67,25 @@ def candidates_of(federation: Federation, spec: ModelSpec, tiers: Mapping[str, T
         )
     candidates = tiers_of(candidate_of(federation), spec, tried_tiers(federation))
     for name, candidate in candidates.items():
-        _check(name, tiers[name].program, candidate.program)
+        _check(name, tiers[name].algorithm, candidate.algorithm)
     return candidates
 
 
 def tried_tiers(federation: Federation) -> tuple[str, ...]:
     """The tiers that have a candidate."""
     table, tiers = federation.rollout, tier_tables(federation)
-    return tuple(tiers) if table.program else tuple(name for name in tiers if name in table.tiers)
+    return tuple(tiers) if table.algorithm else tuple(name for name in tiers if name in table.tiers)
 
 
-def _check(tier: str, program: Program, candidate: Program) -> None:
+def _check(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
     """What the server makes of the updates is one thing for all of them, and so is what it announces."""
-    if program.whole or candidate.whole:
+    if algorithm.whole or candidate.whole:
         raise refused(
-            tier, "its program needs every device in every round, and a trial compares some with others"
+            tier, "its algorithm needs every device in every round, and a trial compares some with others"
         )
-    if len(program.exchanges) != len(candidate.exchanges):
+    if len(algorithm.exchanges) != len(candidate.exchanges):
         raise refused(tier, "it has another number of exchanges")
-    for ours, theirs in zip(program.exchanges, candidate.exchanges, strict=True):
+    for ours, theirs in zip(algorithm.exchanges, candidate.exchanges, strict=True):
         if ours.form != theirs.form:
             raise refused(tier, "its updates have another form on the wire, and go into the same sums")
         if ours.server.name != theirs.server.name or dict(ours.server.state) != dict(theirs.server.state):
@@ -104,7 +104,7 @@ def _check(tier: str, program: Program, candidate: Program) -> None:
 def refused(tier: str, why: str) -> ConfigError:
     """That a tier's candidate cannot be tried, and what to do."""
     return ConfigError(
-        f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.program], or begin another "
+        f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.algorithm], or begin another "
         "federation with it",
         tier=tier,
     )

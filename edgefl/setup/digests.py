@@ -38,14 +38,18 @@ def run_digest(federation: Federation) -> str:
 
 def imports_code(federation: Federation) -> bool:
     """Return True if :func:`run_digest` imports a module of the user. Factories in files are read, not imported."""
-    names = (federation.model.name, federation.program.name, federation.loss.name)
+    names = (federation.model.name, federation.algorithm.name, federation.loss.name)
     return any(":" in name and not name.rpartition(":")[0].endswith(".py") for name in names)
 
 
 def code_of(federation: Federation) -> list[str]:
     """The code that a run comes from: edgefl's release without its patch, and the digests of the files of a model's and of a
-    program's factory, and of a loss, outside it. What these files import is not among them."""
-    own = {"model": federation.model.name, "program": federation.program.name, "loss": federation.loss.name}
+    algorithm's factory, and of a loss, outside it. What these files import is not among them."""
+    own = {
+        "model": federation.model.name,
+        "algorithm": federation.algorithm.name,
+        "loss": federation.loss.name,
+    }
     return [
         series(version()),
         *(hashlib.sha256(source_of(name, what)).hexdigest() for what, name in own.items() if ":" in name),

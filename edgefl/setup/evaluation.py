@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgefl.config import Federation
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, arrays, prefixed, select
 from edgefl.data.dataset import Dataset
 from edgefl.data.text.unigram import unigram_perplexity
@@ -19,7 +19,7 @@ from edgefl.models.losses.catalog import TokenLabels
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import labels_of
 from edgefl.setup.processor import processor
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.statistics import StatisticsMode, estimable, unknown_statistics, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
@@ -115,28 +115,28 @@ def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset
 def federation_evaluation(
     federation: Federation, spec: ModelSpec, dataset: Dataset, device: str = "auto"
 ) -> Evaluate:
-    """Return the evaluation of the whole model of a federation, as its program has inference.
+    """Return the evaluation of the whole model of a federation, as its algorithm has inference.
 
     Statistics of norm layers that training does not give are estimated from the server's rows, as for `edgefl deploy`.
     """
     whole = replace(spec, module=with_buffers(spec.module))
-    program = program_of(federation, OutputSide(whole, 0))
-    return evaluation(whole, program, dataset, device, estimated=estimated_statistics(federation, spec))
+    algorithm = algorithm_of(federation, OutputSide(whole, 0))
+    return evaluation(whole, algorithm, dataset, device, estimated=estimated_statistics(federation, spec))
 
 
 def evaluation(
     spec: ModelSpec,
-    program: Program,
+    algorithm: Algorithm,
     dataset: Dataset,
     device: str = "auto",
     *,
     estimated: Collection[str] = (),
 ) -> Evaluate:
-    """Return ``weights -> {name: value}`` on the test set, as ``program`` of the whole model has inference.
+    """Return ``weights -> {name: value}`` on the test set, as ``algorithm`` of the whole model has inference.
 
     Args:
         spec: the model; its metrics (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss`` are the values.
-        program: the local training of the whole model.
+        algorithm: the local training of the whole model.
         dataset: holds the test set.
         device: torch's device, or ``auto``.
         estimated: buffers of ``spec`` to estimate from the dataset's rows instead of reading them from the weights, by name.
@@ -152,7 +152,7 @@ def evaluation(
         parts["y"] = read["y"].reshape(len(read["y"]), *label)
         batch = {part: torch.from_numpy(array).to(where) for part, array in parts.items()}
         inputs = prefixed("weights", tensors) | prefixed("batch.0", batch)
-        return arrays(select(program.evaluate(inputs), "metric"))
+        return arrays(select(algorithm.evaluate(inputs), "metric"))
 
     def estimates(tensors: Tensors) -> Tensors:
         recording = StatisticsMode({name: tensors[name] for name in estimated})

@@ -14,13 +14,14 @@ from edgefl.wire.errors import ConfigError
 GRAMMAR = "NAME[:KEY=VALUE,...]"
 _TEXT = re.compile(r"\s*(?P<name>[^:=,\s]+)\s*(?::(?P<options>.*))?", re.DOTALL)
 _OWN = re.compile(r"\s*((?:[^:]*[^:\s]\.py|[^:=,\s]+):[A-Za-z_]\w*)\s*(?::(.*))?", re.DOTALL)
-"""A program or a loss of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with options or not."""
+"""An algorithm or a loss of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with options or
+not."""
 _NEXT = re.compile(r",(?=\s*\w+\s*=)")
 """A comma that begins an option: those inside of a value are not followed by a key."""
 
 
 def parse_named(text: str, what: str) -> dict[str, Any]:
-    """``name`` and ``options`` of ``what`` ("codec", "program"). Values are JSON where they can be read as such, else
+    """``name`` and ``options`` of ``what`` ("codec", "algorithm"). Values are JSON where they can be read as such, else
     strings.
 
     ConfigError with the grammar for anything else; whether name and options exist is for the catalog to say.
@@ -39,11 +40,11 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
     return {"name": match["name"], "options": options}
 
 
-def parse_program(text: str) -> dict[str, Any]:
-    """Settings of a federation file's table ``program`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
-    program = _named_or_own(text, "program", shipped().programs)
-    options_by_key = {f"program.{key}": value for key, value in program["options"].items()}
-    return {"program.name": program["name"], **options_by_key}
+def parse_algorithm(text: str) -> dict[str, Any]:
+    """Settings of a federation file's table ``algorithm`` by dotted key, from ``name:lr=0.1,alpha=0.03``."""
+    algorithm = _named_or_own(text, "algorithm", shipped().algorithms)
+    options_by_key = {f"algorithm.{key}": value for key, value in algorithm["options"].items()}
+    return {"algorithm.name": algorithm["name"], **options_by_key}
 
 
 def parse_loss(text: str) -> dict[str, Any]:

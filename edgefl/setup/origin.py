@@ -6,15 +6,15 @@ from collections.abc import Collection
 
 import numpy as np
 
+from edgefl.algorithms.activations import stored
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.config import Federation, load, without_devices
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
-from edgefl.programs.activations import stored
-from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.tiers import completed
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.manifest import Manifest
@@ -25,7 +25,7 @@ from edgefl_export.front.tier import Exchange, Tier
 
 
 def origin_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> Origin:
-    """The functions of the federation's tier of this name; without one, of the units and the program that the manifest
+    """The functions of the federation's tier of this name; without one, of the units and the algorithm that the manifest
     lists, with default options. ``model`` is compared with instead of the one that is named.
 
     ConfigError where the manifest does not say enough, or the federation has no such tier.
@@ -58,7 +58,7 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
-    tier = Tier(manifest.tier, submodel, stored(program_of(settings, submodel), _activations(manifest)))
+    tier = Tier(manifest.tier, submodel, stored(algorithm_of(settings, submodel), _activations(manifest)))
     return origin(tier, tier.exchange(manifest.exchange))
 
 
@@ -78,7 +78,7 @@ def _label(manifest: Manifest) -> tuple[Array, int | None]:
 
 def origin(tier: Tier, exchange: Exchange) -> Origin:
     """What the bundle of a tier's exchange is made from."""
-    return Origin(exchange.program, tier.prefix, tier.fetched(exchange), exchange.name)
+    return Origin(exchange.algorithm, tier.prefix, tier.fetched(exchange), exchange.name)
 
 
 def _told(manifest: Manifest, model: str) -> Federation:
@@ -91,7 +91,7 @@ def _told(manifest: Manifest, model: str) -> Federation:
         )
     named: tuple[tuple[str, str, Collection[str]], ...] = (
         ("model", model or manifest.model, MODELS),
-        ("program", manifest.program, PROGRAMS),
+        ("algorithm", manifest.program, ALGORITHMS),
     )
     for what, name, known in named:
         if name not in known and ":" not in name:
@@ -102,13 +102,13 @@ def _told(manifest: Manifest, model: str) -> Federation:
             )
     settings: dict[str, object] = {
         "model.name": manifest.model,
-        "program.name": manifest.program,
-        "program.batch": manifest.batch,
+        "algorithm.name": manifest.program,
+        "algorithm.batch": manifest.batch,
     }
     if len(manifest.phases) == 1:
-        settings["program.steps"] = manifest.phases[0].steps
+        settings["algorithm.steps"] = manifest.phases[0].steps
     if "lr" in manifest.hyper:
-        settings["program.lr"] = manifest.hyper["lr"]
+        settings["algorithm.lr"] = manifest.hyper["lr"]
     return load(None, settings)
 
 

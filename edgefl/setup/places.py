@@ -35,12 +35,17 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
 
 def found_from_anywhere(federation: Federation) -> Federation:
     """With the files that it names where they are, for another process, and for another working folder."""
-    model, program, data, broker = federation.model, federation.program, federation.data, federation.broker
+    model, algorithm, data, broker = (
+        federation.model,
+        federation.algorithm,
+        federation.data,
+        federation.broker,
+    )
     places = {key: _resolved(getattr(data, key)) for key in ("file", "devices_dir", "dir")}
     return federation.model_copy(
         update={
             "model": model.model_copy(update={"name": absolute(model.name)}),
-            "program": program.model_copy(update={"name": absolute(program.name)}),
+            "algorithm": algorithm.model_copy(update={"name": absolute(algorithm.name)}),
             "data": data.model_copy(update={key: place for key, place in places.items() if place}),
             "broker": broker.model_copy(
                 update={key: _resolved(getattr(broker, key)) for key in _BROKER_FILES}

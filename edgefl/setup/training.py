@@ -1,25 +1,25 @@
-"""What trains the tiers of a federation: the program with its codec and optimizer, for each tier built once."""
+"""What trains the tiers of a federation: the algorithm with its codec and optimizer, for each tier built once."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from edgefl.algorithms.activations import stored
 from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compared
 from edgefl.config import Federation, TierTable
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.activations import stored
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
-from edgefl_export.front.program import coded_program, trained_by, with_shorter
+from edgefl_export.front.algorithm import coded_algorithm, trained_by, with_shorter
 from edgefl_export.front.tier import Tier
 
 
-def program_of(federation: Federation, submodel: Submodel) -> Program:
-    """The local training of a submodel, its update coded. ConfigError where program, codec and kind do not go together."""
-    table, optimizer = federation.program, federation.optimizer
-    return coded_program(
+def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
+    """The local training of a submodel, its update coded. ConfigError where algorithm, codec and kind do not go together."""
+    table, optimizer = federation.algorithm, federation.optimizer
+    return coded_algorithm(
         submodel,
         table.name,
         table.arguments,
@@ -29,14 +29,15 @@ def program_of(federation: Federation, submodel: Submodel) -> Program:
     )
 
 
-def replaced_program(federation: Federation) -> str:
-    """In words, that the codec's own local training is in place of the federation's program; empty where it is not."""
-    codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.program.name
+def replaced_algorithm(federation: Federation) -> str:
+    """In words, that the codec's own local training is in place of the federation's algorithm; empty where it is not."""
+    codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.algorithm.name
     trained_with, _ = trained_by(codec, name, {})
     if trained_with == name:
         return ""
     return (
-        f"codec {codec.name!r} belongs to a local training of its own: devices train with program {trained_with!r} in place "
+        f"codec {codec.name!r} belongs to a local training of its own: devices train with algorithm "
+        f"{trained_with!r} in place "
         f"of {name!r}"
     )
 
@@ -47,16 +48,16 @@ def tier_tables(federation: Federation) -> Mapping[str, TierTable]:
 
 
 def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
-    """The tier ``name`` with its program. ConfigError or ModelError where model, kind, program or codec do not go
+    """The tier ``name`` with its algorithm. ConfigError or ModelError where model, kind, algorithm or codec do not go
     together."""
     table = tier_tables(federation)[name]
     submodel = submodel_of(spec, name, table)
     shorter = {
-        length: program_of(federation, submodel_of(compared(spec.shortened(length)), name, table))
+        length: algorithm_of(federation, submodel_of(compared(spec.shortened(length)), name, table))
         for length in federation.data.lengths
     }
-    program = with_shorter(program_of(federation, submodel), shorter)
-    return Tier(name, submodel, stored(program, table.activations))
+    algorithm = with_shorter(algorithm_of(federation, submodel), shorter)
+    return Tier(name, submodel, stored(algorithm, table.activations))
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, Tier]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgefl.config import Federation
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of, select
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import federation_model, submodel_of
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.regions import local_shape, pieces
@@ -20,33 +20,35 @@ from edgefl.wire.update.size import UpdateSize, update_size
 def tier_sizes(
     federation: Federation, spec: ModelSpec, submodels: Mapping[str, Submodel]
 ) -> dict[str, UpdateSize]:
-    """The size of an update, by tier. ConfigError or ModelError, which begins with the tier's name, where codec, program
+    """The size of an update, by tier. ConfigError or ModelError, which begins with the tier's name, where codec, algorithm
     and kind do not go together."""
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     shapes = {name: array.shape for name, array in weights.items()}
     trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
     by_tier = {}
     for tier, submodel in submodels.items():
-        program = _program(federation, submodel, tier)
+        algorithm = _algorithm(federation, submodel, tier)
         regions = submodel.place(weights, 1).regions
         statistics = {
             name
             for name, region in regions.items()
             if not any(part in trained for part, _ in pieces(name, region, shapes))
         }
-        local = _sent(program)
+        local = _sent(algorithm)
         if local is None:
             local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
-        by_tier[tier] = update_size(program.form, local, statistics)
+        by_tier[tier] = update_size(algorithm.form, local, statistics)
     return by_tier
 
 
-def _sent(program: Program) -> dict[str, tuple[int, ...]] | None:
+def _sent(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
     """The tensors of an update that holds more than weights, or less; None where it is the weights, in whatever form."""
-    ports = (*program.start.inputs, *program.finish.inputs)
-    if program.form.sections or not (program.server_state or any(role_of(name) == "carry" for name in ports)):
+    ports = (*algorithm.start.inputs, *algorithm.finish.inputs)
+    if algorithm.form.sections or not (
+        algorithm.server_state or any(role_of(name) == "carry" for name in ports)
+    ):
         return None
-    update = select(program.finish(program.finish.example(0)), "update")
+    update = select(algorithm.finish(algorithm.finish.example(0)), "update")
     return {name: tuple(tensor.shape) for name, tensor in update.items()}
 
 
@@ -58,8 +60,8 @@ def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSi
     )
 
 
-def _program(federation: Federation, submodel: Submodel, tier: str) -> Program:
+def _algorithm(federation: Federation, submodel: Submodel, tier: str) -> Algorithm:
     try:
-        return program_of(federation, submodel)
+        return algorithm_of(federation, submodel)
     except (ConfigError, ModelError) as error:
         raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error

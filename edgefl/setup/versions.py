@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from edgefl.contract import server_state
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import MEAN
 from edgefl.facts.combinations import combination_error
 
 
-def why_not(method: Program) -> str:
+def why_not(method: Algorithm) -> str:
     """Why devices of ``method`` cannot begin from several versions of the model at a time; empty if they can.
 
     What a device sends has to be a change of the weights that says the same whatever the other devices began from, and what
@@ -27,18 +27,18 @@ def why_not(method: Program) -> str:
     return ""
 
 
-def check_versions(method: Program) -> None:
+def check_versions(method: Algorithm) -> None:
     """ConfigError with the reason where devices of ``method`` cannot begin from several versions at a time."""
     if why := why_not(method):
         raise combination_error(
-            f"program {method.name!r} does not go with round.mode buffered: {why}; choose round.mode synchronous, or "
-            "another program",
-            program=method.name,
+            f"algorithm {method.name!r} does not go with round.mode buffered: {why}; choose round.mode synchronous, or "
+            "another algorithm",
+            algorithm=method.name,
             mode="buffered",
         )
 
 
-def _shared(method: Program) -> tuple[str, ...]:
+def _shared(method: Algorithm) -> tuple[str, ...]:
     """The server's states that devices read, or that only devices could fill."""
     names = [name for function in method.functions for name in function.inputs if name.startswith("weights.")]
     read = server_state.states_of([name.removeprefix("weights.") for name in names], method.server_state)

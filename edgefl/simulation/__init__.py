@@ -1,1 +1,1 @@
-"""The same programs, many clients, one process; here, one client's round in torch, the oracle for the device."""
+"""The same algorithms, many clients, one process; here, one client's round in torch, the oracle for the device."""

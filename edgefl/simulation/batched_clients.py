@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
 _aten = torch.ops.aten
@@ -17,17 +17,17 @@ _COMMON = frozenset({"weights", "hyper"})
 """Roles that are the same for all clients; of all others each has its own."""
 
 
-def together(program: Program, clients: int, dtype: torch.dtype = torch.float64) -> Program:
-    """``program`` for ONE client that stands for ``clients`` of them, all of which take part in every exchange.
+def together(algorithm: Algorithm, clients: int, dtype: torch.dtype = torch.float64) -> Algorithm:
+    """``algorithm`` for ONE client that stands for ``clients`` of them, all of which take part in every exchange.
 
     Its own tensors (carry, state, batches, noise) have the clients in front, (clients, *shape); the update is their
     plain mean, and there are no metrics. Each function is vectorised and recorded once as a list of operations on
     ``dtype``, without autograd.
-    ValueError for a program that passes over the data, which may have another length for each.
+    ValueError for an algorithm that passes over the data, which may have another length for each.
     """
-    if any(phase.over_data for phase in program.phases):
-        raise ValueError(f"{program.name} passes over the data of each client; simulate its clients apart")
-    apart, unfold = _vectorised(program.finish, clients).fn, program.server.unfold
+    if any(phase.over_data for phase in algorithm.phases):
+        raise ValueError(f"{algorithm.name} passes over the data of each client; simulate its clients apart")
+    apart, unfold = _vectorised(algorithm.finish, clients).fn, algorithm.server.unfold
 
     def finish(given: Tensors) -> Tensors:
         out = apart(given)
@@ -36,27 +36,27 @@ def together(program: Program, clients: int, dtype: torch.dtype = torch.float64)
         return rest | prefixed("update", {name: tensor.mean(0) for name, tensor in sent.items()})
 
     return replace(
-        program,
-        start=_recorded(_vectorised(program.start, clients), clients, dtype),
+        algorithm,
+        start=_recorded(_vectorised(algorithm.start, clients), clients, dtype),
         phases=tuple(
             replace(phase, function=_recorded(_vectorised(phase.function, clients), clients, dtype))
-            for phase in program.phases
+            for phase in algorithm.phases
         ),
-        finish=_recorded(replace(program.finish, fn=finish), clients, dtype),
-        server=replace(program.server, unfold=lambda update: update),
-        opening=tuple(together(each, clients, dtype) for each in program.opening),
-        ahead=tuple(together(each, clients, dtype) for each in program.ahead),
+        finish=_recorded(replace(algorithm.finish, fn=finish), clients, dtype),
+        server=replace(algorithm.server, unfold=lambda update: update),
+        opening=tuple(together(each, clients, dtype) for each in algorithm.opening),
+        ahead=tuple(together(each, clients, dtype) for each in algorithm.ahead),
     )
 
 
-def rescheduled(recorded: Program, program: Program) -> Program:
-    """``recorded``, made by :func:`together`, with the scalars of ``program``, which has the same functions otherwise."""
+def rescheduled(recorded: Algorithm, algorithm: Algorithm) -> Algorithm:
+    """``recorded``, made by :func:`together`, with the scalars of ``algorithm``, which has the same functions otherwise."""
     return replace(
         recorded,
-        hyper=program.hyper,
-        schedule=program.schedule,
-        opening=tuple(map(rescheduled, recorded.opening, program.opening)),
-        ahead=tuple(map(rescheduled, recorded.ahead, program.ahead)),
+        hyper=algorithm.hyper,
+        schedule=algorithm.schedule,
+        opening=tuple(map(rescheduled, recorded.opening, algorithm.opening)),
+        ahead=tuple(map(rescheduled, recorded.ahead, algorithm.ahead)),
     )
 
 

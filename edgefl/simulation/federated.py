@@ -1,8 +1,8 @@
-"""Whole federations in torch, one process: a program's own functions on many clients, and its server's step between them.
+"""Whole federations in torch, one process: an algorithm's own functions on many clients, and its server's step between them.
 
 ::
 
-    for done in federated(program, weights, clients, rounds=100, seed=0):
+    for done in federated(algorithm, weights, clients, rounds=100, seed=0):
         print(done.number, done.metrics["loss"], done.server_state.keys())
 
 Nothing here is float32 by nature: float64 weights and data give float64 federations, for the invariants of the papers.
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.simulation.average import partial_average
@@ -71,12 +71,12 @@ class Standing:
     completed: int = 0
 
 
-MakeFeed = Callable[[Program, Client, int], Feed]
+MakeFeed = Callable[[Algorithm, Client, int], Feed]
 """(exchange, client, round) -> what feeds its steps."""
 
 
 def federated(
-    program: Program,
+    algorithm: Algorithm,
     weights: Mapping[str, Tensor],
     clients: Sequence[Client],
     *,
@@ -96,10 +96,10 @@ def federated(
     defaults to :func:`drawn`.
     """
     count = _whole_share(fraction, len(clients))
-    now = standing or begun(program, weights, trained)
+    now = standing or begun(algorithm, weights, trained)
     make = feed or (lambda exchange, client, number: drawn(exchange, client, seed, number))
     for number in range(now.completed + 1, rounds + 1):
-        exchange = program.exchange(number - 1)
+        exchange = algorithm.exchange(number - 1)
         scalars = {**exchange.hyper, **exchange.schedule(number - 1, rounds), **(hyper or {})}
         chosen = selection(seed, number, len(clients), count)
         global_state = {**now.weights, **now.server_state}
@@ -134,17 +134,19 @@ def federated(
         )
 
 
-def begun(program: Program, weights: Mapping[str, Tensor], trained: Sequence[str] | None = None) -> Standing:
+def begun(
+    algorithm: Algorithm, weights: Mapping[str, Tensor], trained: Sequence[str] | None = None
+) -> Standing:
     """Before the first round: the server's state of all exchanges at its initial values."""
     names = weights.keys() if trained is None else trained
     server_state: Tensors = {}
-    for state, value in program.server_state.items():
+    for state, value in algorithm.server_state.items():
         server_state |= beside(state, {name: torch.full_like(weights[name], value) for name in names})
     return Standing(dict(weights), server_state)
 
 
 def completed(
-    exchange: Program, before: Tensors, updates: Sequence[Tensors], scalars: Mapping[str, float]
+    exchange: Algorithm, before: Tensors, updates: Sequence[Tensors], scalars: Mapping[str, float]
 ) -> Tensors:
     """Weights and server state after an exchange: unfold each update, average, and the server's step."""
     unfolded = [exchange.server.unfold(update) for update in updates]
@@ -158,7 +160,7 @@ def selection(seed: int, number: int, clients: int, count: int) -> list[int]:
     return sorted(int(at) for at in positions)
 
 
-def drawn(exchange: Program, client: Client, seed: int, number: int) -> Feed:
+def drawn(exchange: Algorithm, client: Client, seed: int, number: int) -> Feed:
     """Batches of round ``number`` for ``client``, each drawn anew: without replacement inside, with it where the client
     has fewer samples than a batch. Stream k of step t depends on (seed, client, round, k, t) alone."""
 

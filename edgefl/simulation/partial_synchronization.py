@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.models.exits import channel_dim
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import Feed, run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -234,11 +234,11 @@ def partial_sync(
     (:func:`similarities`). Momentum starts anew in each round; a client with fewer samples
     than a batch draws with replacement. Equal seeds give equal results.
     """
-    program = sgd(Objective.of(OutputSide(spec, 0)), batch=batch, steps=every, lr=lr)
+    algorithm = sgd(Objective.of(OutputSide(spec, 0)), batch=batch, steps=every, lr=lr)
     models = [dict(spec.weights) for _ in clients]
     for number in range(1, rounds + 1):
         models = [
-            _trained(program, model, samples, batch, _generator(seed, number, client))
+            _trained(algorithm, model, samples, batch, _generator(seed, number, client))
             for client, (model, samples) in enumerate(zip(models, clients, strict=True))
         ]
         models = averaged(models, regions)
@@ -264,9 +264,9 @@ def _generator(*key: int) -> torch.Generator:
 
 
 def _trained(
-    program: Program, model: Tensors, samples: Samples, batch: int, generator: torch.Generator
+    algorithm: Algorithm, model: Tensors, samples: Samples, batch: int, generator: torch.Generator
 ) -> Tensors:
-    update = run_round(program, model, _walk(samples, batch, generator)).update
+    update = run_round(algorithm, model, _walk(samples, batch, generator)).update
     return {name: tensor.detach() for name, tensor in update.items()}
 
 

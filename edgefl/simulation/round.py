@@ -1,4 +1,4 @@
-"""One client's round in torch, from a program's own functions: what every device runtime must reproduce."""
+"""One client's round in torch, from an algorithm's own functions: what every device runtime must reproduce."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, role_of, select
 from edgefl.wire.bundle.manifest import SAMPLE
 
@@ -35,7 +35,7 @@ def multi_step_forward(
 ) -> Tensor:
     """EmbracingFL Algorithm 1: the record of all rows of ``x`` (n, *sample), one row per sample, in order.
 
-    ``chunks`` come from :func:`edgefl.programs.submodels.frozen_forward.chunk_forward`. Rows go through in
+    ``chunks`` come from :func:`edgefl.algorithms.submodels.frozen_forward.chunk_forward`. Rows go through in
     consecutive groups of the
     chunk's batch; the last group is filled by wrap-around (rows 0, 1, ...), which matters for static batch norm. ``others``
     are the inputs beside x, by name.
@@ -55,7 +55,7 @@ def multi_step_forward(
 
 
 def run_round(
-    program: Program,
+    algorithm: Algorithm,
     weights: Mapping[str, Tensor],
     feed: Feed,
     *,
@@ -66,26 +66,26 @@ def run_round(
     """``start``, every phase's steps, ``finish``; ``feed`` gives each step its batches and noise, ``finish`` its noise.
 
     ``weights`` may be the whole model's, with the server's state beside it; scalars have their dtype. ``hyper``
-    overrides the program's defaults; ``carry`` is what the previous round left, zeros where it left nothing. ``samples``
+    overrides the algorithm's defaults; ``carry`` is what the previous round left, zeros where it left nothing. ``samples``
     are those that a phase over the data passes through.
     """
     dtype = next((tensor.dtype for tensor in weights.values() if tensor.is_floating_point()), torch.float32)
     scalars = {
-        name: torch.tensor(value, dtype=dtype) for name, value in {**program.hyper, **(hyper or {})}.items()
+        name: torch.tensor(value, dtype=dtype) for name, value in {**algorithm.hyper, **(hyper or {})}.items()
     }
-    ports = {**program.start.inputs, **program.finish.inputs}
+    ports = {**algorithm.start.inputs, **algorithm.finish.inputs}
     carry_inputs = {name: spec.zeros(dtype) for name, spec in ports.items() if role_of(name) == "carry"}
     carry_inputs |= prefixed("carry", carry or {})
     common = prefixed("hyper", scalars) | carry_inputs | prefixed("weights", weights)
-    state, step, metrics = _role("state", _run(program.start, common)), 0, []
-    for phase in program.phases:
+    state, step, metrics = _role("state", _run(algorithm.start, common)), 0, []
+    for phase in algorithm.phases:
         for inputs in _inputs(phase, step, feed, samples):
             out = _run(phase.function, common | state | inputs)
             state = state | _role("state", out)
             metrics.append(select(out, "metric"))
             step += 1
-    draws = any(role_of(name) == "noise" for name in program.finish.inputs)
-    final = _run(program.finish, common | state | (feed(program.finish, step) if draws else {}))
+    draws = any(role_of(name) == "noise" for name in algorithm.finish.inputs)
+    final = _run(algorithm.finish, common | state | (feed(algorithm.finish, step) if draws else {}))
     return RoundResult(select(final, "update"), select(final, "carry"), tuple(metrics))
 
 

@@ -1,1 +1,2 @@
-"""A whole federation without a broker: the server's own rounds, and clients that train the programs' functions in torch."""
+"""A whole federation without a broker: the server's own rounds, and clients that train the algorithms' functions in
+torch."""

@@ -1,4 +1,4 @@
-"""What programs keep on their clients from round to round, on disk: one row for each, as in a device's own store.
+"""What algorithms keep on their clients from round to round, on disk: one row for each, as in a device's own store.
 
 Nothing is final before :meth:`Carries.commit`: a process that is killed leaves what the last one left.
 """

@@ -162,7 +162,8 @@ class SimulationFolder:
         if known.code != digest_of(code_of(federation)):
             carries.close()
             raise ConfigError(
-                f"{path} holds a simulation by other code: edgefl's version, or the file of the model or of the program, is "
+                f"{path} holds a simulation by other code: edgefl's version, or the file of the model or of the "
+                f"algorithm, is "
                 "another one; restore it, use `fresh`, or another `out`",
                 path=str(path),
             )

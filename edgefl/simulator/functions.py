@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from edgefl.config.simulation import SimulationTable
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
@@ -145,7 +145,7 @@ class Functions:
         cls, tier: Tier, exchange: Exchange, bundle: Bundle, wanted: int, table: SimulationTable
     ) -> Functions:
         manifest = bundle.manifest
-        named = {function.name: function for function in exchange.program.functions}
+        named = {function.name: function for function in exchange.algorithm.functions}
         named |= {
             chunk.graph: prefix.forward for chunk, prefix in zip(manifest.prefix, tier.prefix, strict=True)
         }

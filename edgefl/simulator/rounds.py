@@ -69,7 +69,7 @@ class Rounds:
         self._versions = Versions(*known, self.fleet, self.update_bytes)
 
     def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
-        """Every round that is left. ParticipationError where the program needs clients that the run has not."""
+        """Every round that is left. ParticipationError where the algorithm needs clients that the run has not."""
         self._now, self._best = standing.now, standing.best
         model = Model.of(self.spec, standing.number, weights)
         (self.downloads.resume if resumed else self.downloads.publish)(model)
@@ -258,8 +258,8 @@ class Rounds:
         return [each for each in portions if each.clients]
 
     def _begun(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:
-        program = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
-        return RoundToBegin(RUN, f"{RUN}/{program}/{assignment.tier}", opened.number, base)
+        algorithm = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
+        return RoundToBegin(RUN, f"{RUN}/{algorithm}/{assignment.tier}", opened.number, base)
 
     def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> states.Answered:
         """Write down what a client reported, and what it keeps."""

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, arrays, prefixed, select
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import restore_counters
@@ -31,7 +31,7 @@ def standalone(
     inference: Function | None = None,
 ) -> nn.Sequential:
     """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode. ``number``:
-    the round in whose place a rolling window stands. ``inference``: that of the program that trained the submodel.
+    the round in whose place a rolling window stands. ``inference``: that of the algorithm that trained the submodel.
 
     Nothing has to have been trained in this size. Entries that the submodel lacks are zero where its tensors keep their
     shape. A submodel that freezes units at the input side is the whole model then. ModelError if ``weights`` are not

@@ -111,7 +111,7 @@ class RoundAborted(EdgeflError):
 
 
 class ParticipationError(EdgeflError):
-    """A run that ends because its program needs every device, and one is missing or has lost what it kept."""
+    """A run that ends because its algorithm needs every device, and one is missing or has lost what it kept."""
 
     exit_code = 13
 
@@ -123,7 +123,7 @@ class RoundDeclined(ReasonedError):
 
 
 class StepError(EdgeflError):
-    """A server step of a program that failed, or gave no model that could go on."""
+    """A server step of an algorithm that failed, or gave no model that could go on."""
 
     exit_code = 15
 

@@ -15,7 +15,7 @@ from itertools import chain, groupby, repeat
 
 import msgspec
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import Cost, Forwards, cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
@@ -34,7 +34,7 @@ from edgefl_export.offers import DEAD, Fit, Offer
 from edgefl_export.onnx import capture_for
 from edgefl_export.work import round_work
 
-Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
+Functions = Callable[[Submodel], tuple[Algorithm, Sequence[Prefix]]]
 """What a submodel's bundle would hold."""
 
 Say = Callable[[str], None]
@@ -54,7 +54,7 @@ def plan(
     """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
     traced (:mod:`edgefl_export.memory.guess`): others take a second or two for each.
 
-    ``processes``: how many are looked at side by side; all find the same. ``alike``: all sizes of a kind have one program,
+    ``processes``: how many are looked at side by side; all find the same. ``alike``: all sizes of a kind have one algorithm,
     or one for each type of carrier. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for
     an unknown kind.
     """
@@ -139,8 +139,8 @@ class _Sketch:
     told: str
 
     @cached_property
-    def built(self) -> tuple[Program, Sequence[Prefix]]:
-        """The program and the frozen chunks: built only for a size that is traced, because that takes a second."""
+    def built(self) -> tuple[Algorithm, Sequence[Prefix]]:
+        """The algorithm and the frozen chunks: built only for a size that is traced, because that takes a second."""
         return self.functions(self.submodel)
 
 
@@ -158,11 +158,11 @@ class _Planner:
             sketch = self.sketch(Size("output_side", {"cut": 0}))
             self._whole = self._step_bytes(sketch, sketch.built[0]), self.offer(sketch).memory_bytes
 
-    def _step_bytes(self, sketch: _Sketch, program: Program) -> int:
-        return step_bytes(sketch.submodel, batch_size(program), self._forwards)
+    def _step_bytes(self, sketch: _Sketch, algorithm: Algorithm) -> int:
+        return step_bytes(sketch.submodel, batch_size(algorithm), self._forwards)
 
-    def _programs(self, sketches: Sequence[_Sketch]) -> list[Program]:
-        """Return the program of each, built once for those that are trained alike."""
+    def _algorithms(self, sketches: Sequence[_Sketch]) -> list[Algorithm]:
+        """Return the algorithm of each, built once for those that are trained alike."""
         if not self._alike:
             return [each.built[0] for each in sketches]
         carriers = [type(each.submodel.carrier) for each in sketches]
@@ -193,8 +193,8 @@ class _Planner:
 
         if not memory or not sketches:
             return [trace(at) for at in range(len(sketches))]
-        programs = self._programs(sketches)
-        bytes_of = list(map(self._step_bytes, sketches, programs))
+        algorithms = self._algorithms(sketches)
+        bytes_of = list(map(self._step_bytes, sketches, algorithms))
         large = too_large(bytes_of, self._whole, memory)
         peaks |= {at: peak for at, peak in large.items() if sketches[at].submodel.carrier is None}
         while (at := next_traced(bytes_of, peaks, memory)) is not None:
@@ -206,20 +206,20 @@ class _Planner:
                 break
         about = map(_Peak, guessed(bytes_of, peaks), repeat("train"))
         return [
-            traced.get(at) or self._offer(sketch, program, peak, about=True)
-            for at, (sketch, program, peak) in enumerate(zip(sketches, programs, about, strict=True))
+            traced.get(at) or self._offer(sketch, algorithm, peak, about=True)
+            for at, (sketch, algorithm, peak) in enumerate(zip(sketches, algorithms, about, strict=True))
         ]
 
     def offer(self, sketch: _Sketch) -> Offer:
         """With a trace of all that a round runs."""
-        size, (program, prefix) = sketch.size, sketch.built
+        size, (algorithm, prefix) = sketch.size, sketch.built
         kind = size.kind if sketch.submodel.carrier else ""
         forward = self._peak(kind, [part.forward for part in prefix])
-        steps = [phase.function for phase in program.phases]
-        training = self._peak(kind, [program.start, *steps, program.finish])
+        steps = [phase.function for phase in algorithm.phases]
+        training = self._peak(kind, [algorithm.start, *steps, algorithm.finish])
         if size.finer and forward.bytes > training.bytes:
             return self.offer(self.sketch(size.finer))
-        return self._offer(sketch, program, max(training, forward, key=lambda peak: peak.bytes))
+        return self._offer(sketch, algorithm, max(training, forward, key=lambda peak: peak.bytes))
 
     def _peak(self, kind: str, functions: Sequence[Function]) -> _Peak:
         """Return the most that one of them needs. Equal ports mean equal graphs, which are traced once: within a kind whose
@@ -232,9 +232,9 @@ class _Planner:
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 
-    def _offer(self, sketch: _Sketch, program: Program, peak: _Peak, *, about: bool = False) -> Offer:
+    def _offer(self, sketch: _Sketch, algorithm: Algorithm, peak: _Peak, *, about: bool = False) -> Offer:
         size, submodel, costs, device = sketch.size, sketch.submodel, sketch.cost, self._device
-        work = round_work(program, costs, device.samples)
+        work = round_work(algorithm, costs, device.samples)
         transfer = (
             _seconds(costs.download_bytes, device.downlink),
             _seconds(costs.upload_bytes, device.uplink),

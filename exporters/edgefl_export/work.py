@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 
-from edgefl.contract.program import Phase, Program
+from edgefl.contract.algorithm import Algorithm, Phase
 from edgefl.submodels.cost import Cost
 from edgefl_export.bundle.build import batch_size
 
 
-def round_work(program: Program, found: Cost, samples: int = 0) -> int:
+def round_work(algorithm: Algorithm, found: Cost, samples: int = 0) -> int:
     """Multiplications of a round on ``samples`` rows; 0: as many as the round's steps draw.
 
     A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` say.
     """
-    rows = batch_size(program) * sum(phase.steps for phase in program.phases if not phase.over_data)
+    rows = batch_size(algorithm) * sum(phase.steps for phase in algorithm.phases if not phase.over_data)
     samples = samples or rows
-    passed = [_in_whole_batches(samples, phase) for phase in program.phases if phase.over_data]
+    passed = [_in_whole_batches(samples, phase) for phase in algorithm.phases if phase.over_data]
     return found.round_macs(batch=1, steps=rows + sum(passed), samples=samples)
 
 

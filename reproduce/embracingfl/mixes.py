@@ -56,7 +56,7 @@ class Images:
     settings: Settings
 
 
-_PROGRAM: Settings = {"program.momentum": 0.9, "program.weight_decay": 1e-4}
+_ALGORITHM: Settings = {"algorithm.momentum": 0.9, "algorithm.weight_decay": 1e-4}
 _RESNET8_CUTS = {"moderate": 2, "weak": 3}
 IMAGES: Mapping[Scale, Images] = {
     "smoke": Images(
@@ -68,10 +68,10 @@ IMAGES: Mapping[Scale, Images] = {
             "data.train_samples": 320,
             "data.test_samples": 100,
             "federation.rounds": 2,
-            "program.batch": 4,
-            "program.steps": 1,
-            "program.lr": 0.1,
-            **_PROGRAM,
+            "algorithm.batch": 4,
+            "algorithm.steps": 1,
+            "algorithm.lr": 0.1,
+            **_ALGORITHM,
         },
     ),
     "cpu": Images(
@@ -83,11 +83,11 @@ IMAGES: Mapping[Scale, Images] = {
             "data.train_samples": 4000,
             "data.test_samples": 1000,
             "federation.rounds": 40,
-            "program.batch": 32,
-            "program.steps": 5,
-            "program.lr": 0.1,
+            "algorithm.batch": 32,
+            "algorithm.steps": 5,
+            "algorithm.lr": 0.1,
             "round.evaluate_every": 2,
-            **_PROGRAM,
+            **_ALGORITHM,
         },
     ),
     "paper": Images(
@@ -98,11 +98,11 @@ IMAGES: Mapping[Scale, Images] = {
             "data.name": "cifar10_jpeg",
             "data.test_samples": 0,
             "federation.rounds": 1000,
-            "program.batch": 32,
-            "program.steps": 10,
-            "program.lr": 0.4,
+            "algorithm.batch": 32,
+            "algorithm.steps": 10,
+            "algorithm.lr": 0.4,
             "round.evaluate_every": 5,
-            **_PROGRAM,
+            **_ALGORITHM,
         },
     ),
 }

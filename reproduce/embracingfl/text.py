@@ -16,9 +16,9 @@ _PAPER: Mapping[str, object] = {
     "data.vocabulary": 10_000,
     "data.test_samples": 0,
     "federation.rounds": 400,
-    "program.batch": 32,
-    "program.steps": 10,
-    "program.lr": 0.1,
+    "algorithm.batch": 32,
+    "algorithm.steps": 10,
+    "algorithm.lr": 0.1,
     "round.fraction": 0.25,
     "round.evaluate_every": 5,
     "round.lr_decay_at": [0.5, 0.75],
@@ -29,9 +29,9 @@ _CPU: dict[str, object] = {
     "data.train_samples": 16_000,
     "data.test_samples": 2000,
     "federation.rounds": 120,
-    "program.batch": 32,
-    "program.steps": 20,
-    "program.lr": 0.3,
+    "algorithm.batch": 32,
+    "algorithm.steps": 20,
+    "algorithm.lr": 0.3,
     "round.evaluate_every": 10,
     "round.lr_decay_at": [0.8, 0.9],
 }
@@ -41,8 +41,8 @@ _SMOKE: Mapping[str, object] = _CPU | {
     "data.train_samples": 320,
     "data.test_samples": 50,
     "federation.rounds": 2,
-    "program.batch": 4,
-    "program.steps": 1,
+    "algorithm.batch": 4,
+    "algorithm.steps": 1,
 }
 SETTINGS: Mapping[Scale, Mapping[str, object]] = {"smoke": _SMOKE, "cpu": _CPU, "paper": _PAPER}
 
@@ -71,8 +71,8 @@ def settings(scale: Scale, case: int) -> dict[str, object]:
         "data.length": length,
         "data.partition": "dirichlet",
         "data.alpha": 0.1 if scale == "paper" else 5.0,
-        "program.momentum": 0.9,
-        "program.weight_decay": 1e-4,
+        "algorithm.momentum": 0.9,
+        "algorithm.weight_decay": 1e-4,
         **SETTINGS[scale],
         "tiers": tiers,
     }

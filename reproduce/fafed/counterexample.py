@@ -1,6 +1,6 @@
 """FAFED's Theorem 1 and what follows it: who walks away from the optimum of three clients, and who comes to it.
 
-The programs are those that devices run, on double-precision numbers. Expected are the numbers of fafed.md 2.2 and 2.4,
+The algorithms are those that devices run, on double-precision numbers. Expected are the numbers of fafed.md 2.2 and 2.4,
 which were computed apart from this code. ``xbar`` after t iterations is the spec's xbar_{t+1}.
 """
 
@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import torch
 
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.contract.program import Program
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.programs.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
 from reproduce.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
@@ -49,29 +49,29 @@ class Known:
 
 @dataclass(frozen=True)
 class Run:
-    """``steps`` iterations of ``program``, and what is known of them."""
+    """``steps`` iterations of ``algorithm``, and what is known of them."""
 
     name: str
-    program: Callable[[], Program]
+    algorithm: Callable[[], Algorithm]
     steps: int
     known: tuple[Known, ...]
 
 
-def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Program:
+def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Algorithm:
     return naive_adaptive(three_clients.objective(), batch=1, steps=q, lr=lr, beta=beta)
 
 
-def practical(lr: float = 0.1, alpha: float = 0.9, **options: object) -> Program:
+def practical(lr: float = 0.1, alpha: float = 0.9, **options: object) -> Algorithm:
     settings: dict[str, object] = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
     return fafed(three_clients.objective(), lr=lr, alpha=alpha, **settings)  # type: ignore[arg-type]
 
 
-def theory() -> Program:
+def theory() -> Algorithm:
     """L = 6, N = 3, q = 5, b = 1, rho = 1."""
     return practical(schedule="theory", smoothness=6.0, devices=3, rho=1.0)
 
 
-def fedavg(q: int, lr: float) -> Program:
+def fedavg(q: int, lr: float) -> Algorithm:
     return sgd(three_clients.objective(), batch=1, steps=q, lr=lr, momentum=0.0, weight_decay=0.0)
 
 
@@ -117,18 +117,18 @@ def _runs() -> tuple[Run, ...]:
     return (*_naive_runs(), *_fafed_runs(), *_fedavg_runs())
 
 
-def path(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
+def path(algorithm: Algorithm, steps: int, x: float = 10.0, **hyper: float) -> Path:
     """xbar at every synchronisation of ``steps`` iterations that begin with ``x`` on all three clients."""
-    return walked(together(program, len(three_clients.SLOPES)), steps, x, **hyper)
+    return walked(together(algorithm, len(three_clients.SLOPES)), steps, x, **hyper)
 
 
-def walked(program: Program, steps: int, x: float = 10.0, **hyper: float) -> Path:
-    """:func:`path` of a program that is already one for all three clients."""
+def walked(algorithm: Algorithm, steps: int, x: float = 10.0, **hyper: float) -> Path:
+    """:func:`path` of an algorithm that is already one for all three clients."""
     each = three_clients.clients()
     all_in_one = Client(0, torch.stack([one.x for one in each]), torch.stack([one.y for one in each]))
-    q, opening = program.phases[0].steps, len(program.opening)
+    q, opening = algorithm.phases[0].steps, len(algorithm.opening)
     rounds = federated(
-        program,
+        algorithm,
         three_clients.weights(x),
         [all_in_one],
         rounds=steps // q + opening,
@@ -148,16 +148,16 @@ def run(work: Work) -> Found:
     limit = LIMITS[work.scale]
     figures: dict[str, float] = {}
     paths: dict[str, Path] = {}
-    recorded: dict[tuple[str, int], Program] = {}
+    recorded: dict[tuple[str, int], Algorithm] = {}
     for each in _runs():
         steps = min(each.steps, limit)
         work.progress(f"{each.name}, {steps:,} iterations")
-        program = each.program()
+        algorithm = each.algorithm()
         # All schedules of a method share the graphs of one round.
-        kind = (program.name, program.phases[0].steps)
+        kind = (algorithm.name, algorithm.phases[0].steps)
         if kind not in recorded:
-            recorded[kind] = together(program, len(three_clients.SLOPES))
-        means = paths[each.name] = walked(rescheduled(recorded[kind], program), steps)
+            recorded[kind] = together(algorithm, len(three_clients.SLOPES))
+        means = paths[each.name] = walked(rescheduled(recorded[kind], algorithm), steps)
         figures |= {
             f"{each.name}: {_at(known)}": means[known.at] for known in each.known if known.at <= steps
         }
@@ -183,7 +183,7 @@ def _direction(name: str, found: Path) -> dict[str, float]:
     return figures
 
 
-def _sweep(made: Program, steps: int, progress: Progress) -> dict[str, float]:
+def _sweep(made: Algorithm, steps: int, progress: Progress) -> dict[str, float]:
     """Algorithm 1 for every step size and decay of the spec's table: how far it is from its closed form."""
     progress(f"naive adaptive, 12 pairs of beta and eta, {steps:,} iterations each")
     whole = steps // 5 * 5

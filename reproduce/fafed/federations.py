@@ -12,7 +12,7 @@ Options = Mapping[str, Any]
 
 FAFED, STEM, FEDADAM, FEDAMS, SCAFFOLD, FEDAVG = "FAFED", "STEM", "FedAdam", "FedAMS", "SCAFFOLD", "FedAvg"
 METHODS = (FAFED, STEM, FEDADAM, FEDAMS, SCAFFOLD, FEDAVG)
-_PROGRAMS: Mapping[str, str] = {FAFED: "fafed", STEM: "stem", SCAFFOLD: "scaffold"}
+_ALGORITHMS: Mapping[str, str] = {FAFED: "fafed", STEM: "stem", SCAFFOLD: "scaffold"}
 _OPTIMIZERS: Mapping[str, str] = {FEDADAM: "fedadam", FEDAMS: "fedams"}
 TAU = 0.01
 """Of FedAdam and FedAMS, as rho of FAFED (fafed.md 4.4)."""
@@ -20,9 +20,10 @@ TAU = 0.01
 
 @dataclass(frozen=True)
 class Tuned:
-    """Options of a method: ``program`` of what clients do, ``server`` of the server's optimizer, for those that have one."""
+    """Options of a method: ``algorithm`` of what clients do, ``server`` of the server's optimizer, for those that have
+    one."""
 
-    program: Options
+    algorithm: Options
     server: Options = field(default_factory=dict)
 
 
@@ -54,8 +55,8 @@ class Setup:
     together: int = 1
     looked_at: int = 1_000
 
-    def federation(self, program: Options, optimizer: Options | None = None) -> Settings:
-        """Settings of a federation in which clients run ``program``."""
+    def federation(self, algorithm: Options, optimizer: Options | None = None) -> Settings:
+        """Settings of a federation in which clients run ``algorithm``."""
         return {
             **{f"model.{name}": value for name, value in self.model.items()},
             **{f"data.{name}": value for name, value in self.data.items()},
@@ -63,20 +64,20 @@ class Setup:
             "round.evaluate_every": self.evaluate_every,
             "simulation.keep_every": self.keep_every,
             "simulation.together": self.together,
-            "program": {**program, "batch": self.batch, "steps": self.steps},
+            "algorithm": {**algorithm, "batch": self.batch, "steps": self.steps},
             **({"optimizer": optimizer} if optimizer else {}),
             "tiers": {"strong": {"count": self.clients, "devices": ["strong-*"]}},
         }
 
     def method(self, name: str, tuned: Tuned) -> Settings:
         """One of :data:`METHODS`; FedAvg, FedAdam and FedAMS have plain local SGD."""
-        program = {"name": _PROGRAMS[name]} if name in _PROGRAMS else sgd()
+        algorithm = {"name": _ALGORITHMS[name]} if name in _ALGORITHMS else sgd()
         optimizer = (
             {"name": _OPTIMIZERS[name], "options": {"tau": TAU, **tuned.server}}
             if name in _OPTIMIZERS
             else None
         )
-        return self.federation({**program, **tuned.program}, optimizer)
+        return self.federation({**algorithm, **tuned.algorithm}, optimizer)
 
 
 def sgd() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from edgefl.facts import shipped
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array
@@ -73,7 +73,7 @@ def training_loss(simulation: Simulation, samples: int) -> Points:
     dataset = open_data(federation)
     spec = federation_model(federation, dataset)
     trained_on = _its_training_samples(dataset).limited(1, samples, seed=federation.federation.seed)
-    judge = evaluation(spec, program_of(federation, OutputSide(spec, 0)), trained_on, "cpu")
+    judge = evaluation(spec, algorithm_of(federation, OutputSide(spec, 0)), trained_on, "cpu")
     return [
         (float(number), judge(tensors.load(path.read_bytes()))["loss"])
         for number, path in simulation.kept.items()
@@ -91,10 +91,10 @@ def gradients(simulation: Simulation) -> list[int]:
     """Gradients of single samples that all clients together took, of each round. An opening exchange has one at each sample
     of as many batches as a round has."""
     federation = simulation.federation
-    program = federation.program
-    row = next(each for each in shipped().rows["programs"] if each["name"] == program.name)
-    assert program.batch is not None and program.steps is not None
-    own = program.batch * program.steps
+    algorithm = federation.algorithm
+    row = next(each for each in shipped().rows["algorithms"] if each["name"] == algorithm.name)
+    assert algorithm.batch is not None and algorithm.steps is not None
+    own = algorithm.batch * algorithm.steps
     return [
         each.reports * own * (1 if each.round <= row["opening"] else row["gradients"])
         for each in simulation.history

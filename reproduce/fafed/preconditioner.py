@@ -18,7 +18,7 @@ SPREAD: Mapping[str, Options] = {
     ONE: {"partition": "shards", "shards_per_device": 1},
 }
 _BETA = 0.9
-_PROGRAMS: Mapping[str, Options] = {
+_ALGORITHMS: Mapping[str, Options] = {
     SHARED: {"name": "fafed", "alpha": 1.0, "beta": _BETA},
     AMSGRAD: {"name": "local_amsgrad", "beta1": 0.0, "beta2": _BETA},
     PRIVATE: {"name": "naive_adaptive", "beta": _BETA},
@@ -79,8 +79,8 @@ def arms(scale: Scale) -> Sequence[Arm]:
         alike = setup(scale, spread)
         measure = measured(alike.looked_at)
         made += [
-            Federated(arm_of(kind, spread), alike.federation({**program, "lr": _LR[spread][kind]}), measure)
-            for kind, program in _PROGRAMS.items()
+            Federated(arm_of(kind, spread), alike.federation({**algorithm, "lr": _LR[spread][kind]}), measure)
+            for kind, algorithm in _ALGORITHMS.items()
         ]
     return made
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective
-from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
 from edgefl.simulation.round import Feed
@@ -73,7 +73,7 @@ class Near(nn.Module):
         return (self.x - s).square().sum(1, keepdim=True) / 2
 
 
-def program(alpha: float) -> Program:
+def algorithm(alpha: float) -> Algorithm:
     """FAFED with constant eta and alpha."""
     made = Objective(nn.Sequential(OrderedDict(point=Near())), TensorSpec((NUMBERS,)), Itself())
     return fafed(made, batch=1, steps=STEPS, lr=LR, alpha=alpha, beta=0.9)
@@ -87,9 +87,9 @@ def run(work: Work) -> Found:
     lines: dict[str, Points] = {}
     for clients in size.clients:
         work.progress(f"{clients} clients")
-        recorded = together(program(0.5), clients)
+        recorded = together(algorithm(0.5), clients)
         means = [
-            mean_gradient(rescheduled(recorded, program(alpha)), clients, size, work.seed)
+            mean_gradient(rescheduled(recorded, algorithm(alpha)), clients, size, work.seed)
             for alpha in size.alphas
         ]
         for eps in size.errors:
@@ -100,7 +100,7 @@ def run(work: Work) -> Found:
     return Found(figures | slopes(figures, size), lines)
 
 
-def mean_gradient(whole: Program, clients: int, size: Size, seed: int) -> Array:
+def mean_gradient(whole: Algorithm, clients: int, size: Size, seed: int) -> Array:
     """float64 (rounds,): the mean over all synchronisations so far of the length of the mean objective's gradient, until it
     is below the least of the errors. ``whole`` stands for all clients."""
     draw = torch.Generator().manual_seed(seed)
@@ -108,7 +108,7 @@ def mean_gradient(whole: Program, clients: int, size: Size, seed: int) -> Array:
     # All N have the same optimum, one unit of length from the start in every direction.
     centres = centres - centres.mean(0) + 1.0
 
-    def feed(_exchange: Program, _client: Client, number: int) -> Feed:
+    def feed(_exchange: Algorithm, _client: Client, number: int) -> Feed:
         noise = torch.Generator().manual_seed(seed * 1_000_003 + number)
 
         def batch(_function: Function, _step: int) -> Tensors:
@@ -188,7 +188,7 @@ def _drawn(results: Results) -> dict[str, str]:
 
 _NOTE = (
     "Mean estimation: d = 10, clients' centres and samples both with deviation 1, b = 1, q = 5, eta = 0.5, beta = 0.9, "
-    "rho = 0.01, the start at distance sqrt(10) from the optimum; the program is the one that devices run, in double "
+    "rho = 0.01, the start at distance sqrt(10) from the optimum; the algorithm is the one that devices run, in double "
     "precision. Iterations are those after which the mean over all synchronisations so far of |grad f(xbar)| is at most "
     "eps, for the best of seven alphas (1/8 to 1/512), which the theory has rise with N. The theorem is an upper bound, "
     "with steps that shrink and constants that nothing reaches here (fafed.md 2.3): what can be shown are slopes. That "

@@ -143,7 +143,7 @@ def _tuned(scale: Scale, level: str, method: str) -> Tuned:
     own = TUNED[level][method]
     if scale != "paper":
         return own
-    return replace(own, program={**own.program, "lr": min(own.program["lr"], LARGEST_STEP)})
+    return replace(own, algorithm={**own.algorithm, "lr": min(own.algorithm["lr"], LARGEST_STEP)})
 
 
 def arm_of(method: str, level: str) -> str:

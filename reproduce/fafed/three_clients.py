@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client
@@ -64,7 +64,7 @@ def clients() -> list[Client]:
     ]
 
 
-def feed(_exchange: Program, client: Client, _number: int) -> Feed:
+def feed(_exchange: Algorithm, client: Client, _number: int) -> Feed:
     """The same sample in every batch."""
     batch = prefixed("batch.0", {"x": client.x, "y": client.y})
 

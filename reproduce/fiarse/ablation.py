@@ -24,11 +24,11 @@ def arms(scale: Scale) -> Sequence[Arm]:
     measure = measured()
     return (
         Federated(BOTH, fiarse(setup), measure),
-        Federated(GREEDY, fiarse(setup, program__bias=False, program__remask=False), measure),
+        Federated(GREEDY, fiarse(setup, algorithm__bias=False, algorithm__remask=False), measure),
         Federated(LAYERS, fiarse(setup, {"strategy": "layer"}), measure),
         Federated(CHANNELS, structured(setup), measure),
-        Federated(BIAS, fiarse(setup, program__remask=False), measure),
-        Federated(REMASKED, fiarse(setup, program__bias=False), measure),
+        Federated(BIAS, fiarse(setup, algorithm__remask=False), measure),
+        Federated(REMASKED, fiarse(setup, algorithm__bias=False), measure),
     )
 
 

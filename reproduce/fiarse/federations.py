@@ -39,10 +39,10 @@ class Setup:
             "round.fraction": self.per_round / count,
             "round.evaluate_every": 0,
             "simulation.keep_every": self.keep_every,
-            "program.batch": self.batch,
-            "program.steps": self.steps,
-            "program.lr": self.lr,
-            "program.weight_decay": 0.0,
+            "algorithm.batch": self.batch,
+            "algorithm.steps": self.steps,
+            "algorithm.lr": self.lr,
+            "algorithm.weight_decay": 0.0,
             **{name.replace("__", "."): value for name, value in keys.items()},
             "tiers": tiers,
         }
@@ -65,17 +65,19 @@ class Setup:
 def fiarse(setup: Setup, options: Options | None = None, **keys: Any) -> Settings:
     """Importance submodels, trained with TCB-GD."""
     tiers = setup.tiers("importance", options)
-    return setup.settings(tiers, **{"program__name": "tcbgd", "program__momentum": 0.0, **keys})
+    return setup.settings(tiers, **{"algorithm__name": "tcbgd", "algorithm__momentum": 0.0, **keys})
 
 
 def structured(setup: Setup) -> Settings:
     """The same by whole channels (fiarse.md 8.3, R5)."""
-    return setup.settings(setup.tiers("importance_structured"), program__name="tcbgd", program__momentum=0.0)
+    return setup.settings(
+        setup.tiers("importance_structured"), algorithm__name="tcbgd", algorithm__momentum=0.0
+    )
 
 
 def heterofl(setup: Setup) -> Settings:
     """The first channels, HeteroFL's scaler and its loss over the classes that a client has."""
-    return _width(setup, {"scaler": True}, program__masked_loss=True)
+    return _width(setup, {"scaler": True}, algorithm__masked_loss=True)
 
 
 def fedrolex(setup: Setup) -> Settings:
@@ -97,12 +99,14 @@ def scalefl(setup: Setup, exits: Sequence[int]) -> Settings:
         base["bn"] = bn
     with_exits = replace(setup, model={"name": EARLY_EXITS, "options": base})
     return with_exits.settings(
-        with_exits.tiers("early_exit", {}, *each), program__name="multi_exit", program__momentum=0.0
+        with_exits.tiers("early_exit", {}, *each), algorithm__name="multi_exit", algorithm__momentum=0.0
     )
 
 
 def _width(setup: Setup, options: Options, **keys: Any) -> Settings:
-    return setup.settings(setup.tiers("width", options), program__name="sgd", program__momentum=0.0, **keys)
+    return setup.settings(
+        setup.tiers("width", options), algorithm__name="sgd", algorithm__momentum=0.0, **keys
+    )
 
 
 _STATIC: Options = {"bn": "static"}

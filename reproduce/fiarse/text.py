@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.programs.submodels.tcbgd import BETA1, BETA2
+from edgefl.algorithms.submodels.tcbgd import BETA1, BETA2
 from reproduce.entry import Arm, Chart, Claim, Entry, Federated, Scale, Settings, percent
 from reproduce.fiarse.federations import Options, Setup, fiarse
 from reproduce.fiarse.measures import by_size, measured, mostly_above
@@ -58,8 +58,8 @@ FIARSE_LR = 0.003
 
 def _adamw(setup: Setup, options: Options) -> Settings:
     """Width slices, trained with the paper's AdamW."""
-    betas = {"program__beta1": BETA1, "program__beta2": BETA2}
-    return setup.settings(setup.tiers("width", options), program__name="adamw", **betas)
+    betas = {"algorithm__beta1": BETA1, "algorithm__beta2": BETA2}
+    return setup.settings(setup.tiers("width", options), algorithm__name="adamw", **betas)
 
 
 def arms(scale: Scale) -> Sequence[Arm]:
@@ -68,7 +68,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
     measure = measured()
     own = replace(setup, lr=FIARSE_LR) if scale == "cpu" else setup
     return (
-        Federated(FIARSE, fiarse(own, {"strategy": "shard"}, program__adamw=True), measure),
+        Federated(FIARSE, fiarse(own, {"strategy": "shard"}, algorithm__adamw=True), measure),
         Federated(HETEROFL, _adamw(setup, {"scaler": True}), measure),
         Federated(FEDROLEX, _adamw(setup, {"rolling": True}), measured(rolling=True)),
     )

@@ -29,7 +29,7 @@ ESTIMATORS: Mapping[str, theory.Estimator] = {EXACT: theory.EXACT, HF: theory.HF
 
 
 def local(mode: str, clients: int, *, batch: int = BATCH, inner: int | None = None) -> Local:
-    """Steps of the program in ``mode``; ``inner``: another size of the inner batch D."""
+    """Steps of the algorithm in ``mode``; ``inner``: another size of the inner batch D."""
     reach = {"delta": DELTA} if mode == HF else {}
     return Local.of(clients, mode=mode, alpha=ALPHA, batch=batch, inner_batch=inner, **reach)
 

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.analysis.heterogeneity.theory import Landscape
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.batched_clients import together
 
 USERS, SAMPLES, FEATURES, CLASSES = 10, 32, 2, 2
@@ -63,22 +63,22 @@ def objective() -> Objective:
 
 @dataclass(frozen=True)
 class Local:
-    """Local steps of edgefl's own program ``per_fedavg`` for many clients at once, in float64."""
+    """Local steps of edgefl's own algorithm ``per_fedavg`` for many clients at once, in float64."""
 
-    program: Program
+    algorithm: Algorithm
 
     @classmethod
     def of(cls, clients: int, **options: Any) -> Local:
         return cls(together(per_fedavg(objective(), **options), clients))
 
     def step(self, w: Tensor, batches: Mapping[str, Tensor], **hyper: float) -> Tensor:
-        """``w`` (clients, classes, features) after one step; ``hyper`` in place of the program's own scalars."""
+        """``w`` (clients, classes, features) after one step; ``hyper`` in place of the algorithm's own scalars."""
         scalars = {
             f"hyper.{name}": torch.tensor(value, dtype=torch.float64)
-            for name, value in {**self.program.hyper, **hyper}.items()
+            for name, value in {**self.algorithm.hyper, **hyper}.items()
         }
         given = {f"state.weights.{NAME}": w, **batches, **scalars}
-        stepped: Tensor = self.program.phases[0].function(given)[f"state.weights.{NAME}"]
+        stepped: Tensor = self.algorithm.phases[0].function(given)[f"state.weights.{NAME}"]
         return stepped
 
     def direction(self, w: Tensor, batches: Mapping[str, Tensor], **hyper: float) -> Tensor:

@@ -66,10 +66,10 @@ def _half(report: PersonalReport, *, first: bool) -> float:
 
 def _gradients(finished: Finished) -> int:
     """Batch gradients of one user over all rounds, if it took part in each."""
-    program = finished.federation.program
-    given = program.arguments
+    algorithm = finished.federation.algorithm
+    given = algorithm.arguments
     steps = int(given["steps"]) * int(given.get("factor", 1))
-    per_step = _GRADIENTS[given.get("mode", "hf")] if program.name == "per_fedavg" else 1
+    per_step = _GRADIENTS[given.get("mode", "hf")] if algorithm.name == "per_fedavg" else 1
     return finished.federation.federation.rounds * steps * per_step
 
 

@@ -62,11 +62,11 @@ def federation(row: Row, method: str, size: Size) -> Settings:
         "data.group_test_samples": size.a_test,
         "data.single_class": row.single,
         "data.test_samples": 0,  # all: each user has test samples of its own
-        "program.batch": BATCH,
-        "program.lr": size.lr,
-        "program.steps": row.tau,
-        "program.alpha": row.alpha,
-        **PROGRAMS[method],
+        "algorithm.batch": BATCH,
+        "algorithm.lr": size.lr,
+        "algorithm.steps": row.tau,
+        "algorithm.alpha": row.alpha,
+        **ALGORITHMS[method],
         "round.fraction": size.fraction,
         "round.evaluate_every": max(1, size.rounds // 10),
         "federation.rounds": size.rounds,
@@ -76,12 +76,12 @@ def federation(row: Row, method: str, size: Size) -> Settings:
 
 
 DATASETS: Mapping[str, str] = {"MNIST": "mnist", "CIFAR-10": "cifar10_jpeg"}
-PROGRAMS: Mapping[str, Settings] = {
-    FEDAVG: {"program.name": "fedavg_update"},
-    TWICE: {"program.name": "fedavg_matched", "program.factor": 2},
-    FOUR_TIMES: {"program.name": "fedavg_matched", "program.factor": 4},
-    FO: {"program.name": "per_fedavg", "program.mode": "fo"},
-    HF: {"program.name": "per_fedavg", "program.mode": "hf"},
+ALGORITHMS: Mapping[str, Settings] = {
+    FEDAVG: {"algorithm.name": "fedavg_update"},
+    TWICE: {"algorithm.name": "fedavg_matched", "algorithm.factor": 2},
+    FOUR_TIMES: {"algorithm.name": "fedavg_matched", "algorithm.factor": 4},
+    FO: {"algorithm.name": "per_fedavg", "algorithm.mode": "fo"},
+    HF: {"algorithm.name": "per_fedavg", "algorithm.mode": "hf"},
 }
 
 

@@ -168,7 +168,7 @@ ENTRY = Entry(
     ),
     note=(
         "10 users of logistic regression (2 features, norm 1, two classes, 32 samples), on which B, L and rho are "
-        "known for every w; edgefl's own program per_fedavg in float64, alpha = 1, D = D' = D'' = 8, HF's delta = 0.001. "
+        "known for every w; edgefl's own algorithm per_fedavg in float64, alpha = 1, D = D' = D'' = 8, HF's delta = 0.001. "
         "Biases: at a random w, exactly, over all inner batches of 1 and of 2 samples, and of all samples ('bias, all "
         "samples' is the mean over the users). Drift: 16 local steps of all users, 64 repetitions, beta from the "
         "theorem's largest down to an eighth of it. Gradient: 5 of 10 users in a round, 8 repetitions, beta = 0.2 eps; at a "

@@ -151,7 +151,7 @@ class Announcer:
             return
         self._newcomers.add(device)
         text = (
-            f"device {device} came after the method began and has nothing of its earlier rounds, which the program needs; "
+            f"device {device} came after the method began and has nothing of its earlier rounds, which the algorithm needs; "
             "it takes part if the method begins again"
         )
         self._emit(events.Warned(tier=tier, text=text))

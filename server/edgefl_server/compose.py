@@ -9,7 +9,7 @@ from typing import Any
 
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
 from edgefl.models.spec import ModelSpec
@@ -18,15 +18,15 @@ from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refus
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
-from edgefl.setup.training import replaced_program, tier_tables, tiers_of
+from edgefl.setup.training import replaced_algorithm, tier_tables, tiers_of
 from edgefl.setup.versions import check_versions
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
+from edgefl_export.front.algorithm import check_lies_like_weights
 from edgefl_export.front.cache import BundleCache, Found
 from edgefl_export.front.folder import bundle_name
-from edgefl_export.front.program import check_lies_like_weights
 from edgefl_export.front.tier import Exchange, Tier, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
 from edgefl_server.aggregate.robust import SHARED, MeanRule, buffered_bytes
@@ -83,7 +83,7 @@ def composed(
     spec = federation_model(federation, dataset)
     model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
-    method = next(iter(tiers.values())).program  # what it asks of the server is the same for all tiers
+    method = next(iter(tiers.values())).algorithm  # what it asks of the server is the same for all tiers
     rules = _rules(federation, tier_tables(federation), method)
     aggregate = _aggregate(federation)
     _check_counting(federation, tiers)
@@ -91,7 +91,7 @@ def composed(
     initial = model | server_state.initial(method.server_state, model, trained)
     caveat = evaluation_warning(federation, spec, dataset)
     if emit is not None:
-        if text := replaced_program(federation):
+        if text := replaced_algorithm(federation):
             emit(Noted(text=text))
         if caveat:
             emit(Warned(tier="", text=caveat))
@@ -177,18 +177,18 @@ def _exchange(
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
-    hyper = _scalars({name: each.program for name, each in own.items()})  # first: bundles take minutes
+    hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
-    return ExchangeSpec(specs, hyper, exchange.program.schedule, exchange.program.server)
+    return ExchangeSpec(specs, hyper, exchange.algorithm.schedule, exchange.algorithm.server)
 
 
 def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
     bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
-    form = exchange.program.form
+    form = exchange.algorithm.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]
     weights_only = (server_state.WEIGHTS,)
-    sends = weights_only if form.sections else server_state.states_of(labels, tier.program.server_state)
+    sends = weights_only if form.sections else server_state.states_of(labels, tier.algorithm.server_state)
     _check_sent(federation, tier, sends)
     submodel = tier.submodel
     place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
@@ -223,27 +223,28 @@ def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
 
 
 def _rollout(federation: Federation) -> Rollout:
-    bounds = federation.rollout.model_dump(exclude={"program", "tiers"})
+    bounds = federation.rollout.model_dump(exclude={"algorithm", "tiers"})
     return Rollout(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
 
 
-def _scalars(programs: Mapping[str, Program]) -> dict[str, float]:
+def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
     """The scalars of an exchange, which are announced once for all tiers. ConfigError if a tier has another value."""
     hyper: dict[str, float] = {}
-    for tier, program in programs.items():
-        for name, value in program.hyper.items():
+    for tier, algorithm in algorithms.items():
+        for name, value in algorithm.hyper.items():
             if hyper.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"program {program.name!r} has the scalar {name} = {value:g} in tier {tier!r} and {hyper[name]:g} in "
+                    f"algorithm {algorithm.name!r} has the scalar {name} = {value:g} in tier {tier!r} and "
+                    f"{hyper[name]:g} in "
                     "others, and a round announces one value to all: give it one, or make it part of the graphs",
-                    program=program.name,
+                    algorithm=algorithm.name,
                     tier=tier,
                 )
     return hyper
 
 
 def _check_counting(federation: Federation, tiers: Mapping[str, Tier]) -> None:
-    forms = {name: tier.program.form for name, tier in tiers.items()}
+    forms = {name: tier.algorithm.form for name, tier in tiers.items()}
     own = [name for name, tier in tiers.items() if not tier.submodel.units]
     check_counting(federation.round.count, federation.downlink.encoding, forms, own)
 
@@ -259,9 +260,9 @@ def _warnings(
     for name, tier in tiers.items():
         for text in submodel_warnings(tier.submodel, name, model):
             yield Warned(tier=name, text=text)
-    method = next(iter(tiers.values())).program
+    method = next(iter(tiers.values())).algorithm
     if federation.round.lr_decay_at and not any("lr" in each.hyper for each in method.exchanges):
-        text = f"round.lr_decay_at has nothing to act on: program {method.name!r} has no scalar lr; see its own schedule"
+        text = f"round.lr_decay_at has nothing to act on: algorithm {method.name!r} has no scalar lr; see its own schedule"
         yield Warned(tier="", text=text)
     if aggregate.rule.buffered:
         entries = sum(array.size for array in initial.values())
@@ -285,29 +286,29 @@ def _check_sent(federation: Federation, tier: Tier, sends: Collection[str]) -> N
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:
         return
-    program = tier.program
-    check_lies_like_weights(program, tier.submodel)
-    subject = f"program {program.name!r} sends {', '.join(shared)} beside the weights, and"
+    algorithm = tier.algorithm
+    check_lies_like_weights(algorithm, tier.submodel)
+    subject = f"algorithm {algorithm.name!r} sends {', '.join(shared)} beside the weights, and"
     if federation.aggregate.clip_norm:
         raise ConfigError(
-            f"{subject} aggregate.clip_norm bounds weights only; set it to 0 and use the program's own clip, or "
+            f"{subject} aggregate.clip_norm bounds weights only; set it to 0 and use the algorithm's own clip, or "
             "aggregate.rule median or trimmed_mean",
-            program=program.name,
+            algorithm=algorithm.name,
         )
     if federation.round.count == "nonzero":
         raise ConfigError(
             f"{subject} round.count 'nonzero' leaves out what stayed as it was, which is a value like any other there; set "
             "it to 'holders'",
-            program=program.name,
+            algorithm=algorithm.name,
         )
 
 
-def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Program) -> Rules:
+def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algorithm) -> Rules:
     if method.whole and federation.round.fraction < 1:
         raise ConfigError(
-            f"program {method.name!r} needs every device in every round, and round.fraction is "
-            f"{federation.round.fraction:g}; set it to 1, or choose a program that samples devices",
-            program=method.name,
+            f"algorithm {method.name!r} needs every device in every round, and round.fraction is "
+            f"{federation.round.fraction:g}; set it to 1, or choose an algorithm that samples devices",
+            algorithm=method.name,
         )
     limits, table = federation.wire_limits, federation.round
     if table.mode == "buffered":
@@ -349,13 +350,14 @@ def _buffered(federation: Federation) -> dict[str, Any]:
     return {name: getattr(table, name) for name in names}
 
 
-def _selection(federation: Federation, method: Program) -> Selection:
+def _selection(federation: Federation, method: Algorithm) -> Selection:
     table = federation.selection
     if method.whole and (table.policy != "uniform" or table.measured or table.quorum):
         raise ConfigError(
-            f"program {method.name!r} needs every device in every round, and the table selection chooses among them: leave "
-            "policy, measured and quorum out, or choose a program that samples devices",
-            program=method.name,
+            f"algorithm {method.name!r} needs every device in every round, and the table selection chooses among "
+            f"them: leave "
+            "policy, measured and quorum out, or choose an algorithm that samples devices",
+            algorithm=method.name,
         )
     return Selection(**{**dict(table), "quotas": tuple(table.quotas.items())})
 

@@ -235,7 +235,7 @@ class Ordered(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """The run ends unfinished: its program needs a device that is missing. The process exits with an error."""
+    """The run ends unfinished: its algorithm needs a device that is missing. The process exits with an error."""
 
     text: str
 

@@ -313,7 +313,7 @@ class Rounds:
     def refusal(self, state: State, to: int) -> str:
         """Why the model cannot become that after round ``to`` again; empty if it can."""
         if self.rules.whole:
-            return "the program needs every device in every round, and what devices keep belongs to the rounds since"
+            return "the algorithm needs every device in every round, and what devices keep belongs to the rounds since"
         if self.rules.buffered:
             return "devices are at work on the versions since, and what they send is a change of these"
         if not 0 <= to < state.next_round - 1:

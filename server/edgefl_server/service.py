@@ -70,7 +70,7 @@ InboxEvent = broker.Event | FromWorker | Scored | Neighbours | Given | Probe | S
 class Service:
     """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
 
-    ParticipationError from ``run`` if a program needs every device and the run ends for want of one, or of its updates.
+    ParticipationError from ``run`` if an algorithm needs every device and the run ends for want of one, or of its updates.
 
     ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
     the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.

@@ -26,7 +26,7 @@ seed = 3
 [model]
 name = "mlp"
 options = {{ hidden = [256] }}
-[program]
+[algorithm]
 batch = 8
 steps = 60
 lr = 0.05

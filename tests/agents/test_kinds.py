@@ -22,7 +22,7 @@ rounds = 2
 [model]
 name = "mlp"
 options = { hidden = [8] }
-[program]
+[algorithm]
 batch = 8
 steps = 3
 [data]

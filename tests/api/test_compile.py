@@ -38,7 +38,7 @@ def data() -> Dataset:
 
 @pytest.fixture(scope="module")
 def bundle(data: Dataset) -> edgefl.Bundle:
-    return edgefl.compile(tiny, data=data, program=edgefl.SGD(lr=0.2, steps=8, batch=16), tier="whole")
+    return edgefl.compile(tiny, data=data, algorithm=edgefl.SGD(lr=0.2, steps=8, batch=16), tier="whole")
 
 
 def test_a_bundle_agrees_with_torch_and_is_itself_after_a_file(bundle: edgefl.Bundle, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_bundle_agrees_with_torch_and_is_itself_after_a_file(bundle: edgefl.Bu
 
     assert read == bundle
     assert read.digest == bundle.digest
-    assert "tier='whole', program='sgd'" in repr(read)
+    assert "tier='whole', algorithm='sgd'" in repr(read)
     with pytest.raises(BundleError, match=r"a folder; name one of its bundles: .*whole\.efl"):
         edgefl.Bundle.load(path.parent)
 
@@ -83,7 +83,7 @@ def test_a_tier_of_its_own_weights_gets_them_from_the_bundle_that_was_compiled_h
     data: Dataset, tmp_path: Path
 ) -> None:
     half = edgefl.compile(
-        tiny, data=data, submodel=edgefl.Width(gamma=0.5), program=edgefl.SGD(steps=1), codec=edgefl.Int8()
+        tiny, data=data, submodel=edgefl.Width(gamma=0.5), algorithm=edgefl.SGD(steps=1), codec=edgefl.Int8()
     )
     weights = half.initial_weights()
     share = half.share(weights)
@@ -118,7 +118,7 @@ def test_data_are_named_as_in_a_federation(data: Dataset, bundle: edgefl.Bundle,
         data.save(tmp_path / "mine.npz"),
         edgefl.Data(name="file", file=str(tmp_path / "mine.npz")),
     ):
-        made = edgefl.compile(tiny, data=source, submodel=None, program=training, tier="whole")
+        made = edgefl.compile(tiny, data=source, submodel=None, algorithm=training, tier="whole")
         assert made.manifest.data == bundle.manifest.data
     assert edgefl.compile("mlp", data="digits").manifest.data.shape == (1, 8, 8)
 

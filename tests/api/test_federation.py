@@ -10,11 +10,11 @@ import pytest
 from torch import Tensor, nn
 
 import edgefl
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.config.text import dump
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.data.dataset import Dataset
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
@@ -40,7 +40,7 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
             ),
             "rare": edgefl.Tier(submodel=edgefl.Importance(gamma=0.25, min_keep=4), engine="executorch"),
         },
-        program=edgefl.FedProx(mu=0.1, lr=0.05).personal(0.01),
+        algorithm=edgefl.FedProx(mu=0.1, lr=0.05).personal(0.01),
         codec=edgefl.FedPAQ(bits=3),
         optimizer=edgefl.FedAdam(lr=0.02),
         data="digits",
@@ -52,7 +52,7 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
     assert edgefl.load_federation(path) == made
     assert (made.tiers["weak"].cut, made.tiers["weak"].activations) == (1, "float16")
     assert (made.tiers["rare"].gamma, made.tiers["rare"].options) == (0.25, {"min_keep": 4})
-    assert (made.program.arguments["mu"], made.program.personal) == (0.1, 0.01)
+    assert (made.algorithm.arguments["mu"], made.algorithm.personal) == (0.1, 0.01)
     assert (made.codec.options, made.optimizer.name) == ({"bits": 3}, "fedadam")
     assert "min_devices" not in made.round.model_fields_set  # the lab fills it in
 
@@ -104,24 +104,24 @@ def test_the_files_own_name_and_its_key_go_together() -> None:
         edgefl.load_federation(None, {"data.name": "file"})
 
 
-def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: float = 0.1) -> Program:
+def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: float = 0.1) -> Algorithm:
     return replace(sgd(objective, batch=batch, steps=steps, lr=lr), name="own_method")
 
 
-def test_batch_and_steps_are_a_program_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
+def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
     tmp_path: Path,
 ) -> None:
-    own = edgefl.federation("mlp", program=edgefl.own_program(own_method, lr=0.2), data="digits")
-    assert (own.program.batch, own.program.steps) == (None, None)
+    own = edgefl.federation("mlp", algorithm=edgefl.own_algorithm(own_method, lr=0.2), data="digits")
+    assert (own.algorithm.batch, own.algorithm.steps) == (None, None)
     (tmp_path / "own.toml").write_text(dump(own))
     read = edgefl.load_federation(tmp_path / "own.toml")
     assert read == own
 
     (tier,) = tiers_of(read, federation_model(read, open_data(read))).values()
-    assert (batch_size(tier.program), tier.program.phases[0].steps) == (6, 3)
+    assert (batch_size(tier.algorithm), tier.algorithm.phases[0].steps) == (6, 3)
     for name in ("sgd", "fedbat"):
-        assert edgefl.federation(program=name).program.arguments == {"batch": 32, "steps": 10}
-    assert edgefl.federation(program=edgefl.SGD(batch=5)).program.arguments == {"batch": 5, "steps": 10}
+        assert edgefl.federation(algorithm=name).algorithm.arguments == {"batch": 32, "steps": 10}
+    assert edgefl.federation(algorithm=edgefl.SGD(batch=5)).algorithm.arguments == {"batch": 5, "steps": 10}
 
 
 class Wide(nn.Module):

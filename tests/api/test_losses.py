@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import edgefl
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.config import parse
 from edgefl.config.names import name_problems
 from edgefl.config.text import dump
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models import losses
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
@@ -254,9 +254,9 @@ def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
 
 
 def evaluated(spec: edgefl.ModelSpec, data: edgefl.Dataset) -> dict[str, float]:
-    program = sgd(Objective.of(OutputSide(spec, 0)), batch=4)
+    algorithm = sgd(Objective.of(OutputSide(spec, 0)), batch=4)
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
-    return dict(evaluation(spec, program, data, "cpu")(weights))
+    return dict(evaluation(spec, algorithm, data, "cpu")(weights))
 
 
 def test_the_server_measures_what_the_task_is_measured_by(tmp_path: Path) -> None:
@@ -271,11 +271,11 @@ def test_the_server_measures_what_the_task_is_measured_by(tmp_path: Path) -> Non
 
 
 def test_a_bundle_tells_devices_which_label_counts_for_nothing() -> None:
-    bundle = edgefl.compile(speaker, loss=edgefl.CausalLM(), data=TEXTS, program=edgefl.SGD(batch=4))
+    bundle = edgefl.compile(speaker, loss=edgefl.CausalLM(), data=TEXTS, algorithm=edgefl.SGD(batch=4))
     [port] = [each for each in bundle.manifest.graph("train").inputs_of("batch") if each.label == "0.y"]
     assert (port.dtype, port.shape, port.ignored) == ("int64", (4, LENGTH), -100)
     again = origin_of(bundle.manifest, edgefl.federation(speaker, loss=edgefl.CausalLM()))
-    assert again.program.phases[0].function.inputs["batch.0.y"].ignored == -100
+    assert again.algorithm.phases[0].function.inputs["batch.0.y"].ignored == -100
     result = edgefl.train_round(bundle, bundle.initial_weights(), TOKENS, PADDED)
     assert math.isfinite(result.metrics["loss"])
 

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.api import choices
 from edgefl.codecs.catalog import CODECS
 from edgefl.contract.choice import Named
 from edgefl.models.losses import LOSSES
 from edgefl.optimizers.catalog import OPTIMIZERS
-from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.catalog import KINDS
 from edgefl.wire.errors import ConfigError
 
 BOTH = "fedbat"
-"""A codec that belongs to the program of its name: as an object there is the program."""
+"""A codec that belongs to the algorithm of its name: as an object there is the algorithm."""
 
 
 def test_every_public_name_is_there_and_listed_for_type_checkers() -> None:
@@ -42,7 +42,7 @@ def test_every_public_name_is_there_and_listed_for_type_checkers() -> None:
 def test_the_objects_are_the_catalogs_and_take_the_options_of_their_factories() -> None:
     named = [thing for thing in vars(choices).values() if isinstance(thing, Named)]
     factories = {
-        **PROGRAMS,
+        **ALGORITHMS,
         **LOSSES,
         **KINDS,
         **OPTIMIZERS,

@@ -55,7 +55,7 @@ def pictures(count: int) -> tuple[Array, Array]:
 @pytest.fixture(scope="module")
 def bundle() -> edgefl.Bundle:
     data = edgefl.Dataset.of(*pictures(20), *pictures(20), name="animals", names=NAMES)
-    return edgefl.compile(looks, data=data, program=edgefl.SGD(lr=0.1, steps=2, batch=4))
+    return edgefl.compile(looks, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=4))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def sentences() -> tuple[edgefl.Bundle, Any]:
     data = edgefl.Dataset.of(
         x, y, x, y, below=20, names=("bad", "good"), reader=Text(), tokenizer=known.tokenizer
     )
-    return edgefl.compile(Words, data=data, program=edgefl.SGD(lr=0.1, steps=2, batch=2)), known.encoder()
+    return edgefl.compile(Words, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=2)), known.encoder()
 
 
 def folders(path: Path, x: Array, y: Array) -> Path:
@@ -157,7 +157,7 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
     y = np.array([0, 0, 0, 1, 1, 1])
     x = edgefl.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
     data = edgefl.Dataset.of(x, y, x, y, names=("off", "on"), reader=Sound(**MEL))
-    made = edgefl.compile(Hears, data=data, program=edgefl.SGD(lr=0.1, steps=2, batch=2), target=target)
+    made = edgefl.compile(Hears, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=2), target=target)
     path = made.save(tmp_path / "sounds.efl")
     for row, (samples, label) in enumerate(zip(waves, y, strict=True)):
         sound(tmp_path / "own" / ("off", "on")[label] / f"{row}.wav", samples)

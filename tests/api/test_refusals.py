@@ -34,12 +34,12 @@ CLOSED = RoundClosed(
 
 def test_names_and_entries_without_options_stand_for_choices() -> None:
     made = edgefl.federation(
-        program="fedprox",
+        algorithm="fedprox",
         codec=edgefl.FedPAQ,
         optimizer="fedadam",
         tiers={"half": edgefl.Tier(submodel="width")},
     )
-    assert (made.program.name, made.codec.name, made.optimizer.name) == ("fedprox", "fedpaq", "fedadam")
+    assert (made.algorithm.name, made.codec.name, made.optimizer.name) == ("fedprox", "fedpaq", "fedadam")
     assert made.tiers["half"].kind == "width"
     assert edgefl.federation(codec=edgefl.FedBAT(rho=5.0)).codec.options == {"rho": 5.0}
 
@@ -48,10 +48,10 @@ def test_names_and_entries_without_options_stand_for_choices() -> None:
     ("arguments", "message"),
     [
         ({"codec": edgefl.OutputSide()}, "argument `codec` is OutputSide"),
-        ({"program": edgefl.Dense()}, "argument `program` is Dense"),
+        ({"algorithm": edgefl.Dense()}, "argument `algorithm` is Dense"),
         ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
         ({"activations": "bfloat16"}, "stored as 'bfloat16'; choose one of float32, float16"),
-        ({"program": "fedprox:mu=0.1"}, r"options go into an object, such as edgefl.FedProx\(mu=0.1\)"),
+        ({"algorithm": "fedprox:mu=0.1"}, r"options go into an object, such as edgefl.FedProx\(mu=0.1\)"),
         ({"data": "digit"}, "digit"),
         ({"data": 3}, "argument `data` is int; give a dataset's name"),
         ({"sample": (1, 2, 2)}, "argument `sample` has no effect here: model 'mlp' brings its own"),
@@ -219,7 +219,7 @@ def test_a_submodel_in_place_of_a_tier_is_told() -> None:
 
 
 def own_method(objective: object, *, mu: float = 0.1) -> None:
-    """A program's options, which are all that is looked at here."""
+    """An algorithm's options, which are all that is looked at here."""
 
 
 @pytest.mark.parametrize(
@@ -229,11 +229,11 @@ def own_method(objective: object, *, mu: float = 0.1) -> None:
         ({"mu": "a"}, "option 'mu' of own_method is 'a'"),
     ],
 )
-def test_an_option_that_a_program_of_ones_own_has_not_is_refused_at_once(
+def test_an_option_that_an_algorithm_of_ones_own_has_not_is_refused_at_once(
     options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        edgefl.own_program(own_method, **options)
+        edgefl.own_algorithm(own_method, **options)
 
 
 def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:

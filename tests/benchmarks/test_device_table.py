@@ -10,7 +10,7 @@ import torch
 from benchmarks.common import device_graph
 from benchmarks.device_table import rows as device_table
 from benchmarks.device_table.rows import EMBRACING, SGD, WIDTH
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.contract.tensors import prefixed
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -40,7 +40,7 @@ def test_both_methods_tiers_are_those_of_the_paper() -> None:
 def test_the_forward_pass_alone_is_that_of_the_step() -> None:
     submodel = device_table.submodels_of(build_model("resnet8"))[EMBRACING, "weak"]
     objective = Objective.of(submodel)
-    step = programs.build("sgd", objective, batch=BATCH, **SGD).phases[0].function
+    step = algorithms.build("sgd", objective, batch=BATCH, **SGD).phases[0].function
     example = step.example(3)
 
     alone, whole = device_table.forward_only(objective, BATCH)(dict(example)), step(dict(example))
@@ -54,11 +54,11 @@ def test_the_forward_pass_alone_is_that_of_the_step() -> None:
 def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
     submodel = catalog.build(build_model("mlp", hidden=[8]), "width", ratio=1.0)
     objective = Objective.of(submodel)
-    program = programs.build("sgd", objective, batch=BATCH, **SGD)
+    algorithm = algorithms.build("sgd", objective, batch=BATCH, **SGD)
     weights = prefixed("weights", submodel.suffix.state_dict())
-    left = {**weights, **program.start(weights)}
+    left = {**weights, **algorithm.start(weights)}
     device_graph.written(
-        tmp_path / "step", format_of("onnx"), program.phases[0].function, left, program.hyper
+        tmp_path / "step", format_of("onnx"), algorithm.phases[0].function, left, algorithm.hyper
     )
 
     with device_graph.worker(tmp_path / "step", 1) as worker:

@@ -95,7 +95,7 @@ def test_a_binary_is_counted_with_the_libraries_that_it_loads_and_without_the_sy
 
 
 def test_a_binary_that_is_none_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "agent").write_text("no program")
+    (tmp_path / "agent").write_text("no algorithm")
 
     with pytest.raises(EdgeflError, match="strip"):
         footprint.sizes(tmp_path / "agent")

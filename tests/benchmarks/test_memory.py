@@ -22,7 +22,7 @@ def federation() -> Federation:
     tables = {
         "federation": {"name": "compared"},
         "model": {"name": "resnet8", "options": {"widths": [4, 4, 4]}},
-        "program": {"batch": 8},
+        "algorithm": {"batch": 8},
         "data": {"name": "random", "train_samples": 8, "test_samples": 8},
         "tiers": {"strong": {"cut": 0}},
     }
@@ -46,7 +46,9 @@ def _training(bundle: Bundle) -> tuple[str, bytes]:
     return graph.format, bundle.graph_bytes(graph.name)
 
 
-def test_only_a_program_of_executorch_is_compiled_again_for_the_comparison(made: tuple[Path, Path]) -> None:
+def test_only_an_algorithm_of_executorch_is_compiled_again_for_the_comparison(
+    made: tuple[Path, Path],
+) -> None:
     path, plain = made
 
     format, graph = _training(read_bundle(path))

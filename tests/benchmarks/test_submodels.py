@@ -37,7 +37,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     told = json.loads(ran.stdout)
     [row] = told["results"]
     assert told["bench"] == "submodels" and list(row)[: len(FIELDS)] == FIELDS
-    assert (row["kind"], row["gamma"], row["model"], row["program"]) == ("width", 0.25, "mlp", "sgd")
+    assert (row["kind"], row["gamma"], row["model"], row["algorithm"]) == ("width", 0.25, "mlp", "sgd")
     assert all(row[name] > 0 for name in FIELDS[2:])
     assert row["prediction_error"] == pytest.approx(
         row["predicted_bytes"] / row["peak_over_idle_bytes"] - 1, abs=1e-3
@@ -51,7 +51,7 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
 
     row = measure(build_model("mlp", size=8), "importance", 1 / 16, settings)
 
-    assert row.program == "tcbgd"
+    assert row.algorithm == "tcbgd"
     assert 0 < row.kept_macs < 0.2 * row.macs
     assert row.upload_bytes < row.download_bytes
     assert row.round_peak_bytes >= row.peak_over_idle_bytes

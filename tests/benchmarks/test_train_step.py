@@ -25,7 +25,7 @@ from benchmarks.train_step.eager import optimizer, stepper
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import SGD, compiled, measure
 from benchmarks.train_step.tuned import take_fastest
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
@@ -80,7 +80,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 @pytest.mark.slow
 def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None:
     submodel = built("resnet8", {}, "strong")
-    function = programs.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
+    function = algorithms.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
     form = format_of("onnx")
     captured, artifact, _ = compiled(function, None, form)
     example = function.example(0)
@@ -122,7 +122,7 @@ def test_executorchs_own_training_export_stands_beside_the_step() -> None:
 @pytest.mark.slow
 def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tmp_path: Path) -> None:
     submodel = built("mlp", {"size": 4}, "strong")
-    step = programs.build("sgd", Objective.of(submodel), batch=2).phases[0].function
+    step = algorithms.build("sgd", Objective.of(submodel), batch=2).phases[0].function
     batch = {name: value for name, value in step.example(0).items() if name.startswith("batch.")}
     np.savez(tmp_path / "batch0.npz", **{name: value.numpy() for name, value in batch.items()})  # type: ignore[arg-type]
     module = as_written(submodel.suffix)
@@ -130,11 +130,11 @@ def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tm
     wanted.backward()  # type: ignore[no-untyped-call]
 
     et_training.prepare(tmp_path, submodel)
-    program = et_training.opened(tmp_path)
-    (loss,) = program.forward_backward("forward", (batch["batch.0.x"], batch["batch.0.y"]))
+    algorithm = et_training.opened(tmp_path)
+    (loss,) = algorithm.forward_backward("forward", (batch["batch.0.x"], batch["batch.0.y"]))
 
     torch.testing.assert_close(loss, wanted.detach())
-    found = program.named_gradients()
+    found = algorithm.named_gradients()
     for name, parameter in module.named_parameters():
         torch.testing.assert_close(found[f"module.{name}"], parameter.grad, rtol=1e-4, atol=1e-5)
 
@@ -164,7 +164,7 @@ def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -
 @pytest.mark.slow
 def test_a_memory_budget_is_compiled_into_the_step() -> None:
     submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
-    step = programs.build("sgd", Objective.of(submodel), batch=32).phases[0].function
+    step = algorithms.build("sgd", Objective.of(submodel), batch=32).phases[0].function
 
     captured, plain, none = compiled(step, None, format_of("onnx"))
     _, tight, budget = compiled(step, Budget(0.9, relative=True), format_of("onnx"))
@@ -255,19 +255,19 @@ def test_a_worker_that_ends_says_why() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet8", "cnn"])
-def test_the_eager_baseline_does_the_work_of_the_program(model: str) -> None:
+def test_the_eager_baseline_does_the_work_of_the_algorithm(model: str) -> None:
     """Otherwise the comparison would be with something easier."""
     submodel = built(model, {"size": 8}, "strong")
     settings = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
-    program = programs.build("sgd", Objective.of(submodel), batch=4, **settings)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective.of(submodel), batch=4, **settings)
+    step = algorithm.phases[0].function
     batches = [step.example(seed) for seed in range(2)]
     weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
     module = as_written(submodel.suffix)
     pairs = [(batch["batch.0.x"], batch["batch.0.y"]) for batch in batches]
     eager = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **settings), pairs)
 
-    state = program.start(weights)
+    state = algorithm.start(weights)
     for batch in batches:
         eager()
         data = {name: value for name, value in batch.items() if name.startswith("batch.")}

@@ -19,7 +19,7 @@ options = { hidden = [4] }
 name = "random"
 train_samples = 8
 test_samples = 8
-[program]
+[algorithm]
 batch = 2
 [tiers.strong]
 """
@@ -49,7 +49,7 @@ def test_a_second_export_takes_the_bundle_and_the_command_lists_and_clears_it(fo
     listed = msgspec.json.decode(runner().invoke(app, ["cache", "--json"]).stdout)
     [entry] = listed["bundles"]
     assert listed["folder"] == str(folder / "kept") and listed["bytes"] == entry["bytes"] > 0
-    assert (entry["model"], entry["tier"], entry["program"], entry["format"]) == (
+    assert (entry["model"], entry["tier"], entry["algorithm"], entry["format"]) == (
         "mlp",
         "strong",
         "sgd",

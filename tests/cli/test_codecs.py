@@ -23,7 +23,7 @@ rounds = 2
 [model]
 name = "mlp"
 options = { hidden = [64] }
-[program]
+[algorithm]
 batch = 8
 steps = 2
 [data]
@@ -148,11 +148,13 @@ def test_validate_tells_what_an_update_of_each_tier_takes(tmp_path: Path) -> Non
     assert re.search(shown, edgefl("validate", file, "--build"))
 
 
-@pytest.mark.parametrize(("program", "models"), [("fafed", 3), ("scaffold", 2), ("local", 0), ("fedavg", 1)])
-def test_validate_counts_what_a_program_sends_beside_the_weights(
-    tmp_path: Path, program: str, models: int
+@pytest.mark.parametrize(
+    ("algorithm", "models"), [("fafed", 3), ("scaffold", 2), ("local", 0), ("fedavg", 1)]
+)
+def test_validate_counts_what_an_algorithm_sends_beside_the_weights(
+    tmp_path: Path, algorithm: str, models: int
 ) -> None:
-    file = written(tmp_path, SMALL.replace("[program]", f'[program]\nname = "{program}"'))
+    file = written(tmp_path, SMALL.replace("[algorithm]", f'[algorithm]\nname = "{algorithm}"'))
     [*_, whole] = as_json("validate", file, "--build")["updates"]
     assert (whole["entries"], whole["tensors"]) == (models * ENTRIES, models * TENSORS)
 

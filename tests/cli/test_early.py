@@ -32,16 +32,16 @@ print(json.dumps(found))
 """
 
 WRONG = {
-    "run --program sdg": (2, "did you mean 'sgd'?"),
+    "run --algorithm sdg": (2, "did you mean 'sgd'?"),
     "run --codec fedpac": (2, "did you mean 'fedpaq'?"),
     "run --loss hubr": (2, "did you mean 'huber'?"),
     "run --tiers strong,half=widht:1/4": (2, "did you mean 'width'?"),
     "run --broker mosquito": (2, "did you mean 'mosquitto'?"),
     "run --data elsewhere": (3, "data.dir: there is no file or folder"),
     "run federation.toml --codec fedpac": (2, "\nthe command line cannot be used:\n  - codec.name"),
-    "run federation.toml --rounds 2": (2, "federation.toml cannot be used:\n  - program.name"),
+    "run federation.toml --rounds 2": (2, "federation.toml cannot be used:\n  - algorithm.name"),
     "simulate --set round.fractoin=0.1": (2, "did you mean 'fraction'?"),
-    "simulate --set program.name=fedprx": (2, "did you mean 'fedprox'?"),
+    "simulate --set algorithm.name=fedprx": (2, "did you mean 'fedprox'?"),
     "plan --model resnet9": (2, "did you mean 'resnet"),
     "export --model mpl": (2, "did you mean 'mlp'?"),
     "check mpl": (2, "did you mean 'mlp'?"),
@@ -110,8 +110,8 @@ WRONG = {
     "check zeros.py:make": (2, "zeros.py is no Python code: "),
     "ls codecs fedbatt": (2, "did you mean 'fedbat'?"),
     "validate limits.toml": (2, "limits.fetch_windw: unknown key; did you mean 'fetch_window'?"),
-    "run values.toml": (2, "program.steps: Input should be greater than or equal to 1"),
-    "simulate values.toml": (2, "program.lr: Input should be a finite number"),
+    "run values.toml": (2, "algorithm.steps: Input should be greater than or equal to 1"),
+    "simulate values.toml": (2, "algorithm.lr: Input should be a finite number"),
     "run --out done": (2, "done holds a finished run: use --fresh or another --out"),
     "simulate --out done": (2, "done holds a simulation: --resume goes on with it"),
     "simulate no_count.toml": (2, "no tier has a count"),
@@ -121,7 +121,7 @@ WRONG = {
     "check json:lods": (2, "did you mean 'loads'?"),
     "check mlp --loss code.py:los": (2, "loss.name: code.py has no function 'los'"),
     "run --model code.py:mkae": (2, "did you mean 'make'?"),
-    "run --program code.py:mkae": (2, "program.name: code.py has no function 'mkae'"),
+    "run --algorithm code.py:mkae": (2, "algorithm.name: code.py has no function 'mkae'"),
     "run --tiers half=width:2": (2, "a share above 0 and at most 1"),
     "profile mlp --tier strog": (2, "did you mean 'strong'?"),
     "deploy --weights file.npz --data nodata": (3, "there is no file or folder nodata"),
@@ -160,7 +160,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "code.py").write_text("import sys\n\ndef make():\n    return sys\n")
     (folder / "syntax.py").write_text("def make(:\n")
     (folder / "zeros.py").write_bytes(b"\0\0")
-    (folder / "values.toml").write_text("[program]\nsteps = 0\nlr = inf\n")
+    (folder / "values.toml").write_text("[algorithm]\nsteps = 0\nlr = inf\n")
     (folder / "no_count.toml").write_text("[tiers.a]\n")
     (folder / "done").mkdir()
     for name in ("config.toml", "model.safetensors"):
@@ -175,7 +175,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     for name in ("tiers.toml", "weights/run.toml"):
         (folder / name).write_text(tiers)
     (folder / "wide.toml").write_text("a = 1", "utf-16")
-    (folder / "federation.toml").write_text('[program]\nname = "sdg"\n')
+    (folder / "federation.toml").write_text('[algorithm]\nname = "sdg"\n')
     return dict(zip(WRONG, _tried(folder, list(WRONG)), strict=True))
 
 

@@ -20,7 +20,7 @@ def test_the_version_is_an_option() -> None:
     assert "--version" in runner().invoke(app, ["--help"]).output
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["device"], ["key", "show"], ["conformance", "run"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["device"], ["key", "show"], ["data", "check"]])
 def test_the_short_option_for_help_is_known_everywhere(command: list[str]) -> None:
     short, whole = (runner().invoke(app, [*command, option]) for option in ("-h", "--help"))
 

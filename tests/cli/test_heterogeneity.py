@@ -22,7 +22,7 @@ CONFIG = """
 [model]
 name = "elu_mlp"
 options = { hidden = [6] }
-[program]
+[algorithm]
 batch = 10
 steps = 4
 lr = 0.01

@@ -255,6 +255,6 @@ def test_every_event_has_a_sentence() -> None:
     assert kinds - {events.Event} == {type(event) for event, _ in LINES}
 
 
-def test_programs_get_whole_values() -> None:
+def test_algorithms_get_whole_values() -> None:
     told = msgspec.json.decode(msgspec.json.encode(closed()))
     assert told["weights_sha256"] == SHA and told["down_bytes"] == 3 << 20 and told["event"] == "roundclosed"

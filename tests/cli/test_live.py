@@ -194,7 +194,7 @@ def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
         "round",
         "round 2 waits for strong-0 (offline), strong-1 (train 3/10)",
     ]
-    assert other == "", "with --json, standard output is the program's"
+    assert other == "", "with --json, standard output is the algorithm's"
 
 
 def live_view(federation: Federation, live_: bool) -> live.View:

@@ -182,8 +182,8 @@ def test_a_federation_file_is_profiled_in_the_formats_that_it_names(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("measured_before")
-def test_every_exchange_of_a_program_is_profiled(tmp_path: Path) -> None:
-    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[program]\nname = "stem"\n[tiers.strong]\n'
+def test_every_exchange_of_an_algorithm_is_profiled(tmp_path: Path) -> None:
+    text = '[model]\nname = "mlp"\n[data]\nname = "digits"\n[algorithm]\nname = "stem"\n[tiers.strong]\n'
     (tmp_path / "federation.toml").write_text(text)
 
     done = runner().invoke(app, ["profile", str(tmp_path / "federation.toml"), "--repeat", "1", "--json"])

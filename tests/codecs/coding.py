@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgefl.algorithms import catalog as algorithms
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.codec import Codec
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs import catalog as programs
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.tensors import Array, Arrays
@@ -52,11 +52,11 @@ class Coding:
         return Objective.of(self.submodel)
 
     @cached_property
-    def program(self) -> Program:
+    def algorithm(self) -> Algorithm:
         training = self.codec.training
-        name, options = (training.program, dict(training.options)) if training else ("sgd", {})
+        name, options = (training.algorithm, dict(training.options)) if training else ("sgd", {})
         return applied(
-            self.codec, programs.build(name, self.objective, batch=2, steps=2, **options), self.objective
+            self.codec, algorithms.build(name, self.objective, batch=2, steps=2, **options), self.objective
         )
 
     @property
@@ -79,25 +79,25 @@ class Coding:
 
     def finish(self, left: Tensors, *, seed: int = 0, carry: Tensors | None = None) -> tuple[Arrays, Tensors]:
         """(the update's arrays, what stays on the device) of training that left ``left``; nothing was carried at first."""
-        ports = self.program.finish.inputs
+        ports = self.algorithm.finish.inputs
         uniform = noise(ports, seed)
         held = {name: spec.zeros() for name, spec in ports.items() if name.startswith("carry.")}
         held |= carry or {}
-        out = self.program.finish(
+        out = self.algorithm.finish(
             prefixed("weights", self.weights) | prefixed("state.weights", left) | uniform | held
         )
         update = {name: tensor.numpy() for name, tensor in select(out, "update").items()}
         return update, prefixed("carry", select(out, "carry"))
 
     def decoded(self, update: Mapping[str, Array]) -> Arrays:
-        return decode(self.program.form, update, self.regions, self.shapes)
+        return decode(self.algorithm.form, update, self.regions, self.shapes)
 
     def averaged(self, *updates: tuple[Mapping[str, Array], int], old: Arrays | None = None) -> Arrays:
         """The new weights after these (update, samples)."""
         weights = self.arrays if old is None else old
         aggregator = Aggregator(layout_of(weights), weight_limit=sum(n for _, n in updates), device="cpu")
         for update, samples in updates:
-            aggregator.add(aggregator.check(update, self.regions, self.program.form), samples)
+            aggregator.add(aggregator.check(update, self.regions, self.algorithm.form), samples)
         return aggregator.result(weights)
 
     def moved(self, seed: int, size: float = 0.01) -> Tensors:

@@ -17,13 +17,13 @@ from tests.codecs.coding import Coding, small
 @pytest.mark.parametrize("codec", ["signsgd", "int8", "fedbat", "float16"])
 def test_statistics_of_other_widths_are_refused(codec: str) -> None:
     with pytest.raises(ConfigError, match="2 to 8 bits each, or in 32 as float32; found statistics = 16"):
-        Coding.of(codec, statistics=16).program  # noqa: B018
+        Coding.of(codec, statistics=16).algorithm  # noqa: B018
 
 
 def test_zerofl_without_sparse_upload_sends_whole_changes_and_minds_its_other_options() -> None:
     coding = Coding.of("zerofl", sparse_upload=False, statistics=4)
-    trained, statistics = coding.program.form.sections
-    assert trained.encoding == Values() and coding.program.form.change
+    trained, statistics = coding.algorithm.form.sections
+    assert trained.encoding == Values() and coding.algorithm.form.change
     assert getattr(statistics.encoding, "bits", None) == 4
 
 
@@ -53,16 +53,16 @@ def frozen() -> ModelSpec:
 def test_parameters_that_are_not_trained_do_not_travel_as_changes(codec: str) -> None:
     coding = Coding.of(codec, frozen())
     still = {n for n, p in coding.submodel.spec.module.named_parameters() if not p.requires_grad}
-    sent = {name for section in coding.program.form.sections for name in section.names}
+    sent = {name for section in coding.algorithm.form.sections for name in section.names}
     assert len(still) == 1
     assert sent == set(coding.regions) - still
-    assert set(coding.program.form.held(coding.regions)) == sent
+    assert set(coding.algorithm.form.held(coding.regions)) == sent
 
 
 def test_a_form_of_weights_has_those_too_for_the_server_averages_them() -> None:
     coding = Coding.of("bifl", frozen())
-    sent = {name for section in coding.program.form.sections for name in section.names}
-    assert sent == set(coding.regions) == set(coding.program.form.held(coding.regions))
+    sent = {name for section in coding.algorithm.form.sections for name in section.names}
+    assert sent == set(coding.regions) == set(coding.algorithm.form.held(coding.regions))
 
 
 def test_a_codec_that_is_left_nothing_to_code_says_so() -> None:
@@ -70,7 +70,7 @@ def test_a_codec_that_is_left_nothing_to_code_says_so() -> None:
     for parameter in spec.module.parameters():
         parameter.requires_grad_(parameter.dim() == 1)
     with pytest.raises(ConfigError, match="no tensor to code here"):
-        Coding.of("signsgd", spec, binarize_1d=False).program  # noqa: B018
+        Coding.of("signsgd", spec, binarize_1d=False).algorithm  # noqa: B018
 
 
 def test_moving_statistics_are_buffers_only() -> None:

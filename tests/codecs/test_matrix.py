@@ -9,31 +9,31 @@ from itertools import product
 
 import pytest
 
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.exits import early_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.catalog import PROGRAMS
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
 
 ALL = frozenset
-CODEC, KIND, PROGRAM = ALL(CODECS), ALL(KINDS) | {"rolling"}, ALL(PROGRAMS)
+CODEC, KIND, ALGORITHM = ALL(CODECS), ALL(KINDS) | {"rolling"}, ALL(ALGORITHMS)
 MOVING = ALL({"importance", "importance_structured", "rolling"})
-SHARING = ALL({"scaffold", "local_amsgrad", "mimeadam", "mimelite", "fafed", "stem"}) & PROGRAM
-KEEPING = ALL({"local", "naive_adaptive"}) & PROGRAM
+SHARING = ALL({"scaffold", "local_amsgrad", "mimeadam", "mimelite", "fafed", "stem"}) & ALGORITHM
+KEEPING = ALL({"local", "naive_adaptive"}) & ALGORITHM
 
 IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], type[Exception], str], ...] = (
     (
         "what is held changes each round, and with it what a residual would be of",
         ALL({"ef_signsgd"}),
         MOVING,
-        PROGRAM,
+        ALGORITHM,
         ConfigError,
         r"'ef_signsgd' keeps .* other entries in each round; choose a codec without feedback, or a kind that stays",
     ),
@@ -41,25 +41,25 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         "FedBAT is a training, of which the codec is the last part",
         ALL({"fedbat"}),
         KIND,
-        PROGRAM - {"sgd", "fedbat"},
+        ALGORITHM - {"sgd", "fedbat"},
         ConfigError,
-        r"local training 'fedbat', and program.name is .*; leave program.name out, or choose a codec",
+        r"local training 'fedbat', and algorithm.name is .*; leave algorithm.name out, or choose a codec",
     ),
     (
         "ZeroFL trains by SWAT",
         ALL({"zerofl"}),
         KIND,
-        PROGRAM - {"sgd", "swat"},
+        ALGORITHM - {"sgd", "swat"},
         ConfigError,
-        r"local training 'swat', and program.name is .*; leave program.name out, or choose a codec",
+        r"local training 'swat', and algorithm.name is .*; leave algorithm.name out, or choose a codec",
     ),
     (
         "BiFL sends the weights of a net that was trained binary",
         ALL({"bifl", "bifl_full"}),
         KIND,
-        PROGRAM - {"sgd", "binary"},
+        ALGORITHM - {"sgd", "binary"},
         ConfigError,
-        r"local training 'binary', and program.name is .*; leave program.name out, or choose a codec",
+        r"local training 'binary', and algorithm.name is .*; leave algorithm.name out, or choose a codec",
     ),
     (
         "there are no exits to train",
@@ -99,7 +99,7 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         MOVING,
         KEEPING,
         ConfigError,
-        r"keeps something of every entry .* choose another program, or a kind that stays",
+        r"keeps something of every entry .* choose another algorithm, or a kind that stays",
     ),
     (
         "a codec codes the weights, and these send or keep more",
@@ -107,7 +107,7 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         KIND,
         SHARING | KEEPING,
         ConfigError,
-        r"codes the change of the weights, and program .* sends or keeps more than that .*; choose codec dense",
+        r"codes the change of the weights, and algorithm .* sends or keeps more than that .*; choose codec dense",
     ),
     (
         "an update is coded once",
@@ -115,15 +115,15 @@ IMPOSSIBLE: tuple[tuple[str, frozenset[str], frozenset[str], frozenset[str], typ
         KIND,
         ALL({"fedbat"}),
         ConfigError,
-        r"program 'fedbat' codes its update itself \(fedbat\); leave out codec",
+        r"algorithm 'fedbat' codes its update itself \(fedbat\); leave out codec",
     ),
 )
-"""(why, codecs, kinds, programs, error, its text); the first row that fits a triple counts, all others go together."""
+"""(why, codecs, kinds, algorithms, error, its text); the first row that fits a triple counts, all others go together."""
 
 
-def reason(codec: str, kind: str, program: str) -> tuple[str, type[Exception], str] | None:
-    for why, codecs, kind_names, programs, error, text in IMPOSSIBLE:
-        if codec in codecs and kind in kind_names and program in programs:
+def reason(codec: str, kind: str, algorithm: str) -> tuple[str, type[Exception], str] | None:
+    for why, codecs, kind_names, algorithms, error, text in IMPOSSIBLE:
+        if codec in codecs and kind in kind_names and algorithm in algorithms:
             return why, error, text
     return None
 
@@ -140,22 +140,22 @@ def submodel(kind: str) -> Submodel:
     return kinds.build(spec, kind, **({} if kind == "output_side" else {"gamma": 0.5}))
 
 
-def built(codec: str, kind: str, program: str) -> Program:
-    table = {"codec": {"name": codec}, "program": {"name": program, "batch": 2, "steps": 2}}
-    return program_of(parse(table, source="the matrix"), submodel(kind))
+def built(codec: str, kind: str, algorithm: str) -> Algorithm:
+    table = {"codec": {"name": codec}, "algorithm": {"name": algorithm, "batch": 2, "steps": 2}}
+    return algorithm_of(parse(table, source="the matrix"), submodel(kind))
 
 
 def triples(*, possible: bool) -> Iterator[tuple[str, str, str]]:
-    for codec, kind, program in product(CODECS, sorted(KIND), PROGRAMS):
-        if (reason(codec, kind, program) is None) is possible:
-            yield codec, kind, program
+    for codec, kind, algorithm in product(CODECS, sorted(KIND), ALGORITHMS):
+        if (reason(codec, kind, algorithm) is None) is possible:
+            yield codec, kind, algorithm
 
 
-def refused(codec: str, kind: str, program: str) -> str:
+def refused(codec: str, kind: str, algorithm: str) -> str:
     """Why."""
-    why, error, text = reason(codec, kind, program) or ("", Exception, "")
+    why, error, text = reason(codec, kind, algorithm) or ("", Exception, "")
     with pytest.raises(error, match=text):
-        built(codec, kind, program)
+        built(codec, kind, algorithm)
     return why
 
 
@@ -170,13 +170,13 @@ def test_every_triple_that_cannot_be_combined_says_why(codec: str) -> None:
     assert [refused(*triple) for triple in triples(possible=False) if triple[0] == codec]
 
 
-def updated(codec: str, kind: str, program_name: str) -> bool:
+def updated(codec: str, kind: str, algorithm_name: str) -> bool:
     """Whether the update lies in sections; if so, as its form says."""
-    program = built(codec, kind, program_name)
-    form, where = program.form, (codec, kind, program_name)
+    algorithm = built(codec, kind, algorithm_name)
+    form, where = algorithm.form, (codec, kind, algorithm_name)
     coded = {"bifl_full": "dense"}.get(codec, codec)
-    assert form.codec == ("fedbat" if program_name == "fedbat" else coded), where
-    found = program.finish(program.finish.example(1))
+    assert form.codec == ("fedbat" if algorithm_name == "fedbat" else coded), where
+    found = algorithm.finish(algorithm.finish.example(1))
     update = {name.removeprefix("update."): t for name, t in found.items() if name.startswith("update.")}
     if not form.sections:
         return False
@@ -186,20 +186,20 @@ def updated(codec: str, kind: str, program_name: str) -> bool:
     assert told == form.arrays(sizes), where
     assert sorted(n for section in form.sections for n in section.names) == sorted(sizes), where
     masks = sum(sizes[name] for name in form.masked)
-    assert dict(program.masks) == ({"mask": masks} if masks else {}), where
+    assert dict(algorithm.masks) == ({"mask": masks} if masks else {}), where
     return True
 
 
 @pytest.mark.slow
 def test_all_else_builds_an_update_of_the_codec_s_form() -> None:
-    """One triple for each codec beside each kind, and for each program."""
+    """One triple for each codec beside each kind, and for each algorithm."""
     seen: set[object] = set()
-    for codec, kind, program in triples(possible=True):
-        if {(codec, kind), program} <= seen:
+    for codec, kind, algorithm in triples(possible=True):
+        if {(codec, kind), algorithm} <= seen:
             continue
-        seen |= {(codec, kind), program}
-        assert updated(codec, kind, program) or codec in ("dense", "bifl_full")
-    assert {*PROGRAMS} <= seen and {codec for codec, _ in seen & {*product(CODECS, sorted(KIND))}} == {
+        seen |= {(codec, kind), algorithm}
+        assert updated(codec, kind, algorithm) or codec in ("dense", "bifl_full")
+    assert {*ALGORITHMS} <= seen and {codec for codec, _ in seen & {*product(CODECS, sorted(KIND))}} == {
         *CODECS
     }
 
@@ -212,17 +212,17 @@ def test_every_other_triple_builds_one(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", ["topk", "int8"])
 def test_feedback_as_an_option_is_refused_where_what_is_held_changes(codec: str) -> None:
-    table = {"codec": {"name": codec, "options": {"feedback": True}}, "program": {"batch": 2, "steps": 2}}
+    table = {"codec": {"name": codec, "options": {"feedback": True}}, "algorithm": {"batch": 2, "steps": 2}}
     for kind in sorted(KIND):
         if kind in MOVING:
             with pytest.raises(ConfigError, match="choose a codec without feedback"):
-                program_of(parse(table, source="the matrix"), submodel(kind))
+                algorithm_of(parse(table, source="the matrix"), submodel(kind))
         else:
-            kept = program_of(parse(table, source="the matrix"), submodel(kind)).finish.inputs
+            kept = algorithm_of(parse(table, source="the matrix"), submodel(kind)).finish.inputs
             assert any(name.startswith("carry.residual.") for name in kept)
 
 
-def test_the_matrix_has_every_codec_kind_and_program_and_most_of_it_is_possible() -> None:
+def test_the_matrix_has_every_codec_kind_and_algorithm_and_most_of_it_is_possible() -> None:
     possible, impossible = (len(list(triples(possible=choice))) for choice in (True, False))
-    assert possible + impossible == len(CODECS) * (len(KINDS) + 1) * len(PROGRAMS)
+    assert possible + impossible == len(CODECS) * (len(KINDS) + 1) * len(ALGORITHMS)
     assert possible > 280

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from tests.codecs.coding import Coding
 
 ALL: list[tuple[str, dict[str, Any]]] = [
@@ -44,10 +44,10 @@ def compare(function: Function) -> None:
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(("codec", "options"), ALL)
 def test_finish_runs_under_vmap(codec: str, options: dict[str, Any]) -> None:
-    compare(Coding.of(codec, **options).program.finish)
+    compare(Coding.of(codec, **options).algorithm.finish)
 
 
 @pytest.mark.parametrize("options", [{}, {"step_size": "largest"}, {"alpha_range": (5e-4, 5e-2)}])
 def test_phases_of_fedbat_run_under_vmap(options: dict[str, Any]) -> None:
-    for phase in Coding.of("fedbat", **options).program.phases:
+    for phase in Coding.of("fedbat", **options).algorithm.phases:
         compare(phase.function)

@@ -20,7 +20,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(
         '[federation]\nrounds = 0\n[model]\nname = "resnet8"\noptions = { widht = 3 }\n'
-        '[program]\nname = "fafed"\nlrr = 0.1\n[optimizer]\nname = "adam"\n'
+        '[algorithm]\nname = "fafed"\nlrr = 0.1\n[optimizer]\nname = "adam"\n'
         '[codec]\nname = "fedpaq"\noptions = { bits = "3" }\n'
         '[tiers.weak]\nkind = "widht"\n[tiers.half]\nkind = "width"\ngama = 0.5\n'
     )
@@ -33,7 +33,7 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
             "federation.rounds",
             "tiers.half.gama",
             "model.options.widht",
-            "program.lrr",
+            "algorithm.lrr",
             "optimizer.name",
             "codec.options.bits",
             "tiers.weak.kind",
@@ -54,12 +54,15 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
             {"model": {"name": "no_such_package.inner:make"}},
             "model.name: there is no module 'no_such_package'",
         ),
-        ({"program": {"name": "fedsgd"}}, "program.name: no program 'fedsgd'"),
-        ({"program": {"name": "fedadam"}}, "program.name: 'fedadam' is an optimizer of the server"),
-        ({"program": {"name": "missing.py:make"}}, "program.name: there is no file missing.py"),
-        ({"program": {"name": "no_such_package:make"}}, "program.name: there is no module"),
-        ({"program": {"stepz": 3}}, "program.stepz: program 'sgd' has no option 'stepz'; it takes batch"),
-        ({"program": {"name": "per_fedavg", "mode": 3}}, "program.mode: "),
+        ({"algorithm": {"name": "fedsgd"}}, "algorithm.name: no algorithm 'fedsgd'"),
+        ({"algorithm": {"name": "fedadam"}}, "algorithm.name: 'fedadam' is an optimizer of the server"),
+        ({"algorithm": {"name": "missing.py:make"}}, "algorithm.name: there is no file missing.py"),
+        ({"algorithm": {"name": "no_such_package:make"}}, "algorithm.name: there is no module"),
+        (
+            {"algorithm": {"stepz": 3}},
+            "algorithm.stepz: algorithm 'sgd' has no option 'stepz'; it takes batch",
+        ),
+        ({"algorithm": {"name": "per_fedavg", "mode": 3}}, "algorithm.mode: "),
         (
             {"optimizer": {"options": {"lr": 1.0}}},
             "optimizer.options: optimizer 'none' takes no options, found lr",
@@ -71,12 +74,12 @@ def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:
             "codec.options.bits: codec 'dense' has no option",
         ),
         (
-            {"codec": {"name": "fedbat"}, "program": {"name": "fafed"}},
-            "codec.name: 'fedbat' does not go with program 'fafed'",
+            {"codec": {"name": "fedbat"}, "algorithm": {"name": "fafed"}},
+            "codec.name: 'fedbat' does not go with algorithm 'fafed'",
         ),
         (
-            {"codec": {"name": "fedbat"}, "program": {"rhoo": 6}},
-            "program.rhoo: program 'fedbat' has no option",
+            {"codec": {"name": "fedbat"}, "algorithm": {"rhoo": 6}},
+            "algorithm.rhoo: algorithm 'fedbat' has no option",
         ),
         (
             {"tiers": {"a": {"gamma": 0.5}}},
@@ -100,11 +103,11 @@ def test_a_wrong_name_or_option_is_told_with_its_key(tables: dict[str, Any], tol
     [
         {},
         {"model": {"name": "mlp", "options": {"hidden": [8, 4]}}, "tiers": {"a": {"cut": 2}}},
-        {"program": {"name": "per_fedavg", "mode": "hf", "personal": 0.1}},
-        {"program": {"name": "examples/feddyn.py:feddyn", "alpha": 0.1}},
-        {"program": {"name": "examples.feddyn:feddyn", "alpha": 0.1}},
-        {"codec": {"name": "fedbat"}, "program": {"batch": 8, "rho": 3.0}},
-        {"codec": {"name": "zerofl", "options": {"sparse_training": False}}, "program": {"name": "fafed"}},
+        {"algorithm": {"name": "per_fedavg", "mode": "hf", "personal": 0.1}},
+        {"algorithm": {"name": "examples/feddyn.py:feddyn", "alpha": 0.1}},
+        {"algorithm": {"name": "examples.feddyn:feddyn", "alpha": 0.1}},
+        {"codec": {"name": "fedbat"}, "algorithm": {"batch": 8, "rho": 3.0}},
+        {"codec": {"name": "zerofl", "options": {"sparse_training": False}}, "algorithm": {"name": "fafed"}},
         {"tiers": {"a": {"kind": "width", "options": {"gamma": 0.5, "rolling": True}}}},
         {"optimizer": {"name": "none"}},
         {"model": 3, "tiers": {"a": 5}, "codec": {"name": 7}},
@@ -117,20 +120,20 @@ def test_what_is_right_or_no_name_at_all_is_left_alone(tables: dict[str, Any]) -
 
 def test_a_key_that_is_wrong_twice_is_told_once(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
-    file.write_text('[program]\nlr = "x"\n')
+    file.write_text('[algorithm]\nlr = "x"\n')
     with pytest.raises(ConfigError) as refusal:
         checked(file)
     keys = [line.strip().removeprefix("- ").partition(":")[0] for line in refusal.value.message.splitlines()]
-    assert keys[1:] == ["program.lr"]
+    assert keys[1:] == ["algorithm.lr"]
 
 
 @pytest.mark.parametrize(
     "tables",
     [
-        {"program": {"stepz": 3}},
-        {"program": {"name": "per_fedavg", "mode": 3}},
+        {"algorithm": {"stepz": 3}},
+        {"algorithm": {"name": "per_fedavg", "mode": 3}},
         {"codec": {"name": "fedpaq", "options": {"bits": "3"}}},
-        {"codec": {"name": "fedbat"}, "program": {"name": "fafed"}},
+        {"codec": {"name": "fedbat"}, "algorithm": {"name": "fafed"}},
         {"tiers": {"a": {"cut": 99}}},
         {"tiers": {"a": {"kind": "width", "options": {"ratioo": 1}}}},
         {"optimizer": {"options": {"lr": 1.0}}},

@@ -22,7 +22,7 @@ from tests.device_runtime.tiny import ROWS, STEPS, World
 
 ALL_STEPS = range(1, STEPS + 1)
 STATE = 3
-"""Tensors of the tiny program's state."""
+"""Tensors of the tiny algorithm's state."""
 
 
 class CountingEngine(OnnxEngine):

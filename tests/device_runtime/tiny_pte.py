@@ -1,6 +1,6 @@
 """The bundle of :mod:`tests.device_runtime.tiny` as ExecuTorch programs: by its exporter, and by ours, which delegates.
 
-The exporters are imported where they are used: they take seconds, also where no test of theirs is wanted. A program is
+The exporters are imported where they are used: they take seconds, also where no test of theirs is wanted. An algorithm is
 written once.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
@@ -103,7 +103,7 @@ def train(*, delegated: bool = False) -> tuple[Graph, bytes]:
 
 
 def make_bundle(prefix: Sequence[str] = ("stem", "mid"), *, delegated: bool = False) -> Bundle:
-    """The tiny bundle with the same ports, its graphs as programs."""
+    """The tiny bundle with the same ports, its graphs as algorithms."""
     listed = tiny.make_bundle(prefix).manifest
     made = {graph.name: _written(graph.name.partition(".")[0], delegated) for graph in listed.graphs}
     graphs = tuple(

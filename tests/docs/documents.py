@@ -40,10 +40,10 @@ def content(block: Block) -> str:
     return block.text.partition("\n")[2] if block.file else block.text
 
 
-def commands(document: Path, program: str) -> Iterator[list[str]]:
-    """The words behind ``program`` in each line of shell that begins with it."""
+def commands(document: Path, algorithm: str) -> Iterator[list[str]]:
+    """The words behind ``algorithm`` in each line of shell that begins with it."""
     for block in blocks(document, "sh"):
         for line in block.text.splitlines():
             words = shlex.split(line, comments=True)
-            if words[:1] == [program]:
+            if words[:1] == [algorithm]:
                 yield [word for word in words[1:] if word not in ("&", ">")]

@@ -14,7 +14,7 @@ from edgefl.facts.combinations import table
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog as kinds
 from edgefl.wire.errors import EdgeflError
-from edgefl_export.front.program import coded_program
+from edgefl_export.front.algorithm import coded_algorithm
 from tests.docs.documents import DOCS
 
 HINT = "`edgefl ls combinations` lists"
@@ -25,28 +25,28 @@ def test_the_page_has_the_table_that_the_rules_give() -> None:
     for row in table():
         (what, names), *cells = row.items()
         lines.append(f"| {what} {names} | {' | '.join(cell for _, cell in cells)} |")
-    page = (DOCS / "programs.md").read_text()
-    assert "\n".join(lines) in page, "paste this into docs/programs.md:\n" + "\n".join(lines)
+    page = (DOCS / "algorithms.md").read_text()
+    assert "\n".join(lines) in page, "paste this into docs/algorithms.md:\n" + "\n".join(lines)
 
 
 @pytest.mark.parametrize(
-    ("program", "kind", "codec", "optimizer", "nearest"),
+    ("algorithm", "kind", "codec", "optimizer", "nearest"),
     [
         (
             "tcbgd",
             {"kind": "importance", "gamma": 0.5},
             "fedbat",
             "none",
-            "program 'sgd' with codec 'fedbat'",
+            "algorithm 'sgd' with codec 'fedbat'",
         ),
-        ("scaffold", {}, "int8", "none", "program 'scaffold' with codec 'dense'"),
-        ("scaffold", {}, "dense", "fedadam", "program 'sgd' with optimizer 'fedadam'"),
+        ("scaffold", {}, "int8", "none", "algorithm 'scaffold' with codec 'dense'"),
+        ("scaffold", {}, "dense", "fedadam", "algorithm 'sgd' with optimizer 'fedadam'"),
         (
             "scaffold",
             {"kind": "importance", "gamma": 0.5},
             "dense",
             "none",
-            "program 'sgd' with kind 'importance'",
+            "algorithm 'sgd' with kind 'importance'",
         ),
         (
             "sgd",
@@ -55,18 +55,18 @@ def test_the_page_has_the_table_that_the_rules_give() -> None:
             "none",
             "kind 'rolling width'",
         ),
-        ("swat", {"kind": "output_side", "cut": 1}, "dense", "none", "program 'swat' with kind 'whole'"),
+        ("swat", {"kind": "output_side", "cut": 1}, "dense", "none", "algorithm 'swat' with kind 'whole'"),
         (
             "binary",
             {"kind": "importance", "gamma": 0.5},
             "dense",
             "none",
-            "program 'binary' with kind 'whole'",
+            "algorithm 'binary' with kind 'whole'",
         ),
     ],
 )
 def test_a_refused_combination_names_the_nearest_that_works(
-    program: str, kind: Mapping[str, Any], codec: str, optimizer: str, nearest: str
+    algorithm: str, kind: Mapping[str, Any], codec: str, optimizer: str, nearest: str
 ) -> None:
     spec = build_model("mlp", size=8, hidden=[4, 4])
     options = {"kind": "output_side", **kind}
@@ -74,16 +74,16 @@ def test_a_refused_combination_names_the_nearest_that_works(
         options.setdefault("cut", 0)
     submodel = kinds.build(spec, **options)
     with pytest.raises(EdgeflError) as refused:
-        coded_program(submodel, program, {}, codecs.build(codec), optimizer=optimizer)
+        coded_algorithm(submodel, algorithm, {}, codecs.build(codec), optimizer=optimizer)
     assert HINT in str(refused.value) and nearest in str(refused.value)
 
 
 def test_files_are_refused_by_the_same_table() -> None:
-    """Every pair of a program and a codec, without torch."""
+    """Every pair of an algorithm and a codec, without torch."""
     for row in shipped().rows["combinations"]:
-        if row["what"] != "program":
+        if row["what"] != "algorithm":
             continue
         for codec in shipped().codecs:
-            problems = name_problems({"program": {"name": row["name"]}, "codec": {"name": codec}})
+            problems = name_problems({"algorithm": {"name": row["name"]}, "codec": {"name": codec}})
             assert bool(problems) != (codec in row["codecs"]), (row["name"], codec)
             assert all(HINT in problem for problem in problems)

@@ -26,14 +26,14 @@ def benchmarks() -> Any:
 
 
 @cache
-def program() -> Any:
+def algorithm() -> Any:
     """All commands: typer takes a tenth of a second to build them."""
     return typer.main.get_command(app)
 
 
 def unknown(words: list[str]) -> Iterator[str]:
-    """What of a command line, without the program, does not exist."""
-    command, named = (program(), "edgefl") if words[:1] != ["-m"] else (benchmarks(), words[1])
+    """What of a command line, without the algorithm, does not exist."""
+    command, named = (algorithm(), "edgefl") if words[:1] != ["-m"] else (benchmarks(), words[1])
     words = words[2:] if words[:1] == ["-m"] else words
     for word in words[: words.index("--")] if "--" in words else words:  # behind it is another program's
         if word in getattr(command, "commands", {}):
@@ -75,7 +75,7 @@ def test_reproductions_exist_with_their_options() -> None:
 
 def test_the_page_of_commands_has_them_all() -> None:
     page = (DOCS / "commands.md").read_text()
-    command = program()
+    command = algorithm()
 
     assert [name for name in command.commands if f"edgefl {name}" not in page] == []
     lines = (ROOT / "benchmarks" / "README.md").read_text()

@@ -178,7 +178,7 @@ def test_speakers_keep_to_one_device_and_the_baseline_is_what_the_page_says(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["keywords", "activity", "shakespeare"])
 def test_a_round_of_it_trains_on_every_device(name: str, made: Callable[[str], Path], tmp_path: Path) -> None:
-    few: dict[str, Any] = {"federation.rounds": 1, "program.steps": 2, "program.batch": 4}
+    few: dict[str, Any] = {"federation.rounds": 1, "algorithm.steps": 2, "algorithm.batch": 4}
     if name == "shakespeare":
         few |= {"data.length": 8}
 

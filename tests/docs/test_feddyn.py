@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl import programs
-from edgefl.contract.program import Program
+from edgefl import algorithms
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
 from edgefl.wire.errors import ConfigError
@@ -64,7 +64,9 @@ def gradient(weights: Mapping[str, Tensor], client: Client) -> Tensors:
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
-def rounds_of(program: Program, users: list[Client], rounds: int, fraction: float = 1.0) -> list[Completed]:
+def rounds_of(
+    algorithm: Algorithm, users: list[Client], rounds: int, fraction: float = 1.0
+) -> list[Completed]:
     """Every batch is all of a client's samples, in their order."""
 
     def feed(client: Client) -> Tensors:
@@ -72,7 +74,7 @@ def rounds_of(program: Program, users: list[Client], rounds: int, fraction: floa
 
     return list(
         federated(
-            program,
+            algorithm,
             initial(),
             users,
             rounds=rounds,
@@ -84,8 +86,8 @@ def rounds_of(program: Program, users: list[Client], rounds: int, fraction: floa
 
 def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_part() -> None:
     users, steps = clients(4), 3
-    program = feddyn(objective(), batch=SAMPLES, steps=steps, lr=LR, alpha=ALPHA)
-    done = rounds_of(program, users, 3, fraction=0.5)
+    algorithm = feddyn(objective(), batch=SAMPLES, steps=steps, lr=LR, alpha=ALPHA)
+    done = rounds_of(algorithm, users, 3, fraction=0.5)
 
     x = initial()
     h = {name: torch.zeros_like(tensor) for name, tensor in x.items()}
@@ -115,8 +117,8 @@ def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_pa
 def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() -> None:
     users = clients(3)
 
-    def left(program: Program) -> float:
-        end = rounds_of(program, users, 30)[-1].weights
+    def left(algorithm: Algorithm) -> float:
+        end = rounds_of(algorithm, users, 30)[-1].weights
         mean = [sum(gradient(end, user)[name] for user in users) / len(users) for name in end]
         return max(float(torch.as_tensor(each).abs().max()) for each in mean)
 
@@ -133,9 +135,9 @@ def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() 
 def test_every_function_is_the_same_in_onnx_runtime(model: str, kind: str) -> None:
     spec = build_model(model, size=8, **({"hidden": [4]} if model == "mlp" else {}))
     submodel = catalog.build(spec, kind, **({"cut": 0} if kind == "output_side" else {"gamma": 0.5}))
-    program = programs.build("examples.feddyn:feddyn", Objective.of(submodel), batch=4, steps=2)
+    algorithm = algorithms.build("examples.feddyn:feddyn", Objective.of(submodel), batch=4, steps=2)
 
-    for function in program.functions:
+    for function in algorithm.functions:
         verify(function, to_onnx(capture(function)), seed=0)
 
 

@@ -28,7 +28,7 @@ class Guarded(Mosquitto):
     """Mosquitto with the example's configuration, but for the certificates and the place of the files."""
 
     def _command(self) -> list[str]:
-        program, *_ = super()._command()
+        algorithm, *_ = super()._command()
         config = self._folder / f"mosquitto-{self.port}.conf"
         own = [line for line in config.read_text().splitlines() if line.startswith(("listener", "user"))]
         shown = (FLEET / "mosquitto.conf").read_text().replace("/etc/mosquitto", str(self._folder))
@@ -36,7 +36,7 @@ class Guarded(Mosquitto):
             line for line in shown.splitlines() if not re.match("listener|cafile|certfile|keyfile|#", line)
         ]
         config.write_text("\n".join([*own, *kept]) + "\n")
-        return [program, "-c", str(config)]
+        return [algorithm, "-c", str(config)]
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_a_device_speaks_under_its_own_name_and_hears_what_is_for_it(
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_units_start_commands_that_exist(unit: Path) -> None:
     [command] = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
-    program, *words = shlex.split(command)
-    assert program == "/opt/edgefl/bin/edgefl" and list(unknown(words)) == []
+    algorithm, *words = shlex.split(command)
+    assert algorithm == "/opt/edgefl/bin/edgefl" and list(unknown(words)) == []
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)

@@ -1,6 +1,6 @@
 """Every public name says what it takes and gives: its options, shapes and types of arrays, its errors, and its source.
 
-It walks ``edgefl.__all__``, whatever is in it. Options that all programs or all codecs share are explained once, in the
+It walks ``edgefl.__all__``, whatever is in it. Options that all algorithms or all codecs share are explained once, in the
 description of their kind.
 """
 

@@ -15,14 +15,14 @@ OWN_MODEL = DOCS / "tutorials" / "own-model.md"
 
 
 def run_page(page: Path, folder: Path, beside: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Write the page's files into ``folder`` and run the rest of its Python there as one program."""
-    program = []
+    """Write the page's files into ``folder`` and run the rest of its Python there as one algorithm."""
+    algorithm = []
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(content(block))
         elif block.language == "python":
-            program.append(block.text)
-    (folder / "page.py").write_text("\n".join(program))
+            algorithm.append(block.text)
+    (folder / "page.py").write_text("\n".join(algorithm))
     paths = [str(ROOT), *(() if beside is None else (str(beside),))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(

@@ -30,7 +30,7 @@ name = "e2e"
 [model]
 name = "mlp"
 options = { hidden = [8] }
-[program]
+[algorithm]
 batch = 8
 steps = 3
 [data]

@@ -1,4 +1,4 @@
-"""A federation that somebody starts by hand: a user's own program, a server that signs, devices without torch."""
+"""A federation that somebody starts by hand: a user's own algorithm, a server that signs, devices without torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALONE = {name: value for name, value in os.environ.items() if name != "PYTHONPA
 TRUSTING = {"trusting-onnx": "onnx", "trusting-executorch": "executorch"}
 CONFIG = (
     TINY.replace('name = "e2e"', f'name = "by-hand"\nrounds = {ROUNDS}').replace(
-        "[program]", '[program]\nname = "feddyn.py:feddyn"\nalpha = 0.05'
+        "[algorithm]", '[algorithm]\nname = "feddyn.py:feddyn"\nalpha = 0.05'
     )
     + "offline_grace_s = 0\n"
     + """
@@ -175,7 +175,7 @@ def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path:
     assert "pip install 'edgefl-tiers[server]'" in ran.stderr
 
 
-def test_devices_without_torch_train_a_program_that_they_have_never_heard_of(by_hand: ByHand) -> None:
+def test_devices_without_torch_train_an_algorithm_that_they_have_never_heard_of(by_hand: ByHand) -> None:
     closed = lines(by_hand.served, "roundclosed")
 
     assert [(row["outcome"], row["reports"]) for row in closed] == [("closed", len(TRUSTING))] * ROUNDS
@@ -185,7 +185,7 @@ def test_devices_without_torch_train_a_program_that_they_have_never_heard_of(by_
         assert not lines(by_hand.said[name], "failed")
 
 
-def test_what_the_program_keeps_on_the_server_moves_in_each_round(by_hand: ByHand) -> None:
+def test_what_the_algorithm_keeps_on_the_server_moves_in_each_round(by_hand: ByHand) -> None:
     first, last = (
         load_file(by_hand.folder / "out" / "checkpoints" / f"round-{number:04}.safetensors")
         for number in (1, ROUNDS)
@@ -218,11 +218,11 @@ def test_both_engines_measure_what_they_are_offered_and_who_doubts_the_key_does_
         assert f"{name} (strong)" in page
 
 
-def test_a_program_that_python_does_not_find_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_algorithm_that_python_does_not_find_is_told_before_anything_starts(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(CONFIG.replace("feddyn.py:feddyn", "no_such_module:factory") + "count = 1\n")
 
     ran = edgefl("run", config, "--out", tmp_path / "out", "--json", "--engine", "onnx")
 
     assert ran.returncode == ConfigError.exit_code
-    assert "cannot load program 'no_such_module:factory'" in " ".join(ran.stderr.split())
+    assert "cannot load algorithm 'no_such_module:factory'" in " ".join(ran.stderr.split())

@@ -21,7 +21,7 @@ name = "e2e"
 [model]
 name = "fedbat_cnn"
 options = { widths = [8, 16] }
-[program]
+[algorithm]
 batch = 8
 steps = 6
 lr = 0.05

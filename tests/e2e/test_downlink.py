@@ -16,7 +16,7 @@ CONFIG = """
 name = "e2e"
 [model]
 name = "resnet8"
-[program]
+[algorithm]
 name = "tcbgd"
 batch = 16
 steps = 8

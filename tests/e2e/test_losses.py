@@ -65,7 +65,7 @@ def test_a_language_model_is_told_by_its_perplexity(
         loss=edgefl.CausalLM(),
         rounds=3,
         tiers=tiers,
-        program=edgefl.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
+        algorithm=edgefl.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
         data=edgefl.Data(name="file", file=str(counting().save(tmp_path / "counting.npz")), partition="iid"),
     )
     prepared = edgefl.prepare(federation, tmp_path / "run")

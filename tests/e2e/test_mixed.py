@@ -19,7 +19,7 @@ name = "e2e"
 [model]
 name = "resnet8"
 options = { widths = [4, 8, 16] }
-[program]
+[algorithm]
 name = "tcbgd"
 batch = 8
 steps = 6
@@ -100,7 +100,7 @@ name = "e2e"
 [model]
 name = "edgefl.models.exits:early_exits"
 options = { base = "resnet8", widths = [4, 8, 16] }
-[program]
+[algorithm]
 name = "multi_exit"
 batch = 8
 steps = 6

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
 from edgefl.facts import PLACE, Option, encode, problem_of, shipped, type_of
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.programs.catalog import PROGRAMS
 from edgefl.submodels.catalog import KINDS
 from tools.facts import _written, live_facts
 
 COMMANDS = [
     ["ls", "models"],
-    ["ls", "programs", "fafed"],
+    ["ls", "algorithms", "fafed"],
     ["ls", "codecs", "--json"],
     ["--help"],
     ["run", "--help"],
@@ -57,7 +57,7 @@ def test_the_shipped_facts_are_those_of_the_catalogs() -> None:
     assert live.keys() == json.loads(PLACE.read_text()).keys(), told
 
 
-@pytest.mark.parametrize("catalog", [PROGRAMS, KINDS, OPTIMIZERS, CODECS], ids=len)
+@pytest.mark.parametrize("catalog", [ALGORITHMS, KINDS, OPTIMIZERS, CODECS], ids=len)
 def test_types_of_options_are_written_so_that_they_are_read_back(
     catalog: Mapping[str, Callable[..., Any]],
 ) -> None:

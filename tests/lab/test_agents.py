@@ -1,4 +1,4 @@
-"""`edgefl run --agents`: which program is which device."""
+"""`edgefl run --agents`: which algorithm is which device."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_an_agent_that_is_not_built_says_how(tmp_path: Path, monkeypatch: pytest
 def test_an_agent_that_is_built_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    program = tmp_path / "build" / "agents" / "cpp" / "edgefl-agent"
-    program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    assert command_of("cpp") == [str(program)]
+    algorithm = tmp_path / "build" / "agents" / "cpp" / "edgefl-agent"
+    algorithm.parent.mkdir(parents=True)
+    algorithm.write_text("#!/bin/sh\n")
+    algorithm.chmod(0o755)
+    assert command_of("cpp") == [str(algorithm)]
     assert command_of("python")[1:] == ["-P", "-m", "edgefl", "device"]

@@ -39,7 +39,7 @@ def federation() -> Federation:
     tables: dict[str, Any] = {
         "federation": {"name": "versions", "rounds": VERSIONS},
         "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "program": {"batch": 8, "steps": 60},
+        "algorithm": {"batch": 8, "steps": 60},
         "codec": {"name": "ef_signsgd"},
         "data": {"name": "digits", "train_samples": 90, "test_samples": 50},
         "round": {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
@@ -108,17 +108,17 @@ def test_group_norm_begins_as_the_identity_after_normalising(name: str) -> None:
 @pytest.mark.parametrize(("name", "norm"), [("fedbat_cnn", "gn"), ("fedbat_cnn", "bn"), ("resnet10", "gn")])
 def test_the_exported_step_with_either_norm_equals_torch(name: str, norm: str) -> None:
     spec = build_model(name, **SMALL[name], norm=norm)
-    program = programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=8)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective.of(OutputSide(spec, 0)), batch=8)
+    step = algorithm.phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "program"), [("width", "sgd"), ("importance", "tcbgd")])
-def test_a_submodel_of_a_model_with_group_norm_trains_as_in_torch(kind: str, program: str) -> None:
+@pytest.mark.parametrize(("kind", "algorithm"), [("width", "sgd"), ("importance", "tcbgd")])
+def test_a_submodel_of_a_model_with_group_norm_trains_as_in_torch(kind: str, algorithm: str) -> None:
     spec = build_model("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
     part = cut(spec, kind, gamma=0.3)
-    step = programs.build(program, Objective.of(part), batch=8).phases[0].function
+    step = algorithms.build(algorithm, Objective.of(part), batch=8).phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
 
 

@@ -1,4 +1,4 @@
-"""Options of kinds and programs: names and types are told before anything is built."""
+"""Options of kinds and algorithms: names and types are told before anything is built."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
@@ -31,10 +31,10 @@ def test_an_option_of_a_kind_that_is_of_another_type_is_told(kind: str, options:
 
 
 @pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
-def test_an_option_of_a_program_that_is_of_another_type_is_told(options: dict[str, Any]) -> None:
+def test_an_option_of_an_algorithm_that_is_of_another_type_is_told(options: dict[str, Any]) -> None:
     objective = Objective(build_model("mlp").module, build_model("mlp").sample)
-    with pytest.raises(ConfigError, match=r"option '\w+' of program"):
-        programs.build("tcbgd", objective, **options)
+    with pytest.raises(ConfigError, match=r"option '\w+' of algorithm"):
+        algorithms.build("tcbgd", objective, **options)
 
 
 def test_whole_numbers_are_numbers_and_lists_are_sequences() -> None:

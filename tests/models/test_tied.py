@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import SequenceCrossEntropy, SquaredError
@@ -21,7 +22,6 @@ from edgefl.models.split import split
 from edgefl.models.tied import borrowed, state_of
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.output_side.accounting import m_forward
@@ -306,10 +306,10 @@ def test_sizes_of_a_tied_model_run_on_their_own() -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("case", ["head", "repeated"])
 @pytest.mark.parametrize("name", ["adamw", "fedbat", "scaffold", "swat"])
-def test_any_program_trains_it_as_one_tensor(case: str, name: str) -> None:
+def test_any_algorithm_trains_it_as_one_tensor(case: str, name: str) -> None:
     _, spec = _made(case)
     for cut in (0, 2):
-        step = programs.build(name, Objective.of(OutputSide(spec, cut)), batch=3).phases[0].function
+        step = algorithms.build(name, Objective.of(OutputSide(spec, cut)), batch=3).phases[0].function
         assert all(bool(value.isfinite().all()) for value in step(step.example(3)).values())
 
 
@@ -318,7 +318,7 @@ def test_its_strongest_channels_are_those_of_both_uses() -> None:
     part = Structured(spec, 0.5)
     kept = part.place({name: tensor.numpy() for name, tensor in spec.weights.items()}, 1)
     assert kept.payload["head.weight"].shape == part.suffix.state_dict()["head.weight"].shape
-    step = programs.build("tcbgd", Objective.of(part), batch=3).phases[0].function
+    step = algorithms.build("tcbgd", Objective.of(part), batch=3).phases[0].function
     assert all(bool(value.isfinite().all()) for value in step(step.example(3)).values())
 
 

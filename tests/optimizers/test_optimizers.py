@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl import optimizers, programs
+from edgefl import algorithms, optimizers
 from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.models.zoo.catalog import build_model
@@ -17,7 +17,7 @@ from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import begun, completed
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
-from tests.programs.users import Users, Vector
+from tests.algorithms.users import Users, Vector
 
 LR, BETA1, BETA2, TAU = 0.3, 0.8, 0.6, 0.05
 ADAPTIVE = {"lr": LR, "beta1": BETA1, "beta2": BETA2, "tau": TAU}
@@ -102,14 +102,14 @@ def test_server_momentum_adds_changes_up_and_without_momentum_is_the_mean() -> N
 def test_moving_statistics_become_their_mean_whatever_moves_the_weights() -> None:
     spec = build_model("fedbat_cnn", size=4, widths=(2, 4), classes=3)
     objective = Objective.of(OutputSide(spec, 0))
-    program = optimizers.with_optimizer(
-        programs.build("fedavg", objective, batch=2, steps=2, lr=0.1), "fedadam"
+    algorithm = optimizers.with_optimizer(
+        algorithms.build("fedavg", objective, batch=2, steps=2, lr=0.1), "fedadam"
     )
     trained = [name for name, _ in spec.module.named_parameters()]
-    before = begun(program, spec.weights, trained)
+    before = begun(algorithm, spec.weights, trained)
     updates = [{name: tensor + k for name, tensor in spec.weights.items()} for k in (1.0, 3.0)]
 
-    after = completed(program, {**before.weights, **before.server_state}, updates, {"share": 1.0})
+    after = completed(algorithm, {**before.weights, **before.server_state}, updates, {"share": 1.0})
 
     statistics = [name for name in spec.weights if name not in trained]
     assert any(name.endswith("running_var") for name in statistics)
@@ -129,23 +129,25 @@ def test_what_no_device_sent_moves_by_what_is_kept_of_earlier_rounds_only() -> N
     assert not first[2:].any() and not second[2:].any()
 
 
-def test_none_leaves_a_program_as_it_is() -> None:
-    program = programs.build("fedavg", Users().objective)
+def test_none_leaves_an_algorithm_as_it_is() -> None:
+    algorithm = algorithms.build("fedavg", Users().objective)
 
-    assert optimizers.with_optimizer(program, "none") is program
-    assert program.server is MEAN
+    assert optimizers.with_optimizer(algorithm, "none") is algorithm
+    assert algorithm.server is MEAN
 
 
-@pytest.mark.parametrize("program", ["scaffold", "local_amsgrad", "mimeadam", "mimelite"])
-def test_a_program_that_says_what_the_server_does_takes_no_optimizer(program: str) -> None:
-    made = programs.build(program, Users().objective)
+@pytest.mark.parametrize("algorithm", ["scaffold", "local_amsgrad", "mimeadam", "mimelite"])
+def test_an_algorithm_that_says_what_the_server_does_takes_no_optimizer(algorithm: str) -> None:
+    made = algorithms.build(algorithm, Users().objective)
 
-    with pytest.raises(ConfigError, match=f"{program!r} has a server's step of its own.*leave out optimizer"):
+    with pytest.raises(
+        ConfigError, match=f"{algorithm!r} has a server's step of its own.*leave out optimizer"
+    ):
         optimizers.with_optimizer(made, "fedadam")
 
 
-def test_a_program_takes_one_optimizer() -> None:
-    made = optimizers.with_optimizer(programs.build("fedavg", Users().objective), "fedyogi")
+def test_an_algorithm_takes_one_optimizer() -> None:
+    made = optimizers.with_optimizer(algorithms.build("fedavg", Users().objective), "fedyogi")
 
     with pytest.raises(ConfigError, match="'fedavg' has a server's step of its own, 'fedyogi'; leave out"):
         optimizers.with_optimizer(made, "fedadam")
@@ -171,4 +173,4 @@ def test_what_cannot_be_used_is_named_with_its_value_and_a_remedy(
     name: str, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        optimizers.with_optimizer(programs.build("fedavg", Users().objective), name, **options)
+        optimizers.with_optimizer(algorithms.build("fedavg", Users().objective), name, **options)

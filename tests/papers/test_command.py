@@ -102,6 +102,6 @@ def test_every_expected_number_is_one_that_its_run_reaches() -> None:
     runs = [*counterexample._naive_runs(), *counterexample._fafed_runs(), *counterexample._fedavg_runs()]
     assert len({each.name for each in runs}) == len(runs)
     for each in runs:
-        q = each.program().phases[0].steps
+        q = each.algorithm().phases[0].steps
         assert each.steps % q == 0
         assert each.known and all(known.at <= each.steps and known.at % q == 0 for known in each.known)

@@ -151,7 +151,7 @@ def test_judges_say_who_is_ahead_and_at_what_cost() -> None:
 def test_more_clients_reach_a_smaller_error() -> None:
     size = speedup.Size(clients=(1, 4), alphas=(0.05,), errors=(0.01,), iterations=500)
     ends = [
-        speedup.mean_gradient(together(speedup.program(0.05), clients), clients, size, seed=0)[-1]
+        speedup.mean_gradient(together(speedup.algorithm(0.05), clients), clients, size, seed=0)[-1]
         for clients in size.clients
     ]
     assert ends[1] < 0.7 * ends[0]

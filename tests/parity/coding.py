@@ -27,10 +27,10 @@ def submodel(kind: str, cut: int = 1) -> Submodel:
     return kinds.build(spec(), kind, **({"cut": cut} if kind == "output_side" else {"gamma": 0.25}))
 
 
-def federation(codec: str, options: dict[str, object], program: str = "sgd") -> Federation:
+def federation(codec: str, options: dict[str, object], algorithm: str = "sgd") -> Federation:
     table = {
         "codec": {"name": codec, "options": options},
-        "program": {"name": program, "batch": 2, "steps": 3},
+        "algorithm": {"name": algorithm, "batch": 2, "steps": 3},
     }
     return parse(table, source="parity")
 

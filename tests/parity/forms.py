@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.formats import Outputs

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.api.model import sample_spec
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.simulation import round as simulation
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
@@ -66,11 +66,11 @@ class NoMemory:
 
 @dataclass(frozen=True)
 class Exported:
-    """One tier: its program in torch, its bundle, and the forward functions of its prefix."""
+    """One tier: its algorithm in torch, its bundle, and the forward functions of its prefix."""
 
     spec: ModelSpec
     submodel: OutputSide
-    program: Program
+    algorithm: Algorithm
     forward: tuple[Function, ...]
     bundle: Bundle
 
@@ -83,17 +83,17 @@ class Exported:
 
 def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: str = "onnx") -> Exported:
     spec = submodel.spec
-    program = programs.build("sgd", Objective.of(submodel), batch=batch, steps=steps, lr=lr)
+    algorithm = algorithms.build("sgd", Objective.of(submodel), batch=batch, steps=steps, lr=lr)
     forward = tuple(chunk_forward(chunk.module, chunk.sample, batch=batch) for chunk in submodel.prefix)
     bundle = build_bundle(
-        program,
+        algorithm,
         [Prefix(chunk.units, function) for chunk, function in zip(submodel.prefix, forward, strict=True)],
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
         data=sample_spec(spec, None),
         format=format_of(form),
     )
-    return Exported(spec, submodel, program, forward, bundle)
+    return Exported(spec, submodel, algorithm, forward, bundle)
 
 
 def local_data(spec: ModelSpec, samples: int, seed: int) -> LocalData:
@@ -201,4 +201,4 @@ def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
         indices = torch.from_numpy(batches.indices(0, step))
         return {name: tensor[indices] for name, tensor in parts.items()}
 
-    return simulation.run_round(tier.program, weights, feed).update
+    return simulation.run_round(tier.algorithm, weights, feed).update

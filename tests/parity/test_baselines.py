@@ -1,6 +1,6 @@
 """Every function of every baseline: the exported graph beside torch, on dense layers and on convolutions with batch norm.
 
-The inputs are those of real rounds where a program keeps squares or counts, which random ones do not resemble.
+The inputs are those of real rounds where an algorithm keeps squares or counts, which random ones do not resemble.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from edgefl import programs
-from edgefl.contract.program import Function, Program
+from edgefl import algorithms
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
@@ -31,7 +31,7 @@ OWN: Mapping[str, tuple[str, ...]] = {
     "scaffold": ("start", "train", "finish"),
     "local": ("start", "finish"),
 }
-"""Functions that random inputs try well. All others of a program are those of FedAvg."""
+"""Functions that random inputs try well. All others of an algorithm are those of FedAvg."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ def _check(form: str, function: Function) -> None:
     assert worst <= 1e-4, (function.name, worst)
 
 
-def _named(program: Program, names: tuple[str, ...]) -> Iterator[Function]:
-    yield from (function for function in program.functions if function.name in names)
+def _named(algorithm: Algorithm, names: tuple[str, ...]) -> Iterator[Function]:
+    yield from (function for function in algorithm.functions if function.name in names)
 
 
-def _recorded(program: Program, spec: ModelSpec) -> list[Seen]:
+def _recorded(algorithm: Algorithm, spec: ModelSpec) -> list[Seen]:
     """Every function of every exchange but ``evaluate``, as the second turn calls it last."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn((6, *spec.sample.shape), generator=generator)
     seen: dict[tuple[int, str], Seen] = {}
 
-    def watched(exchange: Program, number: int) -> Program:
+    def watched(exchange: Algorithm, number: int) -> Algorithm:
         def watch(function: Function) -> Function:
             def fn(tensors: Tensors) -> Tensors:
                 given = {name: tensor.clone() for name, tensor in tensors.items()}
@@ -77,20 +77,20 @@ def _recorded(program: Program, spec: ModelSpec) -> list[Seen]:
         phases = tuple(replace(phase, function=watch(phase.function)) for phase in exchange.phases)
         return replace(exchange, start=watch(exchange.start), phases=phases, finish=watch(exchange.finish))
 
-    ahead = tuple(watched(each, number) for number, each in enumerate(program.ahead, 1))
-    whole = replace(watched(program, 0), ahead=ahead)
+    ahead = tuple(watched(each, number) for number, each in enumerate(algorithm.ahead, 1))
+    whole = replace(watched(algorithm, 0), ahead=ahead)
     client = Client(0, x, torch.arange(6) % spec.classes)
     trained = [name for name, _ in spec.module.named_parameters()]
-    for _ in federated(whole, spec.weights, [client], rounds=2 * len(program.exchanges), trained=trained):
+    for _ in federated(whole, spec.weights, [client], rounds=2 * len(algorithm.exchanges), trained=trained):
         pass
     return list(seen.values())
 
 
 @pytest.mark.parametrize(("name", "model", "form"), in_turn([], rare=pairs(list(OWN), MODELS)))
 def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str) -> None:
-    program = programs.build(name, Objective.of(kinds.build(_spec(model), "output_side")), **TRAINING)
+    algorithm = algorithms.build(name, Objective.of(kinds.build(_spec(model), "output_side")), **TRAINING)
 
-    for function in _named(program, OWN[name]):
+    for function in _named(algorithm, OWN[name]):
         _check(form, function)
 
 
@@ -107,9 +107,9 @@ def test_every_function_of_its_own_equals_torch(name: str, model: str, form: str
 def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: str, form: str) -> None:
     spec = _spec(model)
     options = {"keep": True} if name == "adamw" else {}
-    program = programs.build(name, Objective.of(kinds.build(spec, "output_side")), **TRAINING, **options)
+    algorithm = algorithms.build(name, Objective.of(kinds.build(spec, "output_side")), **TRAINING, **options)
 
-    seen = _recorded(program, spec)
+    seen = _recorded(algorithm, spec)
 
     assert len(seen) == {"local_amsgrad": 3, "mimeadam": 6, "mimelite": 4, "adamw": 3}[name]
     for function in seen:
@@ -119,9 +119,9 @@ def test_every_function_equals_torch_on_what_a_round_gives_it(name: str, model: 
 
 @pytest.mark.parametrize(("name", "form"), in_turn([], rare=ADAPTIVE))
 def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: str, form: str) -> None:
-    program = programs.build(name, Objective.of(kinds.build(_spec("mlp"), "output_side")), **TRAINING)
+    algorithm = algorithms.build(name, Objective.of(kinds.build(_spec("mlp"), "output_side")), **TRAINING)
 
-    for exchange in program.exchanges:
+    for exchange in algorithm.exchanges:
         for function in _named(exchange, ("start", "full_gradient", "train", "finish")):
             _check(form, function)
 
@@ -130,7 +130,7 @@ def test_random_inputs_make_no_function_fail_that_a_bundle_checks_by_them(name: 
 def test_fedavg_with_its_step_for_one_user_equals_torch(form: str) -> None:
     submodel = kinds.build(_spec("mlp"), "output_side")
 
-    for function in programs.build("fedavg_update", Objective.of(submodel), **TRAINING).functions:
+    for function in algorithms.build("fedavg_update", Objective.of(submodel), **TRAINING).functions:
         _check(form, function)
 
 
@@ -150,9 +150,9 @@ def _submodel(kind: str) -> Submodel:
     ),
 )
 def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str) -> None:
-    program = programs.build(name, Objective.of(_submodel(kind)), **TRAINING)
+    algorithm = algorithms.build(name, Objective.of(_submodel(kind)), **TRAINING)
 
-    for function in _named(program, OWN[name]):
+    for function in _named(algorithm, OWN[name]):
         _check(form, function)
 
 
@@ -160,5 +160,5 @@ def test_the_functions_of_a_submodel_equal_torch(name: str, kind: str, form: str
 def test_fedprox_trains_what_an_importance_tier_holds(kind: str, form: str) -> None:
     submodel = kinds.build(_spec("mlp"), kind, gamma=0.5)
 
-    for function in _named(programs.build("fedprox", Objective.of(submodel), **TRAINING), OWN["fedprox"]):
+    for function in _named(algorithms.build("fedprox", Objective.of(submodel), **TRAINING), OWN["fedprox"]):
         _check(form, function)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, select
 from edgefl.objective.objective import Objective
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.submodels import catalog as kinds
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle
@@ -58,10 +58,10 @@ def exported(form: str, codec: str, options: dict[str, object], kind: str) -> No
     """Export ``finish`` and compare it with torch: bytes to the bit, where no function of the engine's own decides."""
     training = "multi_exit" if kind == "early_exit" else "sgd"
     # What trains with weights in a form of its own has no frozen units.
-    program = program_of(
+    algorithm = algorithm_of(
         federation(codec, options, training), submodel(kind, cut=0 if codec in ("zerofl", "bifl") else 1)
     )
-    report = checked(form, program.finish, 3)
+    report = checked(form, algorithm.finish, 3)
 
     bytewise = {"update.codes", "update.mask"} | ({"update.halves"} if codec == "bfloat16" else set())
     assert bytewise & report.errors.keys() or codec == "float16"
@@ -140,10 +140,10 @@ class Tier:
     def __init__(self, form: str, codec: str, options: dict[str, object], kind: str) -> None:
         self.form = form
         self.submodel = kinds.build(spec(), kind, **({} if kind == "output_side" else {"gamma": 0.25}))
-        self.program: Program = program_of(federation(codec, options), self.submodel)
+        self.algorithm: Algorithm = algorithm_of(federation(codec, options), self.submodel)
         self.names = fetched(self.submodel, "tier")
         self.bundle: Bundle = build_bundle(
-            self.program,
+            self.algorithm,
             [],
             self.names,
             label=Label("fedbat_cnn", "tier"),
@@ -172,11 +172,11 @@ class Tier:
         """(update, what is kept) of the same functions, with the batches and the noise that the device draws."""
         manifest = self.bundle.manifest
         batches = Batches(seed, len(self.data), manifest.batch)
-        known = {f"hyper.{name}": torch.tensor(value) for name, value in self.program.hyper.items()}
+        known = {f"hyper.{name}": torch.tensor(value) for name, value in self.algorithm.hyper.items()}
         known |= {f"weights.{name}": torch.from_numpy(array.copy()) for name, array in self.payload.items()}
         known |= {
             name: spec.zeros()
-            for name, spec in self.program.finish.inputs.items()
+            for name, spec in self.algorithm.finish.inputs.items()
             if name.startswith("carry.")
         }
         known |= carry
@@ -191,9 +191,9 @@ class Tier:
             known.update({name: tensor for name, tensor in out.items() if name.startswith("state.")})
             return out
 
-        call(self.program.start, manifest.start, manifest.steps)
+        call(self.algorithm.start, manifest.start, manifest.steps)
         step = 0
-        for phase, described in zip(self.program.phases, manifest.phases, strict=True):
+        for phase, described in zip(self.algorithm.phases, manifest.phases, strict=True):
             for _ in range(phase.steps):
                 rows = batches.indices(0, step)
                 known |= {
@@ -202,12 +202,12 @@ class Tier:
                 }
                 call(phase.function, described.graph, step)
                 step += 1
-        out = call(self.program.finish, manifest.finish, manifest.steps + 1)
+        out = call(self.algorithm.finish, manifest.finish, manifest.steps + 1)
         return select(out, "update"), {name: t for name, t in out.items() if name.startswith("carry.")}
 
     def decoded(self, update: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         shapes = {name: array.shape for name, array in self.weights.items()}
-        return decode(self.program.form, update, self.placement.regions, shapes)
+        return decode(self.algorithm.form, update, self.placement.regions, shapes)
 
 
 @pytest.mark.slow
@@ -235,7 +235,7 @@ def test_coded_rounds_on_the_device_equal_those_in_torch(
         assert {f"carry.{name}" for name in kept} == set(carry)
         assert bool(kept) is (codec == "ef_signsgd")
     manifest = tier.bundle.manifest
-    assert (manifest.codec, manifest.codec_version) == (tier.program.form.codec, 1)
+    assert (manifest.codec, manifest.codec_version) == (tier.algorithm.form.codec, 1)
 
 
 @pytest.mark.slow
@@ -271,6 +271,6 @@ def test_what_finish_measures_is_reported_as_it_is(tmp_path: Path, form: str) ->
     tier = Tier(form, "signsgd", {}, "output_side")
     result = tier.on_device(11, {}, tmp_path)
     assert result.metrics["finite"] == 1.0
-    entries = sum(tier.weights[name].size for name in tier.program.form.sections[0].names)
+    entries = sum(tier.weights[name].size for name in tier.algorithm.form.sections[0].names)
     assert 0 <= result.metrics["zeros"] < entries and result.metrics["zeros"].is_integer()
     assert result.metrics["loss"] > 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgefl.contract.tensors import Tensors
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.wire.update.decode import widen
 from tests.pairs import FORMATS, by_default, in_turn
 from tests.parity.coding import federation, silence, submodel  # noqa: F401  silence: a fixture
@@ -42,20 +42,20 @@ class Finish:
     """``finish`` of a codec in torch and on a device's engine."""
 
     def __init__(self, form: str, codec: str, options: dict[str, object]) -> None:
-        self.program = program_of(federation(codec, options), submodel("output_side"))
-        self.run = runner_of(form, self.program.finish)
-        self.coded = self.program.form.sections[0].names
+        self.algorithm = algorithm_of(federation(codec, options), submodel("output_side"))
+        self.run = runner_of(form, self.algorithm.finish)
+        self.coded = self.algorithm.form.sections[0].names
 
     def example(self, seed: int, number: float | None = None, name: str = "") -> Tensors:
         """Inputs; the last entry of what training left of tensor ``name`` is ``number``."""
-        example = self.program.finish.example(seed)
+        example = self.algorithm.finish.example(seed)
         if number is not None:
             part = "change" if f"state.change.{name}" in example else "weights"
             example[f"state.{part}.{name}"].reshape(-1)[-1] = number
         return example
 
     def in_torch(self, example: Tensors) -> dict[str, np.ndarray]:
-        return {name: tensor.numpy() for name, tensor in self.program.finish(example).items()}
+        return {name: tensor.numpy() for name, tensor in self.algorithm.finish(example).items()}
 
     def on_device(self, example: Tensors) -> dict[str, np.ndarray]:
         return self.run(example)
@@ -68,7 +68,7 @@ def coded(form: str, codec: str, options: tuple[tuple[str, object], ...] = ()) -
 
 @pytest.fixture(scope="module", autouse=True)
 def closed() -> Iterator[None]:
-    """Programs that stay open would keep later tests of this process from choosing a number of threads."""
+    """Algorithms that stay open would keep later tests of this process from choosing a number of threads."""
     yield
     coded.cache_clear()
 
@@ -115,7 +115,7 @@ def test_a_round_that_diverged_does_not_end_in_the_residual(
     codec: str, options: dict[str, object], number: float, form: str
 ) -> None:
     finish = finish_of(form, codec, options)
-    residuals = [name for name in finish.program.finish.inputs if name.startswith("carry.")]
+    residuals = [name for name in finish.algorithm.finish.inputs if name.startswith("carry.")]
     for run in (finish.in_torch, finish.on_device):
         bad = finish.example(3, number, finish.coded[0])
         kept = run(bad)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function
+from edgefl.algorithms.submodels.multi_exit import multi_exit
+from edgefl.contract.algorithm import Function
 from edgefl.models.exits import ExitSpec, with_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.simulation.round import run_round
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
@@ -56,8 +56,8 @@ def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: s
 @pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None:
-    program = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
-    unused = format_of(form).capture(program.evaluate).unused
+    algorithm = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
+    unused = format_of(form).capture(algorithm.evaluate).unused
     assert {name.split(".")[1] for name in unused} == {"block1_exit", "block2_exit"}
 
 
@@ -66,10 +66,10 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
     tmp_path: Path, width: float, kd_weight: float, form: str
 ) -> None:
     level = EarlyExit(_spec(), 2, width)
-    program = multi_exit(Objective.of(level), batch=8, steps=3, lr=0.05, kd_weight=kd_weight)
+    algorithm = multi_exit(Objective.of(level), batch=8, steps=3, lr=0.05, kd_weight=kd_weight)
     fetched = level.units or (NAME,)
     bundle = build_bundle(
-        program,
+        algorithm,
         [],
         fetched,
         label=Label("resnet8", "tier"),
@@ -92,7 +92,7 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
         return {"batch.0.x": torch.from_numpy(data.rows(rows)), "batch.0.y": torch.from_numpy(data.y[rows])}
 
     weights = {name: tensor.clone() for name, tensor in level.suffix.state_dict().items()}
-    expected = run_round(program, weights, feed, hyper=hyper).update
+    expected = run_round(algorithm, weights, feed, hyper=hyper).update
     assert update.keys() == expected.keys() == level.regions.keys()
     for name, value in expected.items():
         scale = max(1e-3, float(value.abs().max()))
@@ -100,8 +100,8 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
 
 
 def _worst_error(form: str, level: EarlyExit, kd_weight: float) -> float:
-    program = multi_exit(Objective.of(level), batch=4, kd_weight=kd_weight)
-    return max(checked(form, fn, 3).worst for fn in program.functions)
+    algorithm = multi_exit(Objective.of(level), batch=4, kd_weight=kd_weight)
+    return max(checked(form, fn, 3).worst for fn in algorithm.functions)
 
 
 def _spec() -> ExitSpec:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.objective.objective import Objective
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client, federated
 from tests.pairs import in_turn, pairs
 from tests.parity.forms import checked, runner_of, written
@@ -70,14 +70,14 @@ def people(count: int = 2) -> list[Client]:
     ]
 
 
-def exported(form: str, program: Program) -> Program:
-    """``program`` with all that devices run in their engine; the server stays as it is."""
+def exported(form: str, algorithm: Algorithm) -> Algorithm:
+    """``algorithm`` with all that devices run in their engine; the server stays as it is."""
     return replace(
-        program,
-        start=_session(form, program.start),
-        phases=tuple(replace(phase, function=_session(form, phase.function)) for phase in program.phases),
-        finish=_session(form, program.finish),
-        opening=tuple(exported(form, each) for each in program.opening),
+        algorithm,
+        start=_session(form, algorithm.start),
+        phases=tuple(replace(phase, function=_session(form, phase.function)) for phase in algorithm.phases),
+        finish=_session(form, algorithm.finish),
+        opening=tuple(exported(form, each) for each in algorithm.opening),
     )
 
 
@@ -103,10 +103,10 @@ def test_so_is_a_step_whose_second_moment_is_one_number(name: str, form: str) ->
 def test_every_function_is_the_same_on_the_engine(
     name: str, model: Callable[[], nn.Sequential], form: str
 ) -> None:
-    program = MAKERS[name](objective(model), batch=BATCH, steps=3)
+    algorithm = MAKERS[name](objective(model), batch=BATCH, steps=3)
     # The two exchanges evaluate with one function.
-    functions = {id(each): each for exchange in program.exchanges for each in exchange.functions}
-    assert len(functions) == (7 if program.opening else 4)
+    functions = {id(each): each for exchange in algorithm.exchanges for each in exchange.functions}
+    assert len(functions) == (7 if algorithm.opening else 4)
     for function in functions.values():
         checked(form, function, 0)
 
@@ -116,11 +116,11 @@ def test_every_function_is_the_same_on_the_engine(
 )
 def test_a_federation_on_the_engine_is_the_one_in_torch(name: str, form: str) -> None:
     made = objective(cnn)
-    program = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)
+    algorithm = MAKERS[name](made, batch=BATCH, steps=3, lr=0.01)
     weights = {name: tensor.detach() for name, tensor in made.suffix.state_dict().items()}
     torch_, onnx = (
         list(federated(each, weights, people(), rounds=3, seed=2, trained=made.trainable))
-        for each in (program, exported(form, program))
+        for each in (algorithm, exported(form, algorithm))
     )
     for one, other in zip(torch_, onnx, strict=True):
         assert _apart(one.weights, other.weights) < 1e-4

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.objective import Objective
-from edgefl.programs.adaptive.fafed import fafed
 from edgefl.simulation import round as simulation
 from edgefl.simulation.round import Feed
 from edgefl.wire.bundle.archive import Bundle
@@ -38,7 +38,7 @@ def held() -> Objective:
 
 
 @cache
-def program() -> Program:
+def algorithm() -> Algorithm:
     return fafed(held(), batch=BATCH, steps=3, lr=0.05, schedule="decaying", opening_steps=2)
 
 
@@ -63,7 +63,7 @@ def previous(given: Tensors) -> Tensors:
 
 
 def on_device(
-    exchange: Program, given: Tensors, carry: Tensors, folder: Path, form: str
+    exchange: Algorithm, given: Tensors, carry: Tensors, folder: Path, form: str
 ) -> tuple[RoundResult, Bundle]:
     data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
     bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data, format=format_of(form))
@@ -97,7 +97,7 @@ def feed_of(draws: str) -> Feed:
 
 @pytest.mark.parametrize(("which", "form"), in_turn(["main"], rare=["opening"]))
 def test_an_exchange_on_the_device_is_the_one_in_torch(which: str, tmp_path: Path, form: str) -> None:
-    exchange = program() if which == "main" else program().opening[0]
+    exchange = algorithm() if which == "main" else algorithm().opening[0]
     given = weights()
     carry = previous(given) if which == "main" else {}
     found, bundle = on_device(exchange, given, carry, tmp_path, form)
@@ -118,8 +118,8 @@ def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_t
     tmp_path: Path, form: str
 ) -> None:
     given = weights()
-    opening, _ = on_device(program().opening[0], given, {}, tmp_path, form)
-    main, bundle = on_device(program(), given, previous(given), tmp_path, form)
+    opening, _ = on_device(algorithm().opening[0], given, {}, tmp_path, form)
+    main, bundle = on_device(algorithm(), given, previous(given), tmp_path, form)
     d = sum(given[name].numel() for name in held().trainable)
     statistics = sum(given[name].numel() for name in held().buffers)
     assert sum(array.size for array in opening.update.values()) == d

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.exits import with_exits
 from edgefl.objective.objective import Objective
@@ -57,8 +57,8 @@ def test_every_function_is_the_same_on_the_engine(
 ) -> None:
     spec = with_exits(small_net(), ["body"]) if kind == "early_exit" else small_net()
     objective = Objective.of(catalog.build(spec, kind, **submodel))
-    program = programs.build("fedbat", objective, batch=BATCH, steps=STEPS, **options)
-    for function in (*(phase.function for phase in program.phases), program.finish):
+    algorithm = algorithms.build("fedbat", objective, batch=BATCH, steps=STEPS, **options)
+    for function in (*(phase.function for phase in algorithm.phases), algorithm.finish):
         checked(form, function, 0)
 
 
@@ -67,9 +67,9 @@ def test_every_function_is_the_same_on_the_engine(
 def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) -> None:
     spec = small_net()
     submodel = catalog.build(spec, "importance", gamma=0.4)
-    program = programs.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
+    algorithm = algorithms.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
     bundle = build_bundle(
-        program,
+        algorithm,
         [],
         fetched(submodel, "tier"),
         label=Label(spec.name, "tier"),
@@ -80,11 +80,11 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) 
     found = train_on_device(bundle, blobs_for(bundle, placement, arrays_of(spec)), data, SEED, tmp_path)
 
     batches = drawn_batches(data, SEED, STEPS)
-    noise = _noise(program.finish, STEPS + 1)
+    noise = _noise(algorithm.finish, STEPS + 1)
     finish = Function(
         "finish",
-        lambda given: program.finish.fn(given | noise),
-        {name: port for name, port in program.finish.inputs.items() if name not in noise},
+        lambda given: algorithm.finish.fn(given | noise),
+        {name: port for name, port in algorithm.finish.inputs.items() if name not in noise},
     )
     payload = {name: torch.from_numpy(array) for name, array in placement.payload.items()}
 
@@ -93,7 +93,7 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) 
             return {}
         return prefixed("batch.0", dict(zip("xy", batches[step], strict=True))) | _noise(function, step)
 
-    expected = run_round(replace(program, finish=finish), payload, feed).update
+    expected = run_round(replace(algorithm, finish=finish), payload, feed).update
 
     assert found.keys() == expected.keys()
     assert np.allclose(found["scales"], expected["scales"].numpy(), rtol=1e-3, atol=1e-7)

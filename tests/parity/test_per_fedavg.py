@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import mlp
@@ -20,7 +21,6 @@ from edgefl.models.zoo.transformer import vit
 from edgefl.objective.derivatives import product
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -62,8 +62,8 @@ def model(name: str) -> ModelSpec:
     return tiny(name)
 
 
-def check(form: str, program: Program, *names: str) -> None:
-    for function in program.functions:
+def check(form: str, algorithm: Algorithm, *names: str) -> None:
+    for function in algorithm.functions:
         if not names or function.name in names:
             checked(form, function, 0)
 
@@ -92,10 +92,10 @@ def test_so_is_that_of_other_models(model_name: str, options: dict[str, Any], fo
 
 @pytest.mark.parametrize(("model_name", "form"), in_turn(["shallow"], rare=["mlp", "cnn"]))
 def test_so_is_every_other_function(model_name: str, form: str) -> None:
-    program = per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, mode="fo")
-    names = [function.name for function in program.functions]
+    algorithm = per_fedavg(Objective.of(OutputSide(model(model_name), 0)), batch=BATCH, mode="fo")
+    names = [function.name for function in algorithm.functions]
     assert names == ["start", "train", "finish", "evaluate", "personalize"]
-    check(form, program, "start", "finish", "evaluate", "personalize")
+    check(form, algorithm, "start", "finish", "evaluate", "personalize")
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: st
 
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_a_layer_without_second_derivative_is_refused_with_a_remedy(form: str) -> None:
-    program = per_fedavg(Objective.of(OutputSide(tiny("lstm_lm"), 0)), batch=BATCH, **EXACT)
+    algorithm = per_fedavg(Objective.of(OutputSide(tiny("lstm_lm"), 0)), batch=BATCH, **EXACT)
     with pytest.raises(ModelError, match=r"jvp.*mode 'hf'"):
-        format_of(form).capture(program.phases[0].function)
+        format_of(form).capture(algorithm.phases[0].function)
 
 
 @pytest.mark.slow
@@ -168,27 +168,27 @@ def test_so_are_exact_products_through_attention_and_layer_norm(form: str) -> No
 
 @pytest.mark.parametrize("form", in_turn([()], formats=("executorch", "onnx")))
 def test_batches_of_three_sizes_are_three_ports(form: str) -> None:
-    program = per_fedavg(
+    algorithm = per_fedavg(
         Objective.of(OutputSide(shallow(), 0)), batch=6, inner_batch=4, hessian_batch_size=3, mode="exact"
     )
-    step = program.phases[0].function
+    step = algorithm.phases[0].function
     assert [step.inputs[f"batch.{stream}.x"].shape[0] for stream in range(3)] == [6, 4, 3]
-    check(form, program, "train")
+    check(form, algorithm, "train")
 
 
 def exported(form: str, spec: ModelSpec, **options: Any) -> Exported:
     submodel = OutputSide(spec, 0)
-    program = per_fedavg(Objective.of(submodel), batch=BATCH, steps=STEPS, **({"lr": 0.05} | options))
+    algorithm = per_fedavg(Objective.of(submodel), batch=BATCH, steps=STEPS, **({"lr": 0.05} | options))
     data = DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes)
     bundle = build_bundle(
-        program,
+        algorithm,
         [],
         tuple(name for name, _ in submodel.suffix.named_children()),
         label=Label(spec.name, "tier"),
         data=data,
         format=format_of(form),
     )
-    return Exported(spec, submodel, program, (), bundle)
+    return Exported(spec, submodel, algorithm, (), bundle)
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_a_round_on_the_device_is_the_round_in_torch(
         return given
 
     weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}
-    expected = run_round(tier.program, weights, feed).update
+    expected = run_round(tier.algorithm, weights, feed).update
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         scale = max(1e-3, float(value.abs().max()))

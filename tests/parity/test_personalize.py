@@ -35,7 +35,7 @@ EACH = pytest.mark.parametrize(("model", "kind", "options", "form"), in_turn(KIN
 @EACH
 def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str, Any], form: str) -> None:
     tier = tier_of(model, kind, form=form, **options)
-    step = tier.program.personalize
+    step = tier.algorithm.personalize
     assert step is not None
 
     report = format_of(form).verify(step, tier.bundle.graph_bytes("personalize"), seed=5)

@@ -42,9 +42,9 @@ class Op:
 
 def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> list[Op]:
     """Run ``python -m module arguments`` to its end. Skip the test if strace is missing, or may not trace."""
-    program = needs.require("strace")
+    algorithm = needs.require("strace")
     tracing = [
-        program,
+        algorithm,
         "-f",
         "--seccomp-bpf",
         "-qq",

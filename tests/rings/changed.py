@@ -26,7 +26,7 @@ LOOKED_AT_BY = {
     "edgefl/models": ("tests/parity", "tests/web"),
     "edgefl/objective": ("tests/parity", "tests/invariants"),
     "edgefl/optimizers": ("tests/parity", "tests/invariants"),
-    "edgefl/programs": ("tests/parity", "tests/invariants"),
+    "edgefl/algorithms": ("tests/parity", "tests/invariants"),
     "edgefl/setup": ("tests/e2e",),
     "edgefl/submodels": ("tests/parity", "tests/invariants"),
     "edgefl/system": ("tests/e2e",),

@@ -60,7 +60,7 @@ rounds = {ROUNDS}
 [model]
 name = "mlp"
 options = {{ hidden = [16] }}
-[program]
+[algorithm]
 batch = 8
 steps = 5
 [data]

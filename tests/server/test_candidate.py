@@ -23,7 +23,7 @@ DATASET = digits().limited(train=40, test=20)
 def federation(**changes: Any) -> Federation:
     tables: dict[str, Any] = {
         "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
-        "program": {"batch": 4, "steps": 2, "lr": 0.2},
+        "algorithm": {"batch": 4, "steps": 2, "lr": 0.2},
         "data": {"name": "digits"},
         "tiers": {"strong": {"count": 4}, "half": {"kind": "width", "gamma": 0.5, "count": 2}},
     }
@@ -47,7 +47,9 @@ def composed_spec(given: Federation) -> RunSpec:
 
 
 def test_a_candidate_stands_beside_its_tier_and_shares_its_part_of_the_model() -> None:
-    spec = composed_spec(federation(rollout={"program": {"batch": 8, "steps": 3}, "rounds": 4, "share": 0.2}))
+    spec = composed_spec(
+        federation(rollout={"algorithm": {"batch": 8, "steps": 3}, "rounds": 4, "share": 0.2})
+    )
     assert set(spec.tiers) == {"strong", "half", "strong@candidate", "half@candidate"}
     for tier in ("strong", "half"):
         ours, theirs = spec.tiers[tier], spec.tiers[f"{tier}@candidate"]
@@ -58,7 +60,7 @@ def test_a_candidate_stands_beside_its_tier_and_shares_its_part_of_the_model() -
     assert [tier.name for tier in spec.rules.tiers] == ["strong", "half"], "no device asks for a candidate"
 
 
-def test_only_the_tiers_that_are_named_have_one_where_the_program_is_the_same() -> None:
+def test_only_the_tiers_that_are_named_have_one_where_the_algorithm_is_the_same() -> None:
     spec = composed_spec(federation(rollout={"tiers": {"half": {"activations": "float16"}}}))
     assert set(spec.tiers) == {"strong", "half", "half@candidate"}
     assert composed_spec(federation()).rules.rollout is None
@@ -73,16 +75,16 @@ def test_a_tier_that_a_federation_without_tiers_does_not_have_is_named() -> None
         composed_spec(given)
 
 
-def test_another_program_has_its_own_options() -> None:
-    other = candidate_of(federation(rollout={"program": {"name": "fedprox", "mu": 0.1}}))
-    assert other.program.arguments == {"batch": 32, "steps": 10, "mu": 0.1}
-    same = candidate_of(federation(rollout={"program": {"momentum": 0.5}}))
-    assert same.program.arguments == {"batch": 4, "steps": 2, "lr": 0.2, "momentum": 0.5}
+def test_another_algorithm_has_its_own_options() -> None:
+    other = candidate_of(federation(rollout={"algorithm": {"name": "fedprox", "mu": 0.1}}))
+    assert other.algorithm.arguments == {"batch": 32, "steps": 10, "mu": 0.1}
+    same = candidate_of(federation(rollout={"algorithm": {"momentum": 0.5}}))
+    assert same.algorithm.arguments == {"batch": 4, "steps": 2, "lr": 0.2, "momentum": 0.5}
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("program", "candidate", "named"),
+    ("algorithm", "candidate", "named"),
     [
         ("sgd", {"lr": 0.1}, "its scalars are"),
         ("sgd", {"name": "fedbat"}, "another form on the wire"),
@@ -93,10 +95,10 @@ def test_another_program_has_its_own_options() -> None:
     ],
 )
 def test_what_cannot_go_into_the_same_sums_is_refused(
-    program: str, candidate: dict[str, Any], named: str
+    algorithm: str, candidate: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
-        composed_spec(federation(program={"name": program}, rollout={"program": candidate}))
+        composed_spec(federation(algorithm={"name": algorithm}, rollout={"algorithm": candidate}))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +106,7 @@ def test_what_cannot_go_into_the_same_sums_is_refused(
     [
         ({"tiers": {"weak": {"activations": "float16"}}}, "rollout.tiers has weak"),
         ({"tiers": {"half": {}}}, "set memory_budget or activations"),
-        ({"share": 1.0, "program": {"batch": 8}}, "rollout.share"),
+        ({"share": 1.0, "algorithm": {"batch": 8}}, "rollout.share"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(table: dict[str, Any], named: str) -> None:
@@ -117,7 +119,7 @@ def test_a_run_goes_on_under_the_same_rollout_and_selection_only() -> None:
         run_digest(federation(**changes))
         for changes in (
             {},
-            {"rollout": {"program": {"batch": 8}}},
+            {"rollout": {"algorithm": {"batch": 8}}},
             {"selection": {"policy": "longest-idle"}},
         )
     }

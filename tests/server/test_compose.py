@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.cli.federation.live import View
 from edgefl.cli.federation.serving import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.lab.lab import Said
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
-from edgefl.setup.training import replaced_program
+from edgefl.setup.training import replaced_algorithm
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.errors import ConfigError, ModelError
@@ -40,7 +40,7 @@ def federation(**changes: Any) -> Federation:
     tables: dict[str, Any] = {
         "federation": {"name": "composed", "rounds": 10, "seed": 3},
         "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
-        "program": {"batch": 4, "steps": 2, "lr": 0.2},
+        "algorithm": {"batch": 4, "steps": 2, "lr": 0.2},
         "data": {"name": "digits"},
         "round": {"lr_decay_at": [0.5, 0.8], "weighting": "samples", "min_devices": 2, "count": "nonzero"},
         "tiers": {"strong": {"devices": ["big-*"]}, "weak": {"cut": 1, "memory_bytes": 1 << 26, "count": 2}},
@@ -91,7 +91,7 @@ def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan
 def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rounds(plan: RunSpec) -> None:
     scheduled = replace(plan, schedule=lambda position, rounds: {"lr": 1.0, "left": float(rounds - position)})
     assert scheduled.hyper_at(1, 0)["left"] == 10.0 and scheduled.hyper_at(9, 3)["left"] == 7.0
-    assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what a program schedules is not decayed beside it"
+    assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what an algorithm schedules is not decayed beside it"
 
 
 def test_bundles_are_compiled_once_for_all_folders_and_the_server_says_where_they_are_kept(
@@ -138,7 +138,7 @@ def test_a_tier_that_asks_for_less_memory_than_its_graphs_need_is_told_with_both
 def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_path: Path) -> None:
     config = federation(
         model={"options": {"hidden": [64, 16]}},
-        program={"name": "tcbgd"},
+        algorithm={"name": "tcbgd"},
         tiers={"weak": {"kind": "importance", "gamma": 0.02}},
     )
     said: list[Event] = []
@@ -176,23 +176,25 @@ def test_a_codec_that_brings_its_own_training_says_once_what_it_replaces(tmp_pat
     compose(federation(codec={"name": "fedbat"}), DATASET, tmp_path, emit=said.append)
     (noted,) = (event for event in said if isinstance(event, Noted))
     assert "codec 'fedbat'" in noted.text and "'fedbat' in place of 'sgd'" in noted.text
-    assert not replaced_program(federation(codec={"name": "fedbat"}, program={"name": "fedbat"}))
-    assert not replaced_program(federation(codec={"name": "fedpaq"}))
+    assert not replaced_algorithm(federation(codec={"name": "fedbat"}, algorithm={"name": "fedbat"}))
+    assert not replaced_algorithm(federation(codec={"name": "fedpaq"}))
 
 
-def test_an_option_that_a_program_has_not_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"program 'sgd' has no option 'stepz'; it takes batch, steps, lr"):
-        compose(federation(program={"stepz": 3}), DATASET, tmp_path)
+def test_an_option_that_an_algorithm_has_not_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"algorithm 'sgd' has no option 'stepz'; it takes batch, steps, lr"
+    ):
+        compose(federation(algorithm={"stepz": 3}), DATASET, tmp_path)
 
 
 def test_a_scalar_that_tiers_do_not_agree_on_is_refused() -> None:
-    program = sgd(_objective(), lr=0.5)
-    assert _scalars({"strong": program, "weak": replace(program, hyper={"rho": 6.0})}) == {
+    algorithm = sgd(_objective(), lr=0.5)
+    assert _scalars({"strong": algorithm, "weak": replace(algorithm, hyper={"rho": 6.0})}) == {
         "lr": 0.5,
         "rho": 6.0,
     }
     with pytest.raises(ConfigError, match=r"lr = 0.25 in tier 'weak' and 0.5 in others"):
-        _scalars({"strong": program, "weak": replace(program, hyper={"lr": 0.25})})
+        _scalars({"strong": algorithm, "weak": replace(algorithm, hyper={"lr": 0.25})})
 
 
 @pytest.mark.usefixtures("compiled")
@@ -337,7 +339,7 @@ def test_a_tensor_name_that_blobs_cannot_hold_is_refused_before_anything_is_expo
 TILDE = """
 from torch import nn
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.contract.program import TensorSpec
+from edgefl.contract.algorithm import TensorSpec
 def model(in_channels, size, classes):
     units = [("flat", nn.Flatten()), ("head~a", nn.Linear(in_channels * size * size, classes))]
     return ModelSpec("tilde", sequential(units), TensorSpec((in_channels, size, size)), classes)
@@ -356,7 +358,7 @@ def test_a_cut_beyond_the_model_is_named(tmp_path: Path) -> None:
         compose(federation(tiers={"weak": {"cut": 99}}), DATASET, tmp_path)
 
 
-def test_a_program_that_needs_every_device_refuses_a_sample_of_them() -> None:
+def test_an_algorithm_that_needs_every_device_refuses_a_sample_of_them() -> None:
     tables = {"strong": TierTable()}
     everyone = replace(sgd(_objective()), whole=True, opening=(sgd(_objective()),))
     rules = _rules(federation(round={"absent": "refuse"}), tables, everyone)

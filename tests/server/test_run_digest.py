@@ -16,7 +16,7 @@ def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> N
     assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 4096}))
     assert digest == run_digest(federation(downlink={"compression": "none"}))
     assert digest != run_digest(federation(downlink={"encoding": "int8"}))
-    assert digest != run_digest(federation(program={"lr": 0.3}))
+    assert digest != run_digest(federation(algorithm={"lr": 0.3}))
     assert digest != run_digest(federation(federation={"rounds": 11}))
 
 
@@ -53,13 +53,13 @@ def test_a_run_goes_on_under_another_patch_of_the_same_release(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("form", ["module", "file"])
-def test_a_change_to_the_source_of_a_users_program_is_another_configuration(
+def test_a_change_to_the_source_of_a_users_algorithm_is_another_configuration(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = tmp_path / "own_program_for_digests.py"
+    source = tmp_path / "own_algorithm_for_digests.py"
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
-    named = federation(program={"name": f"{source if form == 'file' else source.stem}:make"})
+    named = federation(algorithm={"name": f"{source if form == 'file' else source.stem}:make"})
 
     before = run_digest(named)
     assert before == run_digest(named)

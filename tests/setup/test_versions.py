@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.config import parse
 from edgefl.config.names import name_problems
-from edgefl.contract.program import CarryRule, Program
+from edgefl.contract.algorithm import Algorithm, CarryRule
 from edgefl.contract.server import ServerOpt
 from edgefl.facts import shipped
 from edgefl.models.zoo.catalog import build_model
@@ -26,14 +26,14 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleets" / "asynchronous.m
 
 
 @pytest.fixture(scope="module")
-def sgd() -> Program:
+def sgd() -> Algorithm:
     spec = build_model("mlp", hidden=[4])
-    return programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=2, steps=1)
+    return algorithms.build("sgd", Objective.of(OutputSide(spec, 0)), batch=2, steps=1)
 
 
-def test_the_document_has_the_verdict_on_every_program() -> None:
+def test_the_document_has_the_verdict_on_every_algorithm() -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", PAGE.read_text(), re.MULTILINE))
-    verdicts = {row["name"]: row["not_buffered"] for row in shipped().rows["programs"]}
+    verdicts = {row["name"]: row["not_buffered"] for row in shipped().rows["algorithms"]}
     assert {name: f"no: {why}" if why else "yes" for name, why in verdicts.items()}.items() <= told.items()
     assert [name for name, why in verdicts.items() if why] == [
         "scaffold", "fafed", "stem", "local_amsgrad", "mimeadam", "mimelite",
@@ -53,14 +53,14 @@ def test_the_document_has_the_verdict_on_every_program() -> None:
     ],
 )
 def test_a_method_of_ones_own_is_told_why_it_does_not_go(
-    sgd: Program, changes: dict[str, Any], reason: str
+    sgd: Algorithm, changes: dict[str, Any], reason: str
 ) -> None:
     assert why_not(sgd) == "" and reason in why_not(replace(sgd, **changes))
     with pytest.raises(ConfigError, match=f"'sgd' does not go with round.mode buffered: .*{reason}"):
         check_versions(replace(sgd, **changes))
 
 
-def test_a_method_of_two_exchanges_does_not_go(sgd: Program) -> None:
+def test_a_method_of_two_exchanges_does_not_go(sgd: Algorithm) -> None:
     assert "2 exchanges in turn" in why_not(replace(sgd, ahead=(sgd,)))
 
 
@@ -96,13 +96,13 @@ def test_a_file_is_told_what_does_not_go_together(tables: dict[str, Any], proble
     assert problem in refused.value.message
 
 
-def test_a_file_is_told_early_which_program_does_not_go() -> None:
-    tables = {"round": {"mode": "buffered"}, "program": {"name": "scaffold"}}
+def test_a_file_is_told_early_which_algorithm_does_not_go() -> None:
+    tables = {"round": {"mode": "buffered"}, "algorithm": {"name": "scaffold"}}
     (problem,) = name_problems(tables)
     assert problem.startswith(
-        "round.mode: 'buffered' does not go with program 'scaffold': it needs every device"
+        "round.mode: 'buffered' does not go with algorithm 'scaffold': it needs every device"
     )
-    assert not name_problems({**tables, "program": {"name": "fedprox"}})
+    assert not name_problems({**tables, "algorithm": {"name": "fedprox"}})
 
 
 def test_what_is_kept_has_no_say_in_the_weights_and_the_mode_has() -> None:

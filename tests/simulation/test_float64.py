@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.binarize import StepSize, draw
@@ -19,7 +20,6 @@ from edgefl.contract.tensors import Tensors
 from edgefl.models.exits import with_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.catalog import PROGRAMS
 from edgefl.simulation.federated import Client, begun, drawn, federated
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -55,9 +55,9 @@ class Rounded(TorchDispatchMode):
         return out
 
 
-def objective_of(program: str) -> Objective:
-    plain = build_model("mlp", size=4, hidden=[5, 4] if program == "multi_exit" else [5], classes=3)
-    return Objective.of(OutputSide(with_exits(plain) if program == "multi_exit" else plain, 0))
+def objective_of(algorithm: str) -> Objective:
+    plain = build_model("mlp", size=4, hidden=[5, 4] if algorithm == "multi_exit" else [5], classes=3)
+    return Objective.of(OutputSide(with_exits(plain) if algorithm == "multi_exit" else plain, 0))
 
 
 def clients() -> Iterator[Client]:
@@ -81,13 +81,15 @@ def wider(tensors: Mapping[str, Tensor]) -> set[str]:
 
 
 @pytest.mark.sample(7)
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "fedbat"])
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "fedbat"])
 def test_a_federation_of_float64_rounds_nothing_to_float32(name: str) -> None:
     objective = objective_of(name)
-    program = programs.build(name, objective, batch=4, steps=2, **OPTIONS.get(name, {}))
+    algorithm = algorithms.build(name, objective, batch=4, steps=2, **OPTIONS.get(name, {}))
 
     with Rounded() as rounded:
-        done = list(federated(program, doubled(objective), [*clients()], rounds=2 * len(program.exchanges)))
+        done = list(
+            federated(algorithm, doubled(objective), [*clients()], rounds=2 * len(algorithm.exchanges))
+        )
 
     assert not rounded.names - EXACT
     for each in done:
@@ -101,17 +103,17 @@ def test_a_federation_of_float64_rounds_nothing_to_float32(name: str) -> None:
 def test_coding_a_float64_change_rounds_nothing_but_what_travels(codec: str) -> None:
     objective = objective_of("fedavg")
     if codec == "fedbat":
-        program = programs.build(codec, objective, batch=4, steps=4, **OPTIONS[codec])
+        algorithm = algorithms.build(codec, objective, batch=4, steps=4, **OPTIONS[codec])
     else:
-        program = applied(
-            codecs.build(codec), programs.build("fedavg", objective, batch=4, steps=2), objective
+        algorithm = applied(
+            codecs.build(codec), algorithms.build("fedavg", objective, batch=4, steps=2), objective
         )
     [client, _] = clients()
-    weights, carry = begun(program, doubled(objective)).weights, None
+    weights, carry = begun(algorithm, doubled(objective)).weights, None
 
     with Rounded() as rounded:
         for number in (1, 2):
-            done = run_round(program, weights, drawn(program, client, 0, number), carry=carry)
+            done = run_round(algorithm, weights, drawn(algorithm, client, 0, number), carry=carry)
             carry = done.carry
 
     assert not rounded.names - EXACT

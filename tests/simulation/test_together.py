@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgefl.contract.program import Phase, Program
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.programs.adaptive.stem import stem
-from edgefl.programs.baselines.sgd import sgd
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm, Phase
 from edgefl.simulation.batched_clients import rescheduled, together
 from edgefl.simulation.federated import Client, federated
 from tests.invariants.fafed.tiny import Bowls, X, whole
@@ -22,15 +22,17 @@ START = {X: torch.ones(3, dtype=torch.float64)}
 ALL = Client(0, torch.stack([each.x for each in PROBLEM.clients]), torch.zeros(4, 1, dtype=torch.float64))
 
 
-def points(program: Program, clients: list[Client]) -> torch.Tensor:
-    return torch.stack([done.weights[X] for done in federated(program, START, clients, rounds=3, feed=whole)])
+def points(algorithm: Algorithm, clients: list[Client]) -> torch.Tensor:
+    return torch.stack(
+        [done.weights[X] for done in federated(algorithm, START, clients, rounds=3, feed=whole)]
+    )
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [fafed, stem, naive_adaptive, sgd])
-def test_together_is_one_by_one(make: Callable[..., Program]) -> None:
-    program = make(PROBLEM.objective, batch=1, steps=3, lr=0.05)
-    apart, at_once = points(program, PROBLEM.clients), points(together(program, 4), [ALL])
+def test_together_is_one_by_one(make: Callable[..., Algorithm]) -> None:
+    algorithm = make(PROBLEM.objective, batch=1, steps=3, lr=0.05)
+    apart, at_once = points(algorithm, PROBLEM.clients), points(together(algorithm, 4), [ALL])
     assert torch.allclose(apart, at_once, rtol=0, atol=1e-13)
     assert (apart[-1] - START[X]).abs().max() > 1e-2
 
@@ -45,7 +47,7 @@ def test_one_recording_serves_all_schedules() -> None:
 
 
 def test_a_pass_over_the_data_is_refused() -> None:
-    program = sgd(PROBLEM.objective, batch=1, steps=1, lr=0.1)
-    phase = Phase("all", program.phases[0].function, 0, over_data=True)
+    algorithm = sgd(PROBLEM.objective, batch=1, steps=1, lr=0.1)
+    phase = Phase("all", algorithm.phases[0].function, 0, over_data=True)
     with pytest.raises(ValueError, match="simulate its clients apart"):
-        together(replace(program, phases=(phase,)), 2)
+        together(replace(algorithm, phases=(phase,)), 2)

@@ -13,7 +13,7 @@ def federation(**changes: dict[str, object]) -> Federation:
     tables: dict[str, dict[str, object]] = {
         "federation": {"name": "simulated", "rounds": 3},
         "model": {"name": "mlp", "options": {"hidden": [8]}},
-        "program": {"batch": 8, "steps": 2},
+        "algorithm": {"batch": 8, "steps": 2},
         "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
         "tiers": {"strong": {"count": 4}, "weak": {"cut": 1, "count": 2}},
     }

@@ -45,7 +45,7 @@ def test_a_round_that_hostile_clients_ruin_is_undone(tmp_path: Path) -> None:
     made = simulated(
         tmp_path / "out",
         federation={"rounds": 4},
-        program={"lr": 0.3, "steps": 4},
+        algorithm={"lr": 0.3, "steps": 4},
         simulation={"hostile": ["strong-0"], "strength": 1e4},
         round={"rollback_loss": 1.5, "fraction": 0.3},
     )

@@ -20,7 +20,7 @@ KEPT = "edgefl.simulator.carries:Carries.keep"
 PUBLISHED = "edgefl.simulator.downlink:Downloads.publish"
 FINISHED = "edgefl_server.storage.checkpoints:Checkpoints.finish"
 OF_STATE: dict[str, dict[str, object]] = {
-    "program": {"name": "scaffold"},
+    "algorithm": {"name": "scaffold"},
     "tiers": {"weak": {"cut": 0, "count": 1}},
     "simulation": {"step_ms": 100, "watts": 2, "spread": 0.5, "dropout": 0.2, "tensorboard": True},
     "limits": {"round_deadline_s": 9},

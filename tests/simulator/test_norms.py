@@ -60,14 +60,14 @@ def network(norm: str) -> nn.Sequential:
     return nn.Sequential(*layers, nn.ReLU(), nn.Flatten(), nn.Linear(32, 10))
 
 
-def federation(norm: str, tiers: dict[str, object], path: Path, **program: object) -> Federation:
+def federation(norm: str, tiers: dict[str, object], path: Path, **algorithm: object) -> Federation:
     path.mkdir(exist_ok=True)
     source = path / "own.py"
     source.write_text(f"from {__name__} import network\n\ndef make():\n    return network({norm!r})\n")
     tables = {
         "federation": {"name": "norms", "rounds": 4, "seed": 1},
         "model": {"name": f"{source}:make"},
-        "program": {"batch": 16, "steps": 6, "lr": 0.2, **program},
+        "algorithm": {"batch": 16, "steps": 6, "lr": 0.2, **algorithm},
         "data": {"name": "digits", "train_samples": 300, "test_samples": 200, "partition": "iid"},
         "tiers": {"full": {"count": 1}, **tiers},
     }
@@ -130,7 +130,7 @@ def signs(weight: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("program", "tiers", "form"),
+    ("algorithm", "tiers", "form"),
     [
         ({"name": "swat", "sparsity": 0.6}, {}, largest),
         pytest.param({"name": "binary"}, WIDTH, signs, marks=pytest.mark.slow),
@@ -138,13 +138,13 @@ def signs(weight: Tensor) -> Tensor:
     ids=["swat", "binary-width"],
 )
 def test_what_is_deployed_has_the_form_whose_accuracy_is_reported(
-    program: dict[str, object],
+    algorithm: dict[str, object],
     tiers: dict[str, object],
     form: Callable[[Tensor], Tensor],
     tmp_path: Path,
 ) -> None:
     prepared = prepare_simulation(
-        federation("batch", tiers, tmp_path, **program), tmp_path / "out", device="cpu"
+        federation("batch", tiers, tmp_path, **algorithm), tmp_path / "out", device="cpu"
     )
     done = prepared.run()
 

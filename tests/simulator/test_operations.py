@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import edgefl
 from benchmarks.simulate.models import pfl_cnn
 from edgefl.config import Federation, parse
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
@@ -27,7 +27,7 @@ def federation(model: str, hidden: int = 8, **changes: dict[str, object]) -> Fed
     tables: dict[str, dict[str, object]] = {
         "federation": {"name": "operations", "rounds": 2},
         "model": {"name": model, "options": {"hidden": [hidden]} if model == "mlp" else {}},
-        "program": {"batch": 4, "steps": 2},
+        "algorithm": {"batch": 4, "steps": 2},
         "data": {"name": "digits", "train_samples": 120, "test_samples": 50},
         "round": {"fraction": 0.5},
         "tiers": {"all": {"count": 12}},
@@ -57,14 +57,14 @@ def anything(function: Function) -> Tensors:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("model", "program"),
+    ("model", "algorithm"),
     mostly_slow(
         product(("mlp", "cnn", "resnet8"), ("sgd", "scaffold", "fafed")),
         [("mlp", "scaffold"), ("cnn", "fafed"), ("resnet8", "sgd")],
     ),
 )
-def test_a_list_gives_what_its_function_gives(model: str, program: str) -> None:
-    exchanges = functions(federation(model, program={"name": program}, round={"fraction": 1.0}))
+def test_a_list_gives_what_its_function_gives(model: str, algorithm: str) -> None:
+    exchanges = functions(federation(model, algorithm={"name": algorithm}, round={"fraction": 1.0}))
     for function in [function for each in exchanges for function in each.named.values()]:
         given = anything(function)
         wanted = function({name: value.clone() for name, value in given.items()})
@@ -77,7 +77,7 @@ def test_a_list_gives_what_its_function_gives(model: str, program: str) -> None:
 
 @pytest.mark.slow
 def test_statistics_of_batches_are_as_exact_as_those_of_the_function() -> None:
-    function = first(federation("resnet8", program={"batch": 64})).named["train"]
+    function = first(federation("resnet8", algorithm={"batch": 64})).named["train"]
     given = anything(function)
     exact = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
     wanted = function({name: each.clone() for name, each in exact.items()})
@@ -123,7 +123,7 @@ def test_dropout_pools_and_dense_layers_keep_their_values_in_other_forms() -> No
 
 
 def test_a_step_writes_over_its_own_state_and_nothing_else() -> None:
-    found = first(federation("mlp", program={"momentum": 0.9}))
+    found = first(federation("mlp", algorithm={"momentum": 0.9}))
     start, train = (recorded(found.named[name], 1) for name in ("start", "train"))
     given = anything(found.named["start"])
     before = {name: value.clone() for name, value in given.items()}

@@ -21,8 +21,8 @@ TINY = """
 [model]
 name = "mlp"
 options = { hidden = [8, 8] }
-[program]
-name = "PROGRAM"
+[algorithm]
+name = "ALGORITHM"
 batch = 8
 steps = 2
 [data]
@@ -48,17 +48,17 @@ ALIKE = """
 count = 3
 """
 CASES = {
-    "mixed tiers, some of them, int8 down": TINY.replace("PROGRAM", "sgd")
+    "mixed tiers, some of them, int8 down": TINY.replace("ALGORITHM", "sgd")
     + MIXED
     + '[round]\nfraction = 0.5\nweighting = "samples"\n[downlink]\nencoding = "int8"\n',
-    "noise, and a codec of its own": TINY.replace("PROGRAM", "sgd") + ALIKE + '[codec]\nname = "fedpaq"\n',
-    "kept on clients, state at the server": TINY.replace("PROGRAM", "scaffold") + ALIKE,
-    "a second round that is undone": TINY.replace("PROGRAM", "sgd").replace(
+    "noise, and a codec of its own": TINY.replace("ALGORITHM", "sgd") + ALIKE + '[codec]\nname = "fedpaq"\n',
+    "kept on clients, state at the server": TINY.replace("ALGORITHM", "scaffold") + ALIKE,
+    "a second round that is undone": TINY.replace("ALGORITHM", "sgd").replace(
         "steps = 2", "steps = 2\nlr = 1.0"
     )
     + ALIKE
     + "[round]\nrollback_loss = 1.01\n",
-    "values that wait in halves": TINY.replace("PROGRAM", "sgd")
+    "values that wait in halves": TINY.replace("ALGORITHM", "sgd")
     .replace("[8, 8]", "[1024]")
     .replace("= 8", "= 16")
     + ALIKE

@@ -13,7 +13,7 @@ import torch
 import edgefl
 from edgefl.config import parse
 from edgefl.config.simulation import SimulationTable
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
@@ -53,7 +53,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bits(
     changes: dict[str, dict[str, object]] = {
         "": {"round": {"fraction": 0.5}},
         "state at clients and server": {
-            "program": {"name": "scaffold"},
+            "algorithm": {"name": "scaffold"},
             "tiers": {"weak": {"cut": 0, "count": 1}},
         },
         "int8 down": {"downlink": {"encoding": "int8"}},
@@ -79,10 +79,10 @@ def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: P
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("program", ["sgd", "scaffold", "per_fedavg", "fafed"])
-def test_clients_together_are_the_clients_one_by_one(program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["sgd", "scaffold", "per_fedavg", "fafed"])
+def test_clients_together_are_the_clients_one_by_one(algorithm: str, tmp_path: Path) -> None:
     tiers: dict[str, object] = {"all": {"count": 5}}
-    chosen = federation(program={"name": program})
+    chosen = federation(algorithm={"name": algorithm})
     apart = chosen.model_copy(update={"tiers": parse({"tiers": tiers}, source="the test").tiers})
     grouped = apart.model_copy(update={"simulation": SimulationTable(together=2)})
     one, other = edgefl.simulate(apart, tmp_path / "apart"), edgefl.simulate(grouped, tmp_path / "together")
@@ -189,7 +189,7 @@ def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Pat
         "--rounds",
         "2",
         "--set",
-        "program.steps=1",
+        "algorithm.steps=1",
         "--set",
         "tiers.all.count=2",
         "--out",
@@ -252,7 +252,7 @@ def test_a_round_that_collapses_is_undone_and_one_that_was_stopped_remembers_the
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(
         federation={"rounds": 5, "seed": 7},
-        program={"lr": 1.0, "batch": 8, "steps": 4},
+        algorithm={"lr": 1.0, "batch": 8, "steps": 4},
         round={"rollback_accuracy": 0.02},
     )
     whole = edgefl.simulate(chosen, tmp_path / "whole").history

@@ -70,7 +70,7 @@ def test_mlflow_has_every_round_and_the_configuration(tmp_path: Path, store: str
 
     client = MlflowClient(store)
     (run,) = client.search_runs([client.get_experiment_by_name("simulated").experiment_id])
-    assert run.data.params["tiers.weak.cut"] == "1" and run.data.params["program.steps"] == "2"
+    assert run.data.params["tiers.weak.cut"] == "1" and run.data.params["algorithm.steps"] == "2"
     assert not any(key.startswith("broker") for key in run.data.params)
     assert run.data.tags["dataset"].startswith("scikit-learn digits")
     assert run.info.status == "FINISHED" and run.info.run_name == "out"
@@ -241,7 +241,7 @@ def test_the_command_has_options_for_both(tmp_path: Path, store: str) -> None:
         "--set",
         "tiers.all.count=2",
         "--set",
-        "program.steps=1",
+        "algorithm.steps=1",
         "--set",
         "federation.name=simulated",
     )

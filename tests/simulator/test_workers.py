@@ -31,7 +31,7 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
         "round": {"fraction": 0.7, "weighting": "samples"},
     },
     "state on clients and at the server": {
-        "program": {"name": "scaffold"},
+        "algorithm": {"name": "scaffold"},
         "tiers": {"weak": {"cut": 0, "count": 1}},
     },
     "in groups, one of them filled up": {"simulation": {"together": 3}},

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.config import parse
 from edgefl.contract.tensors import Tensors
 from edgefl.data.datasets import digits
@@ -22,10 +24,8 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.submodels.multi_exit import multi_exit
 from edgefl.setup.model import federation_model, submodel_of
-from edgefl.setup.training import program_of
+from edgefl.setup.training import algorithm_of
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
@@ -256,11 +256,11 @@ def test_a_width_slice_of_a_model_with_exits_is_refused_with_the_kind_that_serve
         step(step.example(0))
 
 
-def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
+def test_a_federation_file_names_the_model_the_levels_and_the_algorithm() -> None:
     options = {"base": "resnet8", "widths": [4, 6, 8], "after": ["block2"]}
     tables = {
         "model": {"name": "edgefl.models.exits:early_exits", "options": options},
-        "program": {"name": "edgefl.programs.submodels.multi_exit:multi_exit", "kd_weight": 0.05},
+        "algorithm": {"name": "edgefl.algorithms.submodels.multi_exit:multi_exit", "kd_weight": 0.05},
         "tiers": {"strong": {"kind": "early_exit"}, "weak": {"kind": "early_exit", "gamma": 0.1}},
     }
     federation = parse(tables, source="the test")
@@ -269,7 +269,7 @@ def test_a_federation_file_names_the_model_the_levels_and_the_program() -> None:
     assert spec.units == ("stem", "block1", "block2", "block2_exit", "block3", "head")
     assert strong.identity["exit"] == 2 and strong.identity["width"] == 1.0
     assert isinstance(weak, EarlyExit) and weak.exit == 1 and 0.05 < weak.share <= 0.1
-    assert program_of(federation, weak).hyper == {"lr": 0.05, "kd_weight": 0.05}
+    assert algorithm_of(federation, weak).hyper == {"lr": 0.05, "kd_weight": 0.05}
 
 
 # -- what is trained -------------------------------------------------------------------------------------------
@@ -328,19 +328,19 @@ def test_every_level_learns(width: float) -> None:
     for exit in (1, 2, 3):
         level = EarlyExit(spec, exit, width)
         x, y = samples(spec, 8)
-        program = multi_exit(Objective.of(level), batch=8, steps=8, lr=0.1, kd_weight=0.1)
-        metrics = run_round(program, _local(level), walk(x, y, 8)).metrics
+        algorithm = multi_exit(Objective.of(level), batch=8, steps=8, lr=0.1, kd_weight=0.1)
+        metrics = run_round(algorithm, _local(level), walk(x, y, 8)).metrics
         assert float(metrics[-1]["loss"]) < 0.9 * float(metrics[0]["loss"])
 
 
 @pytest.mark.slow
-def test_without_distillation_the_program_is_sgd_and_with_it_the_round_says_how_much() -> None:
+def test_without_distillation_the_algorithm_is_sgd_and_with_it_the_round_says_how_much() -> None:
     spec = _spec()
     objective = Objective.of(EarlyExit(spec, 3))
     x, y = samples(spec, 8)
 
-    def update(program: Any, **hyper: float) -> Tensors:
-        return run_round(program, spec.weights, walk(x, y, 4), hyper=hyper).update
+    def update(algorithm: Any, **hyper: float) -> Tensors:
+        return run_round(algorithm, spec.weights, walk(x, y, 4), hyper=hyper).update
 
     plain = update(sgd(objective, batch=4, steps=2))
     none = multi_exit(objective, batch=4, steps=2)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune, weight_norm
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.algorithms import catalog as algorithms
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of, select
 from edgefl.models.copies import copy_module
 from edgefl.models.losses import CrossEntropy, SequenceCrossEntropy, SquaredError
@@ -23,7 +24,6 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs import catalog as programs
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -188,12 +188,12 @@ def test_a_loss_without_classes_cannot_be_masked() -> None:
         Objective(spec.module, spec.sample, SquaredError(), masked=True)
 
 
-@pytest.mark.parametrize(("program", "kind"), [("sgd", "width"), ("tcbgd", "importance")])
-def test_absent_classes_get_no_gradient(program: str, kind: str) -> None:
+@pytest.mark.parametrize(("algorithm", "kind"), [("sgd", "width"), ("tcbgd", "importance")])
+def test_absent_classes_get_no_gradient(algorithm: str, kind: str) -> None:
     spec = small("mlp")
     submodel = catalog.build(spec, kind, gamma=0.5)
-    built = programs.build(
-        program, Objective.of(submodel), batch=6, steps=1, weight_decay=0.0, masked_loss=True
+    built = algorithms.build(
+        algorithm, Objective.of(submodel), batch=6, steps=1, weight_decay=0.0, masked_loss=True
     )
     x, y = batch(spec)
     counts = torch.bincount(y, minlength=5)
@@ -203,7 +203,7 @@ def test_absent_classes_get_no_gradient(program: str, kind: str) -> None:
     if kind == "width":
         moved = update["head.dense.bias"] != weights["head.dense.bias"]
         assert moved.tolist() == [True, True, True, False, False]
-    without = programs.build(program, Objective.of(submodel), batch=6, steps=1, weight_decay=0.0)
+    without = algorithms.build(algorithm, Objective.of(submodel), batch=6, steps=1, weight_decay=0.0)
     plain = run_round(without, weights, lambda function, step: fed).update
     assert any(not torch.equal(update[name], plain[name]) for name in update)
 
@@ -216,15 +216,15 @@ def payload(submodel: Submodel) -> Tensors:
 # -- on the device ---------------------------------------------------------------------------------------------
 
 
-def exported(submodel: Submodel, program: Program) -> Exported:
+def exported(submodel: Submodel, algorithm: Algorithm) -> Exported:
     spec = submodel.spec
     data = DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes)
-    bundle = build_bundle(program, [], spec.units, label=Label(spec.name, "tier"), data=data)
-    return Exported(spec, submodel, program, (), bundle)  # type: ignore[arg-type]
+    bundle = build_bundle(algorithm, [], spec.units, label=Label(spec.name, "tier"), data=data)
+    return Exported(spec, submodel, algorithm, (), bundle)  # type: ignore[arg-type]
 
 
 def in_torch(tier: Exported, data: LocalData, seed: int, facts: Mapping[str, Tensor]) -> Tensors:
-    """The device's round from the program's functions, with the device's batches and noise."""
+    """The device's round from the algorithm's functions, with the device's batches and noise."""
     batches = Batches(seed, len(data), tier.bundle.manifest.batch)
 
     def feed(function: Function, step: int) -> Tensors:
@@ -237,7 +237,7 @@ def in_torch(tier: Exported, data: LocalData, seed: int, facts: Mapping[str, Ten
         rows = {"batch.0.x": torch.from_numpy(data.x[at]), "batch.0.y": torch.from_numpy(data.y[at])}
         return rows | uniform | {f"data.{name}": value for name, value in facts.items()}
 
-    return run_round(tier.program, tier.spec.weights, feed).update
+    return run_round(tier.algorithm, tier.spec.weights, feed).update
 
 
 def some(spec: ModelSpec, classes: list[int]) -> LocalData:
@@ -252,10 +252,10 @@ def test_a_device_trains_as_torch_does(kind: str, tmp_path: Path) -> None:
     whole: Submodel = OutputSide(spec, 0)
     if kind == "ordered":
         whole = width(spec, ratio=1.0, ordered=True, widths=(0.3, 0.6))
-    program = programs.build(
+    algorithm = algorithms.build(
         "sgd", Objective.of(whole), batch=4, steps=3, lr=0.5, masked_loss=kind == "masked"
     )
-    tier, data = exported(whole, program), some(spec, [1, 3])
+    tier, data = exported(whole, algorithm), some(spec, [1, 3])
 
     result, _ = on_device(tier, data, 11, tmp_path)
 
@@ -269,14 +269,14 @@ def test_a_device_trains_as_torch_does(kind: str, tmp_path: Path) -> None:
 
 def test_a_device_refuses_a_fact_it_does_not_know(tmp_path: Path) -> None:
     spec = build_model("mlp", size=4, hidden=(4,), classes=5)
-    program = programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=4, steps=1, masked_loss=True)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective.of(OutputSide(spec, 0)), batch=4, steps=1, masked_loss=True)
+    step = algorithm.phases[0].function
     ports = {name.replace("class_counts", "favourites"): port for name, port in step.inputs.items()}
 
     def fn(tensors: Tensors) -> Tensors:
         return step({name.replace("favourites", "class_counts"): value for name, value in tensors.items()})
 
-    curious = replace(program, phases=(Phase("train", Function("train", fn, ports), 1),))
+    curious = replace(algorithm, phases=(Phase("train", Function("train", fn, ports), 1),))
     with pytest.raises(
         BundleError, match=r"'data\.favourites' of the local data, this device can tell: class_counts;"
     ):
@@ -296,7 +296,9 @@ def test_a_device_counts_the_classes_of_the_rows_it_uses() -> None:
 def test_only_a_masked_loss_asks_for_the_classes() -> None:
     objective = Objective.of(OutputSide(small("mlp"), 0))
     asked = {
-        masked: select(programs.build("sgd", objective, masked_loss=masked).phases[0].function.inputs, "data")
+        masked: select(
+            algorithms.build("sgd", objective, masked_loss=masked).phases[0].function.inputs, "data"
+        )
         for masked in (False, True)
     }
     assert asked[False] == {} and [port.shape for port in asked[True].values()] == [(5,)]

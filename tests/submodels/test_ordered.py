@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, select
 from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels import catalog
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import NOISE
@@ -183,7 +183,7 @@ def test_self_distillation_is_fjord_s_loss() -> None:
     spec, whole = model_and_whole("resnet")
     weights, (x, y) = moved(spec), batch(spec)
     alpha, temperature = 0.7, 2.0
-    program = sgd(
+    algorithm = sgd(
         Objective.of(whole), batch=6, steps=1, lr=1.0, momentum=0.0, weight_decay=0.0,
         self_distillation=alpha, temperature=temperature,
     )  # fmt: skip
@@ -213,7 +213,7 @@ def test_self_distillation_is_fjord_s_loss() -> None:
         "hyper.lr": torch.tensor(1.0),
         f"noise.{NOISE}": torch.tensor(0.3),
     }
-    out = program.phases[0].function(fed)
+    out = algorithm.phases[0].function(fed)
     torch.testing.assert_close(out["metric.loss"], expected.detach(), rtol=1e-5, atol=1e-6)
     for name, new in select(out, "state.weights").items():
         torch.testing.assert_close(weights[name] - new, wanted[name], rtol=1e-3, atol=1e-5)

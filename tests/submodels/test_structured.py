@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
@@ -67,8 +67,8 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     with torch.no_grad():
         assert part.suffix.eval()(rows(spec.sample)).shape == spec.module.eval()(rows(spec.sample)).shape
     objective = Objective.of(part)
-    program = programs.build("tcbgd", objective, batch=4, steps=1)
-    update = run_round(program, payload, _feed).update
+    algorithm = algorithms.build("tcbgd", objective, batch=4, steps=1)
+    update = run_round(algorithm, payload, _feed).update
     assert {name: value.shape for name, value in update.items()} == {
         name: payload[name].shape for name in placement.regions
     }

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -101,7 +101,7 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
             assert part.suffix.eval()(x).shape == spec.module.eval()(x).shape
 
     objective = Objective.of(part)
-    update = run_round(programs.build("sgd", objective, batch=4, steps=1), local, _feed(objective)).update
+    update = run_round(algorithms.build("sgd", objective, batch=4, steps=1), local, _feed(objective)).update
 
     assert {key: tensor.shape for key, tensor in update.items()} == {
         key: tensor.shape for key, tensor in local.items()
@@ -147,8 +147,8 @@ def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
 
 @pytest.mark.parametrize("name", mostly_slow(["resnet8", "vit", "bilstm", "mlp"], ["mlp"]))
 def test_the_exported_step_of_a_slice_equals_torch(name: str) -> None:
-    program = programs.build("sgd", Objective.of(Width(model(name), 0.5)), batch=4)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective.of(Width(model(name), 0.5)), batch=4)
+    step = algorithm.phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.algorithms.catalog import build
 from edgefl.config.names import name_problems
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.catalog import build
 from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import EdgeflError
 from tests import installed
@@ -97,7 +97,7 @@ _EXITS = {
 
 
 @pytest.mark.parametrize("source", _EXITS.values(), ids=_EXITS)
-@pytest.mark.parametrize("what", ["model", "program"])
+@pytest.mark.parametrize("what", ["model", "algorithm"])
 def test_own_code_that_exits_is_named(tmp_path: Path, source: str, what: str) -> None:
     file = tmp_path / "leaves.py"
     file.write_text(source)

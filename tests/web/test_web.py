@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -77,7 +77,7 @@ MODELS: dict[str, Callable[[], OutputSide]] = {
 
 
 def step_of(submodel: OutputSide) -> Function:
-    return programs.build("sgd", Objective.of(submodel), batch=BATCH).phases[0].function
+    return algorithms.build("sgd", Objective.of(submodel), batch=BATCH).phases[0].function
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -97,7 +97,7 @@ def test_a_step_within_a_memory_budget_in_webassembly_equals_torch(tmp_path: Pat
     ]
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
     submodel = OutputSide(split(model, sample=TensorSpec((3, 32, 32)), classes=5), 0)
-    step = programs.build("sgd", Objective.of(submodel), batch=16).phases[0].function
+    step = algorithms.build("sgd", Objective.of(submodel), batch=16).phases[0].function
     plain = capture(step)
     (tight,), _ = within_onnx(plain, Budget(0.8, relative=True))
     assert len(tight.module.graph.nodes) > len(plain.module.graph.nodes), "nothing is computed twice"
@@ -109,7 +109,7 @@ def test_a_step_within_a_memory_budget_in_webassembly_equals_torch(tmp_path: Pat
 
 def test_a_wrong_graph_is_caught_in_webassembly(tmp_path: Path) -> None:
     right, wrong = (
-        programs.build("sgd", Objective.of(MODELS["mlp"]()), batch=BATCH, momentum=momentum)
+        algorithms.build("sgd", Objective.of(MODELS["mlp"]()), batch=BATCH, momentum=momentum)
         for momentum in (0.9, 0.5)
     )
     model = to_onnx(capture(wrong.phases[0].function))

@@ -101,7 +101,7 @@ def hello(stage: Stage) -> None:
     expect_equal("hello.samples", len(stage.data[1]), message.samples)
     expect(message.memory_bytes > 0, "hello.memory_bytes above 0", message.memory_bytes)
     expect(message.cores > 0, "hello.cores above 0", message.cores)
-    expect(bool(message.agent), "hello.agent that names the program", repr(message.agent))
+    expect(bool(message.agent), "hello.agent that names the algorithm", repr(message.agent))
     expect(bool(message.engines), "hello.engines with the engine and its version", message.engines)
     for leaf, topic in (("status", stage.server.mine.status), ("hello", stage.server.mine.hello)):
         kept = stage.server.retained(topic) is not None

@@ -32,18 +32,18 @@ _BIG = {"size": 4, "classes": 3, "hidden": [1024, 128]}
 _BATCH: dict[str, Any] = {"batch": 8, "steps": 6}
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "plain": {"program": SGD(momentum=0.5, **_BATCH)},
-    "coded": {"program": SGD(**_BATCH), "codec": FedPAQ(bits=4)},
-    "onebit": {"program": SGD(**_BATCH), "codec": FedBAT()},
-    "passes": {"program": MimeLite(**_BATCH)},
-    "inner": {"program": PerFedAvg(**_BATCH)},
-    "carried": {"program": Scaffold(**_BATCH)},
-    "opening": {"program": FAFED(**_BATCH), "exchange": "opening"},
-    "exchange": {"program": FAFED(**_BATCH)},
-    "tier": {"program": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
-    "sparse": {"program": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
-    "masked": {"program": TCBGD(**_BATCH), "submodel": Importance(gamma=0.1)},
-    "big": {"program": SGD(batch=8, steps=2), "options": _BIG},
+    "plain": {"algorithm": SGD(momentum=0.5, **_BATCH)},
+    "coded": {"algorithm": SGD(**_BATCH), "codec": FedPAQ(bits=4)},
+    "onebit": {"algorithm": SGD(**_BATCH), "codec": FedBAT()},
+    "passes": {"algorithm": MimeLite(**_BATCH)},
+    "inner": {"algorithm": PerFedAvg(**_BATCH)},
+    "carried": {"algorithm": Scaffold(**_BATCH)},
+    "opening": {"algorithm": FAFED(**_BATCH), "exchange": "opening"},
+    "exchange": {"algorithm": FAFED(**_BATCH)},
+    "tier": {"algorithm": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
+    "sparse": {"algorithm": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
+    "masked": {"algorithm": TCBGD(**_BATCH), "submodel": Importance(gamma=0.1)},
+    "big": {"algorithm": SGD(batch=8, steps=2), "options": _BIG},
 }
 """What :func:`edgefl.compile` is given for each."""
 

@@ -20,7 +20,7 @@ import msgspec
 from edgefl.api.choices import SGD, TCBGD, EarlyExit, Importance, OutputSide, Width
 from edgefl.api.compile import Target, compile
 from edgefl.api.model import model_spec
-from edgefl.contract.choice import ProgramChoice, SubmodelChoice
+from edgefl.contract.choice import AlgorithmChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
 from edgefl.wire.bundle.archive import Bundle
@@ -77,18 +77,18 @@ def bundle_of(subject: MeasuredModel, tier: str, engine: Target) -> Bundle:
     """
     module = subject.made()
     sample, classes = TensorSpec(subject.shape, subject.dtype), subject.classes(module)
-    program: ProgramChoice = SGD(batch=subject.batch, steps=4)
+    algorithm: AlgorithmChoice = SGD(batch=subject.batch, steps=4)
     chosen: SubmodelChoice = OutputSide()
     if tier == "half":
         chosen = Width(gamma=0.5)
     elif tier == "importance":
-        chosen, program = Importance(gamma=0.25), TCBGD(batch=subject.batch, steps=4)
+        chosen, algorithm = Importance(gamma=0.25), TCBGD(batch=subject.batch, steps=4)
     spec = model_spec(module, sample=sample, classes=classes)
     if tier == "cut":
         chosen = OutputSide(cut=len(spec.units) // 2)
     elif tier == "exit":
         spec, chosen = with_exits(spec), EarlyExit(gamma=0.5)
-    return compile(spec, submodel=chosen, program=program, target=engine, tier=tier).contents
+    return compile(spec, submodel=chosen, algorithm=algorithm, target=engine, tier=tier).contents
 
 
 def subject_of(text: str) -> MeasuredModel:

@@ -271,7 +271,7 @@ class FittedData:
         return np.concatenate(found)
 
     def facts(self) -> dict[str, Array]:
-        """What a program may ask about these samples as a whole, by the label of its ``data`` port.
+        """What an algorithm may ask about these samples as a whole, by the label of its ``data`` port.
 
         ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent where they are no classes.
         """

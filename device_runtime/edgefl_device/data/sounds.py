@@ -22,7 +22,7 @@ _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 _INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
 """Codes of formats."""
 _UNKNOWN_BYTES = 0x7FFF0000
-"""A program that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
+"""An algorithm that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
 
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:

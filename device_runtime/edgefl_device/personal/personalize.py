@@ -56,7 +56,7 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    program: str
+    algorithm: str
     tier: str
     round: int
     model_version: str
@@ -135,9 +135,10 @@ class Personalizer:
     def __init__(self, *, engine: Engine, manifest: Manifest, blobs: Blobs, folder: Path) -> None:
         if not manifest.personalize:
             raise BundleError(
-                f"the bundle of tier {manifest.tier!r} has no graph that personalizes: program {manifest.program!r} has no "
-                "such function, or the server that exported it is too old; `edgefl ls programs` tells which have one",
-                program=manifest.program,
+                f"the bundle of tier {manifest.tier!r} has no graph that personalizes: algorithm "
+                f"{manifest.program!r} has no "
+                "such function, or the server that exported it is too old; `edgefl ls algorithms` tells which have one",
+                algorithm=manifest.program,
             )
         check_runtime(manifest, engine)
         self._manifest = manifest
@@ -164,7 +165,7 @@ class Personalizer:
         points_by_steps = {point.steps: point for point in points}
         report = Adapted(
             model=self._manifest.model,
-            program=self._manifest.program,
+            algorithm=self._manifest.program,
             tier=self._manifest.tier,
             round=job.round,
             model_version=job.model_version,

@@ -73,7 +73,7 @@ def train_round(
     watch: Callable[[Step], None] = lambda _: None,
     tuning: Tuning | None = None,
 ) -> RoundResult:
-    """One round of the bundle's program in this process: the same steps, batches and noise as over a broker.
+    """One round of the bundle's algorithm in this process: the same steps, batches and noise as over a broker.
 
     ``weights`` are the model's by global names, or those that the server cuts out for the tier. ``hyper`` are scalars
     that the server would announce (default: the manifest's), ``carry`` what the last round left, ``samples`` the most

@@ -36,7 +36,7 @@ def carry_name(job: Job, manifest: Manifest) -> str:
 def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
     """What the round of ``job`` goes on from. What is of no use any more is told, then dropped.
 
-    Raises RoundDeclined if nothing is there and the program cannot begin without it.
+    Raises RoundDeclined if nothing is there and the algorithm cannot begin without it.
     """
     ports = carry_ports(manifest)
     choice = _choice(store, job, manifest, reads=bool(ports))
@@ -52,7 +52,7 @@ def take_up(store: Store, job: Job, manifest: Manifest, tell: Tell) -> TakenUp:
         lost = f": {[*choice.void, *misfit][-1].why}" if choice.void or misfit else ""
         raise RoundDeclined(
             NO_CARRY,
-            f"program {manifest.program!r} goes on from what a device kept of an earlier round, and this one has "
+            f"algorithm {manifest.program!r} goes on from what a device kept of an earlier round, and this one has "
             f"nothing that round {job.round} can go on from{lost}",
             round=job.round,
         )
@@ -103,7 +103,7 @@ def _read(store: Store, carry: StoredCarry, ports: Sequence[Port]) -> tuple[Take
         arrays = tensors.load(data)
         missing = [port.label for port in ports if port.label not in arrays]
         if missing:
-            return TakenUp(), f"the program now reads {missing}, which it does not hold"
+            return TakenUp(), f"the algorithm now reads {missing}, which it does not hold"
         for port in ports:
             check_port(port, arrays[port.label])
     except (ProtocolError, BundleError) as error:

@@ -2,7 +2,7 @@
 
 ::
 
-    choice = choose(store.carries(), RoundToBegin("run", "run/program/weak", 7, base=6), exchanges=1)
+    choice = choose(store.carries(), RoundToBegin("run", "run/algorithm/weak", 7, base=6), exchanges=1)
     choice.carry        # the one to go on from, or None
     choice.void         # those that no round can ever go on from again, and why, for people
     choice.superseded   # those that an accepted one of a completed round took the place of
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredCarry:
-    """A carry in the store. ``name`` is "<run>/<program>/<tier>"; ``waits``: the server has not spoken on its update."""
+    """A carry in the store. ``name`` is "<run>/<algorithm>/<tier>"; ``waits``: the server has not spoken on its update."""
 
     id: int
     name: str
@@ -27,7 +27,7 @@ class StoredCarry:
 
 @dataclass(frozen=True)
 class RoundToBegin:
-    """``name`` is that of the round's carries ("<run>/<program>/<tier>"), ``base`` the last completed round."""
+    """``name`` is that of the round's carries ("<run>/<algorithm>/<tier>"), ``base`` the last completed round."""
 
     run: str
     name: str

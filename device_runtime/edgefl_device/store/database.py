@@ -372,7 +372,7 @@ class Store(StoreFile):
     # -- what is carried from round to round -----------------------------------------------------------------
 
     def carries(self) -> list[StoredCarry]:
-        """What rounds left for later ones, oldest first; of all runs, programs and tiers."""
+        """What rounds left for later ones, oldest first; of all runs, algorithms and tiers."""
         waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
         rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
         return [

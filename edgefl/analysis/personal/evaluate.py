@@ -3,7 +3,7 @@
 ::
 
     users = [User.of(number, train=(x, y), test=(x, y)), ...]
-    report = evaluate_users(program, weights, users, alpha=0.03)
+    report = evaluate_users(algorithm, weights, users, alpha=0.03)
     report.mean, report.before, report.worst_decile
 
 All methods get the same support batches: they depend on (seed, user, step) and nothing else.
@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgefl.algorithms.personal.adaptation import ALPHA
 from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
-from edgefl.programs.personal.adaptation import ALPHA
 from edgefl.simulation.round import multi_step_forward
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.errors import ConfigError, DataError
@@ -90,27 +90,27 @@ class User:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A model to adapt: the program's ``personalize`` and ``evaluate``, the tensors they read, and the frozen ``prefix``.
+    """A model to adapt: the algorithm's ``personalize`` and ``evaluate``, the tensors they read, and the frozen ``prefix``.
 
-    ``weights`` are never changed: each step makes new tensors. ConfigError for a program that cannot personalize.
+    ``weights`` are never changed: each step makes new tensors. ConfigError for an algorithm that cannot personalize.
     """
 
-    program: Program
+    algorithm: Algorithm
     weights: Mapping[str, Tensor]
     prefix: Sequence[Function] = ()
 
     def __post_init__(self) -> None:
-        if self.program.personalize is None:
+        if self.algorithm.personalize is None:
             raise ConfigError(
-                f"program {self.program.name!r} has no personalize function; give it one by "
-                "edgefl.programs.personal.adaptation.personalize",
-                program=self.program.name,
+                f"algorithm {self.algorithm.name!r} has no personalize function; give it one by "
+                "edgefl.algorithms.personal.adaptation.personalize",
+                algorithm=self.algorithm.name,
             )
 
     @property
     def step(self) -> Function:
-        assert self.program.personalize is not None
-        return self.program.personalize
+        assert self.algorithm.personalize is not None
+        return self.algorithm.personalize
 
     def rows(self, user: User, at: Array) -> Rows:
         """What the trained part reads of the samples ``at``, and their labels, by the parts of a batch."""
@@ -123,7 +123,7 @@ class Adapter:
 
 
 def evaluate_users(
-    program: Program,
+    algorithm: Algorithm,
     weights: Mapping[str, Tensor],
     users: Sequence[User],
     *,
@@ -136,7 +136,7 @@ def evaluate_users(
 ) -> PersonalReport:
     """All ``users`` after q steps of size ``alpha`` from ``weights``, for q = ``headline`` and each of ``steps``."""
     setting = Setting(alpha, tuple(steps), batch, protocol, seed, headline)
-    adapter = Adapter(program, weights)
+    adapter = Adapter(algorithm, weights)
     return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 
@@ -150,7 +150,7 @@ def evaluate_user(adapter: Adapter, user: User, setting: Setting) -> UserReport:
     points, now = [], prefixed("weights", adapter.weights)
     for done in range(setting.curve[-1] + 1):
         if done in setting.curve:
-            points.append(_judged(adapter.program.evaluate, now, judged, done))
+            points.append(_judged(adapter.algorithm.evaluate, now, judged, done))
         if done < setting.curve[-1] and setting.alpha > 0:
             stepped = select(adapter.step(batches.feeds(now, done)), "weights")
             now = now | prefixed("weights", stepped)
@@ -203,7 +203,8 @@ class _Batches:
         own = ports["batch.0.x"].shape[0]
         if fixed and own != wanted:
             raise ConfigError(
-                f"program {self.adapter.program.name!r} draws noise for batches of {own}, and personalization is asked for "
+                f"algorithm {self.adapter.algorithm.name!r} draws noise for batches of {own}, and personalization "
+                f"is asked for "
                 f"batches of {wanted}: set its batch to {own}",
                 batch=wanted,
             )
@@ -211,11 +212,12 @@ class _Batches:
         return support.batch_rows(len(self.support["y"]), wanted, step, clip=not fixed, **key)
 
     def _scalar(self, name: str) -> float:
-        known = {**self.adapter.program.hyper, ALPHA: self.setting.alpha}
+        known = {**self.adapter.algorithm.hyper, ALPHA: self.setting.alpha}
         if name not in known:
             raise ConfigError(
-                f"personalization reads hyper.{name}, for which program {self.adapter.program.name!r} has no value; list it "
-                "in Program.hyper",
+                f"personalization reads hyper.{name}, for which algorithm {self.adapter.algorithm.name!r} has no "
+                f"value; list it "
+                "in Algorithm.hyper",
                 hyper=name,
             )
         return known[name]

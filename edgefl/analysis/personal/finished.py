@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from edgefl.algorithms.personal.adaptation import ALPHA
+from edgefl.algorithms.personal.adapted import STEP, adapted
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
 from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
 from edgefl.config import Federation, load
@@ -17,8 +19,6 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.written import CONFIG_NAME as RUN_CONFIG
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.adaptation import ALPHA
-from edgefl.programs.personal.adapted import STEP, adapted
 from edgefl.setup.data import held_out, open_data, partition
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import device_names
@@ -111,15 +111,15 @@ class Finished:
         return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
     def adapter(self, tier: str) -> Adapter:
-        """The tier's submodel of the model, to adapt. A program that does not personalize gets the plain step."""
+        """The tier's submodel of the model, to adapt. An algorithm that does not personalize gets the plain step."""
         made = tier_of(self.federation, self.spec, tier)
-        program, submodel = made.program, made.submodel
-        if program.personalize is None:
-            program = adapted(program, Objective.of(submodel), alpha=STEP)
+        algorithm, submodel = made.algorithm, made.submodel
+        if algorithm.personalize is None:
+            algorithm = adapted(algorithm, Objective.of(submodel), alpha=STEP)
         arrays = {name: array for name, array in self.weights.items() if name in self.spec.weights}
         payload = submodel.place(arrays, FIRST_ROUND).payload or arrays
         weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
-        return Adapter(program, weights, [part.forward for part in made.prefix])
+        return Adapter(algorithm, weights, [part.forward for part in made.prefix])
 
     @cached_property
     def adapters(self) -> Mapping[str, Adapter]:
@@ -127,8 +127,8 @@ class Finished:
 
     @property
     def alpha(self) -> float:
-        """The step size that the programs of all tiers have."""
-        return next(iter(self.adapters.values())).program.hyper[ALPHA]
+        """The step size that the algorithms of all tiers have."""
+        return next(iter(self.adapters.values())).algorithm.hyper[ALPHA]
 
     def report(self, setting: Setting) -> PersonalReport:
         """All users; those whose samples the protocol cannot split are left out, with the reason."""

@@ -26,7 +26,7 @@ def heterogeneity(
         ),
     ] = None,
     alpha: Annotated[
-        float | None, typer.Option(min=0, help="inner step size; default: the program's, else 0.01")
+        float | None, typer.Option(min=0, help="inner step size; default: the algorithm's, else 0.01")
     ] = None,
     users: Annotated[int, typer.Option(min=0, help="users whose Hessians are examined; 0: all")] = 5,
     devices: Annotated[

@@ -31,7 +31,7 @@ def personalize(
     ] = None,
     steps: Annotated[str, typer.Option(help="numbers of steps of the curve")] = "0,1,2,5,10",
     headline: Annotated[int, typer.Option(min=0, help="the number of steps of the headline")] = 1,
-    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the program's own")] = None,
+    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the algorithm's own")] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="decides splits, batches and noise")] = 0,
     data: Annotated[
@@ -80,7 +80,7 @@ def personalize(
             {
                 "run": str(folder),
                 "model": found.model,
-                "program": found.program,
+                "algorithm": found.algorithm,
                 "data": found.data,
                 "reports": made,
             }

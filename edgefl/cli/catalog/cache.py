@@ -20,7 +20,7 @@ def cache(
 ) -> None:
     """List the compiled bundles that are kept, or remove them.
 
-    A bundle is compiled once for the same model, tier, program, codec, samples, versions and source of edgefl; after that
+    A bundle is compiled once for the same model, tier, algorithm, codec, samples, versions and source of edgefl; after that
     `edgefl run`, `server`, `export` and `profile` take it from here. What was longest not used goes when the folder grows
     beyond its limit. The environment variable EDGEFL_CACHE names another folder.
 
@@ -72,12 +72,12 @@ def _as_object(kept: BundleCache, entries: list[Entry]) -> dict[str, Any]:
 def _row(entry: Entry) -> dict[str, Any]:
     about = _about(entry)
     if not about["whole"]:
-        return {"model": "damaged", "tier": "", "program": "", "format": ""} | _last(entry)
+        return {"model": "damaged", "tier": "", "algorithm": "", "format": ""} | _last(entry)
     tier = f"{about['tier']} ({about['exchange']})" if about["exchange"] else about["tier"]
     return {
         "model": about["model"],
         "tier": tier,
-        "program": about["program"],
+        "algorithm": about["algorithm"],
         "format": about["format"],
         **_last(entry),
     }
@@ -96,7 +96,7 @@ def _about(entry: Entry) -> dict[str, Any]:
         "model": manifest.model,
         "tier": manifest.tier,
         "exchange": manifest.exchange,
-        "program": manifest.program,
+        "algorithm": manifest.program,
         "format": manifest.format,
     }
 

@@ -6,23 +6,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.catalog import CODECS
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.facts.combinations import ROLLING, WHOLE
 from edgefl.models.exits import with_exits
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
-from edgefl.programs.catalog import PROGRAMS
 from edgefl.setup.versions import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl_export.bundle.formats import FORMATS
-from edgefl_export.front.program import DEFAULT_PROGRAM, coded_program, trained_by
+from edgefl_export.front.algorithm import DEFAULT_ALGORITHM, coded_algorithm, trained_by
 
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     WHOLE: ("output_side", {"cut": 0}),
@@ -37,16 +37,16 @@ _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def combination_rows() -> list[dict[str, Any]]:
-    """Return one row per program and one per codec: what each goes with, with its default options."""
+    """Return one row per algorithm and one per codec: what each goes with, with its default options."""
     submodels = _submodels()
     return [
-        *(_program_row(name, submodels) for name in PROGRAMS),
+        *(_algorithm_row(name, submodels) for name in ALGORITHMS),
         *(_codec_row(name, submodels) for name in CODECS),
     ]
 
 
 def _submodels() -> dict[str, list[Submodel]]:
-    """Submodels of each kind: of a plain model, and of one with early exits, which some programs need."""
+    """Submodels of each kind: of a plain model, and of one with early exits, which some algorithms need."""
     plain = build_model("mlp", size=8, hidden=[4, 4])
     specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
     return {
@@ -69,36 +69,36 @@ def _made(build: Callable[[Any], Any], things: Iterable[Any]) -> Iterator[Any]:
         yield made
 
 
-def _program_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, Any]:
+def _algorithm_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, Any]:
     dense = codecs.build("dense")
 
-    def trained(submodel: Submodel) -> tuple[Submodel, Program]:
-        return submodel, coded_program(submodel, name, {}, dense)
+    def trained(submodel: Submodel) -> tuple[Submodel, Algorithm]:
+        return submodel, coded_algorithm(submodel, name, {}, dense)
 
     made = {label: next(_made(trained, each), None) for label, each in submodels.items()}
-    submodel, program = next(each for each in made.values() if each is not None)
+    submodel, algorithm = next(each for each in made.values() if each is not None)
     return {
-        "what": "program",
+        "what": "algorithm",
         "name": name,
-        "codecs": list(_made(lambda codec: _coded(codec, name, program, submodel), CODECS)),
+        "codecs": list(_made(lambda codec: _coded(codec, name, algorithm, submodel), CODECS)),
         "kinds": [label for label, each in made.items() if each is not None],
-        "optimizers": [NONE, *_made(lambda each: with_optimizer(program, each) and each, OPTIMIZERS)],
-        "modes": ["synchronous", *([] if why_not(program) else ["buffered"])],
-        "exchanges": f"{len(program.exchanges) - len(program.opening)}{' + 1 once' if program.opening else ''}",
+        "optimizers": [NONE, *_made(lambda each: with_optimizer(algorithm, each) and each, OPTIMIZERS)],
+        "modes": ["synchronous", *([] if why_not(algorithm) else ["buffered"])],
+        "exchanges": f"{len(algorithm.exchanges) - len(algorithm.opening)}{' + 1 once' if algorithm.opening else ''}",
         "engines": list(FORMATS),
     }
 
 
-def _coded(codec: str, name: str, program: Program, submodel: Submodel) -> str:
+def _coded(codec: str, name: str, algorithm: Algorithm, submodel: Submodel) -> str:
     made = codecs.build(codec)
     if trained_by(made, name, {})[0] == name:
-        applied(made, program, Objective.of(submodel))
+        applied(made, algorithm, Objective.of(submodel))
     return codec
 
 
 def _codec_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, Any]:
-    def coded(submodel: Submodel) -> Program:
-        return coded_program(submodel, DEFAULT_PROGRAM, {}, codecs.build(name))
+    def coded(submodel: Submodel) -> Algorithm:
+        return coded_algorithm(submodel, DEFAULT_ALGORITHM, {}, codecs.build(name))
 
     found = [label for label, each in submodels.items() if any(_made(coded, each))]
     return {"what": "codec", "name": name, "kinds": found, "engines": list(FORMATS)}

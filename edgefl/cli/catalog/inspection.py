@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum(
-    "Catalog", ["models", "losses", "kinds", "submodels", "programs", "optimizers", "codecs", "combinations"]
+    "Catalog",
+    ["models", "losses", "kinds", "submodels", "algorithms", "optimizers", "codecs", "combinations"],
 )
 
 
@@ -32,7 +33,7 @@ _MARKS = {"scalars": "scalar of the task", "server_options": "of the server"}
 CAPTION = (
     "exchanges: of a round, and those that come once, before all. gradients: of a local step; full: a pass over all local "
     "samples. up/down/kept: floats for each parameter, per device and round; kept is what a device stores until the next. "
-    "all: every device has to take part. Options and more: edgefl ls programs NAME. Each also takes personal=ALPHA."
+    "all: every device has to take part. Options and more: edgefl ls algorithms NAME. Each also takes personal=ALPHA."
 )
 
 
@@ -56,15 +57,15 @@ def ls(
 
       edgefl ls codecs
 
-      edgefl ls programs
+      edgefl ls algorithms
 
-      edgefl ls programs fafed      (with its options)
+      edgefl ls algorithms fafed      (with its options)
 
       edgefl ls submodels --json
 
     Combinations:
 
-      edgefl ls combinations tcbgd      (what goes with a program or codec)
+      edgefl ls combinations tcbgd      (what goes with an algorithm or codec)
     """
 
     from edgefl.facts import shipped
@@ -83,13 +84,13 @@ def ls(
         print_table(name, about)
         return
     caption = ""
-    if what is Catalog.programs:
-        rows, caption = program_table(rows), CAPTION
+    if what is Catalog.algorithms:
+        rows, caption = algorithm_table(rows), CAPTION
     print_table(what.value, [row | _with_defaults(row.get("options")) for row in rows], caption)
 
 
 def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -> None:
-    """Print what goes with each program and codec, or with those called ``name``."""
+    """Print what goes with each algorithm and codec, or with those called ``name``."""
     from edgefl.facts.combinations import table
 
     if name is not None:
@@ -121,7 +122,7 @@ def _with_defaults(options: Any) -> dict[str, list[str]]:
     return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
 
 
-def program_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def algorithm_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same in columns that fit a terminal; the options are left to :func:`one`."""
     return [
         {
@@ -153,7 +154,7 @@ def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any
 
 
 def _mark(option: str, row: dict[str, Any]) -> str:
-    """Where a program's option acts; nothing for what has no graphs."""
+    """Where an algorithm's option acts; nothing for what has no graphs."""
     if "scalars" not in row:
         return ""
     return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
@@ -183,7 +184,7 @@ def inspect(
 
 def _show(bundle: Bundle) -> None:
     manifest = bundle.manifest
-    console.print(f"{manifest.model} · tier {manifest.tier} · program {manifest.program}")
+    console.print(f"{manifest.model} · tier {manifest.tier} · algorithm {manifest.program}")
     console.print(f"digest      {bundle.digest}")
     console.print(f"parameters  {manifest.parameters:,} trained")
     console.print(
@@ -243,7 +244,7 @@ def validate(
 ) -> None:
     """Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
 
-    With --build the data are opened and the model is built, cut and given its program, too. That takes seconds, finds what
+    With --build the data are opened and the model is built, cut and given its algorithm, too. That takes seconds, finds what
     does not fit together, warns of tiers that would not learn, and prints the size of an update of each tier in bytes.
 
     Examples:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class View:
     """Keeps what was last said about each device and round. ``updates``: sizes by tier.
 
-    If ``live`` it is drawn on a terminal, and told in lines elsewhere; if not, standard output belongs to a program, and the
-    lines go to standard error.
+    If ``live`` it is drawn on a terminal, and told in lines elsewhere; if not, standard output belongs to an algorithm,
+    and the lines go to standard error.
     """
 
     def __init__(

@@ -48,10 +48,10 @@ def run(
             "FILE.py:FUNCTION is your own",
         ),
     ] = None,
-    program: Annotated[
+    algorithm: Annotated[
         str | None,
         typer.Option(
-            help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls programs` lists them, FILE.py:FACTORY is your own"
+            help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls algorithms` lists them, FILE.py:FACTORY is your own"
         ),
     ] = None,
     optimizer: Annotated[
@@ -122,9 +122,9 @@ def run(
 
     Methods:
 
-      edgefl run --program per_fedavg:mode=hf,alpha=0.03 --codec fedbat --out runs/one-bit
+      edgefl run --algorithm per_fedavg:mode=hf,alpha=0.03 --codec fedbat --out runs/one-bit
 
-      edgefl run --program my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
+      edgefl run --algorithm my/file.py:mine:lr=0.1 --out runs/own      (docs/tutorials/new-method.md)
 
     Engines, agents and pages:
 
@@ -139,7 +139,7 @@ def run(
     from edgefl.lab.agents import parse_agents
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.lab.lab import refuse_finished
-    from edgefl.setup.one_line import parse_loss, parse_named, parse_program
+    from edgefl.setup.one_line import parse_algorithm, parse_loss, parse_named
     from edgefl.setup.tier_text import check_tiers
     from edgefl.setup.tiers import check_counts
     from edgefl.setup.torch_start import without_dynamo
@@ -155,7 +155,7 @@ def run(
         "codec": None if codec is None else parse_named(codec, "codec"),
         "loss": None if loss is None else parse_loss(loss),
         "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
-        **({} if program is None else parse_program(program)),
+        **({} if algorithm is None else parse_algorithm(algorithm)),
         "downlink.encoding": None if downlink is None else downlink.value,
         "broker.kind": broker,
     }

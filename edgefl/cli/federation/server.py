@@ -76,7 +76,7 @@ def server(
 
     Kill it at any time and start it again with the same --out: it resumes the open round.
 
-    Where the program needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
+    Where the algorithm needs every device, round.absent says what becomes of a round that lacks one: "wait" tries it again
     when the device is back, "refuse" ends the server with exit code 13, "partial" continues with the others.
     Three tries in a row that end because updates are refused end it with exit code 13, too.
 

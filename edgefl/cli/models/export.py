@@ -222,7 +222,7 @@ def _export_fitting(
             bundle = compile(
                 spec,
                 submodel=SubmodelChoice(best.kind, best.options),
-                program=training.program,
+                algorithm=training.algorithm,
                 codec=training.codec,
                 optimizer=training.optimizer,
                 data=dataset,
@@ -240,7 +240,7 @@ def _export_fitting(
     facts = {
         "kind": best.kind,
         "options": best.options,
-        "program": bundle.manifest.program,
+        "algorithm": bundle.manifest.program,
         "memory_bytes": best.memory_bytes,
         "reason": made.reason(),
     }

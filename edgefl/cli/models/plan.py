@@ -34,8 +34,8 @@ def plan(
     uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
     compute: Annotated[float, typer.Option(min=0, help="speed in training, GMAC/s")] = 0.0,
     round_seconds: Annotated[float, typer.Option(min=0, help="longest round, transfer and computing")] = 0.0,
-    batch: Annotated[int, typer.Option(min=0, help="samples per local step; 0: the program's own")] = 0,
-    steps: Annotated[int, typer.Option(min=0, help="local steps per round; 0: the program's own")] = 0,
+    batch: Annotated[int, typer.Option(min=0, help="samples per local step; 0: the algorithm's own")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="local steps per round; 0: the algorithm's own")] = 0,
     kinds: Annotated[list[str] | None, typer.Option(help="kinds of submodels, default: all")] = None,
     gamma: Annotated[
         list[str] | None, typer.Option(help="sizes like 1/16,0.25; default: the paper's")
@@ -168,7 +168,7 @@ def _row(offer: Offer, best: bool) -> dict[str, Any]:
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The keys of a device file. ``memory`` is a size over the idle process, like 64MiB; links are 1MB/s or 8Mbit/s;
-    ``compute`` is in GMAC/s. What is left out is unknown, or the program's own (``batch``, ``steps``)."""
+    ``compute`` is in GMAC/s. What is left out is unknown, or the algorithm's own (``batch``, ``steps``)."""
 
     memory: str | int = ""
     downlink: str = ""
@@ -254,7 +254,7 @@ def read_hello(path: Path) -> Wishes:
 def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
-    """Every submodel of ``spec`` beside the device, trained by the federation's program."""
+    """Every submodel of ``spec`` beside the device, trained by the federation's algorithm."""
     from edgefl.api.federation import Training
     from edgefl.api.plan import plan
     from edgefl.setup.model import process_bytes
@@ -263,7 +263,7 @@ def planned(
     return plan(
         spec,
         wishes.device,
-        program=lambda submodel: Training.of(suited(federation, submodel)).program,
+        algorithm=lambda submodel: Training.of(suited(federation, submodel)).algorithm,
         codec=training.codec,
         optimizer=training.optimizer,
         kinds=wishes.kinds,
@@ -274,17 +274,19 @@ def planned(
 
 
 def suited(federation: Federation, submodel: Submodel) -> Federation:
-    """The federation with a program that makes use of the submodel's thresholds, unless it names one itself."""
+    """The federation with an algorithm that makes use of the submodel's thresholds, unless it names one itself."""
     from edgefl.objective.carrier import Thresholded
 
-    if "name" in federation.program.model_fields_set or not isinstance(submodel.carrier, Thresholded):
+    if "name" in federation.algorithm.model_fields_set or not isinstance(submodel.carrier, Thresholded):
         return federation
-    return federation.model_copy(update={"program": federation.program.model_copy(update={"name": "tcbgd"})})
+    return federation.model_copy(
+        update={"algorithm": federation.algorithm.model_copy(update={"name": "tcbgd"})}
+    )
 
 
 def overrides(wishes: Wishes) -> dict[str, object]:
     """Keys of the federation that the wishes set."""
-    settings = {"program.batch": wishes.batch, "program.steps": wishes.steps}
+    settings = {"algorithm.batch": wishes.batch, "algorithm.steps": wishes.steps}
     return {key: value for key, value in settings.items() if value}
 
 

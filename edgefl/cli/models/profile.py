@@ -100,7 +100,7 @@ def profile(
 
     Each graph runs in a fresh process on random inputs. Memory is anonymous memory above the idle agent, as in
     `edgefl plan`: planned at export, held by the engine's arena, and measured. Times of a step's forward, backward and
-    update parts are measured by op where the engine supports it. Otherwise they are measured by instruction of its program
+    update parts are measured by op where the engine supports it. Otherwise they are measured by instruction of its algorithm
     and shared out within one. A federation file or a model's name is exported first.
 
     Examples:
@@ -277,7 +277,7 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which bundles of those that are named; ``main_only``: of a program's exchanges the main one."""
+    """Which bundles of those that are named; ``main_only``: of an algorithm's exchanges the main one."""
 
     batch: int | None
     engine: str
@@ -337,7 +337,7 @@ def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
-    federation = load_federation(path, changes | ({"program.batch": chosen.batch} if chosen.batch else {}))
+    federation = load_federation(path, changes | ({"algorithm.batch": chosen.batch} if chosen.batch else {}))
     formats = (chosen.engine,) if chosen.engine else ()
     what = exporting(federation, tiers=chosen.tiers, formats=formats, main_only=chosen.main_only)
     yield from what.bundles(lambda _: None, 1)

@@ -30,12 +30,12 @@ def verify(
     """Compare every graph of a bundle with torch.
 
     A bundle holds graphs and no code. The functions behind them are built again from the federation file that the bundle was
-    exported with. Without one, they come from the model, program and units that the bundle names, with default options. Each
-    graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra `executorch`) on
-    random inputs beside its function in torch: loss, gradients (as momentum), new weights and statistics, all outputs. Where
-    rounding decides (kinks of deep models), an output may be as far from float64 as torch's own float32 is; the column
-    "rounding" has that distance. Exit code 0: everything agrees. 1: something differs. Others: it cannot be read or
-    compared.
+    exported with. Without one, they come from the model, algorithm and units that the bundle names, with default options.
+    Each graph then runs in the runtime of its format (onnxruntime, or ExecuTorch's own; that one needs the extra
+    `executorch`) on random inputs beside its function in torch: loss, gradients (as momentum), new weights and
+    statistics, all outputs. Where rounding decides (kinks of deep models), an output may be as far from float64 as
+    torch's own float32 is; the column "rounding" has that distance. Exit code 0: everything agrees. 1: something differs.
+    Others: it cannot be read or compared.
 
     Examples:
 
@@ -106,7 +106,7 @@ def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any
         "bundle": str(path),
         "model": manifest.model,
         "tier": manifest.tier,
-        "program": manifest.program,
+        "algorithm": manifest.program,
         "ok": check.ok,
         "problems": list(check.problems),
         "graphs": [_row(item) for item in check.graphs],
@@ -114,7 +114,7 @@ def _object(path: Path, manifest: Manifest, check: BundleCheck) -> dict[str, Any
 
 
 def _print(manifest: Manifest, check: BundleCheck) -> None:
-    title = f"{manifest.model}, tier {manifest.tier}, program {manifest.program}: beside torch"
+    title = f"{manifest.model}, tier {manifest.tier}, algorithm {manifest.program}: beside torch"
     print_table(title, [for_people(item) for item in check.graphs])
     for text in (*check.problems, *(item.problem for item in check.graphs if item.problem)):
         console.print(f"differs: {text}", style="red")
@@ -122,6 +122,7 @@ def _print(manifest: Manifest, check: BundleCheck) -> None:
         console.print("every graph agrees with torch", style="green")
     else:
         console.print(
-            "if its model or its program was edited since, export it again; if it was exported with other options, name its "
+            "if its model or its algorithm was edited since, export it again; if it was exported with other "
+            "options, name its "
             "federation file: edgefl verify BUNDLE CONFIG"
         )

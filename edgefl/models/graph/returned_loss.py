@@ -48,8 +48,8 @@ def lifted(
     for training in (True, False):
         with keeping_modes(root), _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
             root.train(training)
-            program = exported(root, *inputs.values(), label)
-        parts.append(_Slice(program, root))
+            algorithm = exported(root, *inputs.values(), label)
+        parts.append(_Slice(algorithm, root))
     _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
     function = parts[0].module()
     _check_ignored(function, parts[0].output, label, type(root).__name__)
@@ -113,10 +113,10 @@ def _giving_loss(root: nn.Module, inputs: tuple[str, ...], output: Output, loss:
 class _Slice:
     """The part of a graph between a model's output and its loss."""
 
-    def __init__(self, program: ExportedProgram, root: nn.Module) -> None:
+    def __init__(self, algorithm: ExportedProgram, root: nn.Module) -> None:
         self._name = type(root).__name__
-        graph = cleaned(program.graph_module)
-        signature = program.graph_signature
+        graph = cleaned(algorithm.graph_module)
+        signature = algorithm.graph_signature
         nodes = {node.name: node for node in graph.nodes}
         self._output, self._loss = (nodes[str(each)] for each in signature.user_outputs)
         kinds = {each.arg.name: each for each in signature.input_specs}
@@ -127,7 +127,7 @@ class _Slice:
         self._constants = {
             node: root.get_buffer(str(each.target))
             if each.kind is InputKind.BUFFER
-            else program.constants[str(each.target)]
+            else algorithm.constants[str(each.target)]
             for node, each in ((node, kinds[node.name]) for node in inputs)
             if each.kind in (InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
         }

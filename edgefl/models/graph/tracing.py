@@ -135,8 +135,8 @@ def trace(
         observed(root, recorder),
         differentiable(own),
     ):
-        program = exported(root, sample, sketched=sketched)
-    return _traced(root, program, recorder)
+        algorithm = exported(root, sample, sketched=sketched)
+    return _traced(root, algorithm, recorder)
 
 
 def exported(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> ExportedProgram:
@@ -216,11 +216,11 @@ def _quiet() -> Iterator[None]:
             log.disabled = disabled
 
 
-def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Traced:
-    module = program.graph_module
+def _traced(root: nn.Module, algorithm: ExportedProgram, recorder: Recorder) -> Traced:
+    module = algorithm.graph_module
     graph = cleaned(module)
     (results,) = arguments(graph.output_node())
-    outputs = program.graph_signature.user_outputs
+    outputs = algorithm.graph_signature.user_outputs
     result = next((node for node in results if outputs and node.name == outputs[0]), None)
     if len(outputs) != 1 or not isinstance(result, fx.Node):
         raise ModelError(f"the output of {type(root).__name__} is not computed from its input", refused=True)
@@ -229,7 +229,7 @@ def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Tr
     constants: dict[fx.Node, Tensor] = {}
     source = None
     names = set(root.state_dict())
-    for spec in program.graph_signature.input_specs:
+    for spec in algorithm.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
             source = node
@@ -238,10 +238,10 @@ def _traced(root: nn.Module, program: ExportedProgram, recorder: Recorder) -> Tr
         elif spec.kind is InputKind.BUFFER:
             constants[node] = root.get_buffer(str(spec.target))
         else:
-            constants[node] = program.constants[str(spec.target)]
+            constants[node] = algorithm.constants[str(spec.target)]
     buffers = {
         placeholders[spec.arg.name]: str(spec.target)
-        for spec in program.graph_signature.input_specs
+        for spec in algorithm.graph_signature.input_specs
         if spec.kind is InputKind.BUFFER
     }
     for node in graph.nodes:

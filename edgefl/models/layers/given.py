@@ -1,7 +1,7 @@
 """Inputs beside the one that flows from unit to unit: attention masks, token types, a second thing to look at.
 
 A unit maps one tensor to one tensor. What else a model reads of a sample lies on the device anyway, so that every unit
-may read it again: it enters through a :class:`Given` layer, as a tensor that a program sets by name, like the noise of a
+may read it again: it enters through a :class:`Given` layer, as a tensor that an algorithm sets by name, like the noise of a
 dropout layer. A cut therefore carries one tensor, however many inputs there are.
 """
 
@@ -23,7 +23,7 @@ from edgefl.wire.errors import ModelError
 class Given(nn.Module):
     """The rows of input ``name`` that belong to the rows of ``x``: (B, *sample.shape).
 
-    ``value`` is a non-persistent buffer that a program replaces through ``functional_call`` by its port
+    ``value`` is a non-persistent buffer that an algorithm replaces through ``functional_call`` by its port
     ``batch.<k>.<name>``. Without a replacement it is ones of whole numbers (a mask that hides nothing) or zeros of others.
     """
 

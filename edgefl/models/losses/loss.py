@@ -1,7 +1,7 @@
 """What a loss is: one value per sample, what a label looks like, and which numbers tell people how good a model is.
 
 A loss is one value per sample, so that a batch can be averaged in training and masked in evaluation; one that reduces a
-batch itself is :class:`WholeBatch`. It also decides the label port of every program: its shape, its dtype and which labels
+batch itself is :class:`WholeBatch`. It also decides the label port of every algorithm: its shape, its dtype and which labels
 are valid. What only some losses have are protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`,
 :class:`OfRounds`, :class:`Measured`.
 """
@@ -127,7 +127,7 @@ def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
         raise ModelError(
             f"{what} needs the loss of each sample, and the loss {name!r} reduces a batch itself: expected one value per "
             'sample, (B,), that no other sample changes; return it (reduction="none" in torch), take a loss of edgefl '
-            "(`edgefl ls losses`), or another program, such as sgd",
+            "(`edgefl ls losses`), or another algorithm, such as sgd",
             loss=name,
         )
 

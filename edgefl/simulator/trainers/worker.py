@@ -65,7 +65,7 @@ class Worker:
         torch.set_num_threads(1)
         if code_of(told.federation) != list(told.code):
             raise ConfigError(
-                "a worker of the simulation has other code: edgefl's version, or the file of the model or of the program, "
+                "a worker of the simulation has other code: edgefl's version, or the file of the model or of the algorithm, "
                 "is another one there; install the same on every node",
                 expected=list(told.code),
             )

@@ -170,8 +170,8 @@ def importance(
     dense: Sequence[str] = (),
     relative: bool = False,
 ) -> Importance:
-    """The ``gamma`` of the entries with the largest magnitude, chosen anew in each round; train them with program ``tcbgd``
-    (FIARSE, Wu et al. 2024; fiarse.md 2.3).
+    """The ``gamma`` of the entries with the largest magnitude, chosen anew in each round; train them with algorithm
+    ``tcbgd`` (FIARSE, Wu et al. 2024; fiarse.md 2.3).
 
     ``strategy`` is ``model``, ``layer`` or ``shard`` (by ``shards``); ``min_keep``, ``dense`` and ``relative`` guard
     small submodels against layers that keep nothing.

@@ -278,7 +278,7 @@ def importance_structured(
     counts: Policy | Sequence[int] = "threshold",
 ) -> Structured:
     """The most important channels of every layer, chosen anew in each round, as a smaller dense model of ``gamma`` of the
-    whole; train them with program ``tcbgd`` (FIARSE by channels, fiarse.md 8.3, R5).
+    whole; train them with algorithm ``tcbgd`` (FIARSE by channels, fiarse.md 8.3, R5).
 
     ``score`` is ``kernel`` or ``norm``, ``measure`` is ``rms`` or ``mean``; ``relative`` compares a channel with its own
     layer's initial values. Without it one threshold leaves layers of large fan-in a single channel each (fiarse.md A9),

@@ -188,7 +188,7 @@ class BundleProfile(Message, frozen=True, kw_only=True):
             for graph in self.graphs
         ]
         what = (
-            f"{self.model}, tier {self.tier}, program {self.program} on {self.engine} {self.engine_version}"
+            f"{self.model}, tier {self.tier}, algorithm {self.program} on {self.engine} {self.engine_version}"
         )
         return "\n".join([f"{what}, {self.threads} thread(s), batch {self.batch}", *lines])
 

@@ -294,7 +294,7 @@ COME_LATER = "come-later"
 """Why a device that said hello is not let in: there is no room for it now. It is to say hello again in ``later_s``."""
 
 NO_CARRY = "no-carry"
-"""Why a device declines: the program needs what it kept of the exchange before, and it has none."""
+"""Why a device declines: the algorithm needs what it kept of the exchange before, and it has none."""
 
 NO_FORMAT = "no-format"
 """Why a device declines: its tier has no bundle in the format that its engine runs."""

@@ -13,7 +13,7 @@ BUNDLE, DATA, STORE, ENGINE = "bundle", "data", "store", "engine"
 _IN_LOG = "the device's own log has the details"
 
 TEXTS = {
-    messages.NO_CARRY: "the device has nothing from an earlier round that the program can go on from",
+    messages.NO_CARRY: "the device has nothing from an earlier round that the algorithm can go on from",
     messages.NO_FORMAT: "the tier has no bundle in the format that the device's engine runs: add the format to `formats` "
     "in [export], or start the device with another `engine`",
     messages.NO_MEMORY: "a graph or blob needs more memory than the device offers: give it more (`edgefl device --memory`), "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
 from edgefl.system.collecting import collecting_later
 from edgefl.wire.blobs import describe
@@ -60,7 +60,7 @@ class Label:
 
 
 def build_bundle(
-    program: Program,
+    algorithm: Algorithm,
     prefix: Sequence[Prefix],
     suffix: tuple[str, ...],
     *,
@@ -73,7 +73,7 @@ def build_bundle(
     progress: Callable[[str], None] = lambda _: None,
     joints: Joints | None = None,
 ) -> Bundle:
-    """Export ``program`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
+    """Export ``algorithm`` behind ``prefix`` for a device that trains the units ``suffix``, in ``format`` (default: ONNX).
 
     ``memory_budget`` bounds the steps: they recompute what it takes. ``tokenizer`` goes into the bundle, for data
     whose reader is of text. ``joints``: first graphs that were traced before. Every graph is run once in the runtime of its
@@ -83,7 +83,7 @@ def build_bundle(
     blobs: dict[str, bytes] = {}
     nodes: dict[str, Mapping[str, Node]] = {}
     written = format or Onnx()
-    steps = {function.name for phase in program.phases for function in phase.functions}
+    steps = {function.name for phase in algorithm.phases for function in phase.functions}
 
     def add(name: str, function: Function) -> Graph:
         progress(f"{label.model}, tier {label.tier}: graph {name} ({written.name})")
@@ -103,7 +103,7 @@ def build_bundle(
             variants.append(variant)
             blobs[variant.blob.sha256] = frame
         nodes[name] = artifact.nodes
-        masks = program.masks if name == program.finish.name else {}
+        masks = algorithm.masks if name == algorithm.finish.name else {}
         return Graph(
             name=name,
             format=written.name,
@@ -123,7 +123,7 @@ def build_bundle(
 
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
-    graphs += [add(name, function) for name, function in _named(program).items()]
+    graphs += [add(name, function) for name, function in _named(algorithm).items()]
     if (made := features_of(data)) and isinstance(data.reader, Sound):
         graphs.append(add(made.name, made))
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, features=made.name))
@@ -136,15 +136,15 @@ def build_bundle(
     manifest = Manifest(
         v=_version(graphs),
         model=label.model,
-        program=program.name,
+        program=algorithm.name,
         tier=label.tier,
         exchange=label.exchange,
-        parameters=trained_entries(program),
+        parameters=trained_entries(algorithm),
         data=data,
-        batch=batch_size(program),
+        batch=batch_size(algorithm),
         prefix=tuple(Chunk(units=chunk.units, graph=name) for name, chunk in chunks),
         suffix=suffix,
-        start=program.start.name,
+        start=algorithm.start.name,
         phases=tuple(
             PhaseSpec(
                 name=p.name,
@@ -153,18 +153,18 @@ def build_bundle(
                 over_data=p.over_data,
                 shorter=tuple(Bucket(length=length, graph=each.name) for length, each in p.shorter.items()),
             )
-            for p in program.phases
+            for p in algorithm.phases
         ),
-        finish=program.finish.name,
-        evaluate=program.evaluate.name,
-        hyper=dict(program.hyper),
+        finish=algorithm.finish.name,
+        evaluate=algorithm.evaluate.name,
+        hyper=dict(algorithm.hyper),
         graphs=tuple(graphs),
-        codec=program.form.codec,
-        codec_version=program.form.version,
-        personalize=program.personalize.name if program.personalize else "",
-        draws=program.draws,
-        carry_exchanges=program.carry_rule.exchanges,
-        carry_needed=program.carry_rule.needed,
+        codec=algorithm.form.codec,
+        codec_version=algorithm.form.version,
+        personalize=algorithm.personalize.name if algorithm.personalize else "",
+        draws=algorithm.draws,
+        carry_exchanges=algorithm.carry_rule.exchanges,
+        carry_needed=algorithm.carry_rule.needed,
         sources=sources,
     )
     check_wiring(manifest)
@@ -178,14 +178,14 @@ def _version(graphs: Sequence[Graph]) -> int:
     return SEGMENTED if any(graph.segments for graph in graphs) else VERSION
 
 
-def _named(program: Program) -> dict[str, Function]:
+def _named(algorithm: Algorithm) -> dict[str, Function]:
     """The functions by name; phases may share one, but two may not share a name."""
     named: dict[str, Function] = {}
-    for function in program.functions:
+    for function in algorithm.functions:
         if named.setdefault(function.name, function) is not function:
             raise ExportError(
-                f"program {program.name!r} has two functions named {function.name!r}; give each its own name",
-                program=program.name,
+                f"algorithm {algorithm.name!r} has two functions named {function.name!r}; give each its own name",
+                algorithm=algorithm.name,
                 function=function.name,
             )
     return named
@@ -215,24 +215,24 @@ def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
     )
 
 
-def batch_size(program: Program) -> int:
+def batch_size(algorithm: Algorithm) -> int:
     """Rows of ``batch.0`` in the steps that draw batches, or else in those that pass over the data.
 
     Streams may differ in size; steps that draw from the same one may not, and neither may the ports of one pass.
     """
-    draw_steps = [phase.function for phase in program.phases if not phase.over_data]
-    passing = [phase.function for phase in program.phases if phase.over_data]
-    sizes = [_stream_sizes(program, functions) for functions in (draw_steps, *([each] for each in passing))]
+    draw_steps = [phase.function for phase in algorithm.phases if not phase.over_data]
+    passing = [phase.function for phase in algorithm.phases if phase.over_data]
+    sizes = [_stream_sizes(algorithm, functions) for functions in (draw_steps, *([each] for each in passing))]
     rows = next((each["0"] for each in sizes if "0" in each), 0)
     if not rows:
         raise ExportError(
-            f"no step of program {program.name!r} reads batch.0, which every device draws; give one of them that port",
-            program=program.name,
+            f"no step of algorithm {algorithm.name!r} reads batch.0, which every device draws; give one of them that port",
+            algorithm=algorithm.name,
         )
     return rows
 
 
-def _stream_sizes(program: Program, functions: Sequence[Function]) -> dict[str, int]:
+def _stream_sizes(algorithm: Algorithm, functions: Sequence[Function]) -> dict[str, int]:
     """Rows of each stream, by its number as ports have it; ExportError if its ports differ."""
     streams: dict[str, set[int]] = {}
     for function in functions:
@@ -242,17 +242,17 @@ def _stream_sizes(program: Program, functions: Sequence[Function]) -> dict[str, 
     for stream, sizes in streams.items():
         if len(sizes) != 1:
             raise ExportError(
-                f"the batches of stream {stream} of program {program.name!r} should have one size, found "
+                f"the batches of stream {stream} of algorithm {algorithm.name!r} should have one size, found "
                 f"{sorted(sizes)}; declare the same number of rows in all steps that read it",
                 sizes=sizes,
             )
     return {stream: sizes.pop() for stream, sizes in streams.items()}
 
 
-def trained_entries(program: Program) -> int:
+def trained_entries(algorithm: Algorithm) -> int:
     """Entries that the device trains, moving statistics included: those that ``finish`` reads, or the steps where it
     reads none."""
-    finish, steps = program.finish.inputs, [phase.function.inputs for phase in program.phases]
+    finish, steps = algorithm.finish.inputs, [phase.function.inputs for phase in algorithm.phases]
     for ports in (finish, {name: spec for each in steps for name, spec in each.items()}):
         weights = [spec for name, spec in ports.items() if name.startswith("state.weights.")]
         if weights:

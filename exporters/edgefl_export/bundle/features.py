@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.wire.bundle.manifest import DataSpec

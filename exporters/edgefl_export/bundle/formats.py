@@ -3,9 +3,9 @@
 ::
 
     form = format_of("onnx")
-    captured = form.capture(program.finish)
+    captured = form.capture(algorithm.finish)
     artifact = form.write(captured)             # what a device loads, and what it costs
-    form.verify(program.finish, artifact.model, seed=1)
+    form.verify(algorithm.finish, artifact.model, seed=1)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 import onnx
 from google.protobuf.message import DecodeError
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName, Outputs
 from edgefl.wire.bundle.manifest import Graph, Port
@@ -64,7 +64,7 @@ BLOCKED, ROWS = "blocked", "rows"
 
 
 class Format(Protocol):
-    """One way to write the functions of a program, for the engines that read it."""
+    """One way to write the functions of an algorithm, for the engines that read it."""
 
     @property
     def name(self) -> FormatName: ...

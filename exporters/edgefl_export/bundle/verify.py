@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
@@ -18,12 +18,12 @@ from edgefl_export.verify.graphs import Verification
 
 @dataclass(frozen=True)
 class Origin:
-    """What a bundle claims to be made from: the program, the frozen prefix and the names of the trained units.
+    """What a bundle claims to be made from: the algorithm, the frozen prefix and the names of the trained units.
 
-    ``exchange`` is what people call the one of a method's exchanges that ``program`` is, "" the main one.
+    ``exchange`` is what people call the one of a method's exchanges that ``algorithm`` is, "" the main one.
     """
 
-    program: Program
+    algorithm: Algorithm
     prefix: Sequence[Prefix]
     suffix: tuple[str, ...]
     exchange: str = ""
@@ -32,7 +32,7 @@ class Origin:
     def functions(self) -> Mapping[str, Function]:
         """The functions by the name of their graph."""
         chunks = {f"forward.{number}": chunk.forward for number, chunk in enumerate(self.prefix, 1)}
-        return chunks | {function.name: function for function in self.program.functions}
+        return chunks | {function.name: function for function in self.algorithm.functions}
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def verify_bundle(
     for graph in bundle.manifest.graphs:
         if graph.name not in functions:
             raise BundleError(
-                f"no function stands behind graph {graph.name!r}: program {origin.program.name!r} with "
+                f"no function stands behind graph {graph.name!r}: algorithm {origin.algorithm.name!r} with "
                 f"{len(origin.prefix)} chunks has {', '.join(functions)}; name the federation file of this bundle",
                 graph=graph.name,
             )
@@ -141,9 +141,9 @@ def _repeated(phase: Phase | PhaseSpec) -> int | str:
 
 def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
     """What a device would do differently from what ``origin`` says."""
-    program = origin.program
+    algorithm = origin.algorithm
     pairs = {
-        "program": (manifest.program, program.name),
+        "algorithm": (manifest.program, algorithm.name),
         "exchange": (manifest.exchange, origin.exchange),
         "units of the frozen chunks": (
             [list(chunk.units) for chunk in manifest.prefix],
@@ -156,19 +156,19 @@ def _contradictions(manifest: Manifest, origin: Origin) -> list[str]:
         "trained units": (list(manifest.suffix), list(origin.suffix)),
         "start, finish and evaluate": (
             [manifest.start, manifest.finish, manifest.evaluate],
-            [program.start.name, program.finish.name, program.evaluate.name],
+            [algorithm.start.name, algorithm.finish.name, algorithm.evaluate.name],
         ),
         "phases": (
             [(phase.name, phase.graph, _repeated(phase)) for phase in manifest.phases],
-            [(phase.name, phase.function.name, _repeated(phase)) for phase in program.phases],
+            [(phase.name, phase.function.name, _repeated(phase)) for phase in algorithm.phases],
         ),
-        "personalize": (manifest.personalize, program.personalize.name if program.personalize else ""),
-        "draws": (manifest.draws, program.draws),
-        "carry is good for exchanges (0: all)": (manifest.carry_exchanges, program.carry_rule.exchanges),
-        "carry is needed": (manifest.carry_needed, program.carry_rule.needed),
-        "batch": (manifest.batch, batch_size(program)),
-        "trained parameters": (manifest.parameters, trained_entries(program)),
-        "hyper-parameters": (dict(manifest.hyper), dict(program.hyper)),
+        "personalize": (manifest.personalize, algorithm.personalize.name if algorithm.personalize else ""),
+        "draws": (manifest.draws, algorithm.draws),
+        "carry is good for exchanges (0: all)": (manifest.carry_exchanges, algorithm.carry_rule.exchanges),
+        "carry is needed": (manifest.carry_needed, algorithm.carry_rule.needed),
+        "batch": (manifest.batch, batch_size(algorithm)),
+        "trained parameters": (manifest.parameters, trained_entries(algorithm)),
+        "hyper-parameters": (dict(manifest.hyper), dict(algorithm.hyper)),
         "graphs": (sorted(graph.name for graph in manifest.graphs), sorted(functions_of(manifest, origin))),
     }
     return [

@@ -179,8 +179,8 @@ def _check_hyper(manifest: Manifest) -> None:
     read = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
     if missing := sorted(read - set(manifest.hyper)):
         raise ExportError(
-            f"program {manifest.program!r} reads {missing} but gives no default; list them in Program.hyper",
-            program=manifest.program,
+            f"algorithm {manifest.program!r} reads {missing} but gives no default; list them in Algorithm.hyper",
+            algorithm=manifest.program,
             hyper=missing,
         )
 

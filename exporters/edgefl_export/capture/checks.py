@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.models.spec import CONSTANT
 from edgefl.models.user_code import cause_of, innermost
 from edgefl.wire.errors import ExportError
@@ -42,7 +42,8 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             raise _refused(
                 function,
                 node,
-                "draws random numbers; make them of torch.rand, in a model under `if self.training:` alone, or in a program "
+                "draws random numbers; make them of torch.rand, in a model under `if self.training:` alone, or "
+                "in an algorithm "
                 "an input (role noise)",
             )
         if remedy := FORMLESS.get(name_of(node.target)):
@@ -210,7 +211,7 @@ def untraceable(function: Function, error: Exception) -> ExportError:
     else:
         place = _line(error)
         text = f"{type(error).__name__}: {text}"
-        remedy = "a function of a program is made of torch ops on its inputs, with static shapes"
+        remedy = "a function of an algorithm is made of torch ops on its inputs, with static shapes"
     return ExportError(
         f"function {function.name!r} cannot be traced: {text} ({place}); {remedy}",
         function=function.name,

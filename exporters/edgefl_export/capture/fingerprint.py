@@ -11,7 +11,7 @@ import hashlib
 import torch
 from torch import Tensor, fx
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.system.collecting import collecting_later
 from edgefl_export.capture.trace import Joint, joint_graph
 

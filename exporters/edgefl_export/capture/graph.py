@@ -2,7 +2,7 @@
 node by node and name by name, in a third of its time.
 
 An op is written down where torch dispatches it, below autograd and functorch, so gradients are there as ops. make_fx does
-so through proxies, which also serve symbolic shapes, subclasses of tensors and higher-order ops; a program has none of
+so through proxies, which also serve symbolic shapes, subclasses of tensors and higher-order ops; an algorithm has none of
 these.
 """
 

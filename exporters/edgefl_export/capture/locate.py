@@ -15,7 +15,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.models.graph.plain import module_of
 from edgefl.models.user_code import is_user_code, node_at, source_of
 from edgefl.system.distribution import folders

@@ -1,4 +1,4 @@
-"""What waits for the backward pass in half precision (:mod:`edgefl.programs.activations`), stored when it is made.
+"""What waits for the backward pass in half precision (:mod:`edgefl.algorithms.activations`), stored when it is made.
 
 onnxruntime computes what is asked for first, and a value that waits is asked for by the backward pass alone: it would be
 stored then, and have waited as it is. So all else that reads the value reads it behind the store

@@ -5,7 +5,7 @@ backward and update as one graph. The second makes that graph functional (an in-
 becomes a new tensor) and rewrites training ops by the rules of :mod:`edgefl_export.decompositions`. Autograd is
 gone by then, which is why one pass cannot do both. Last, what no output needs is removed::
 
-    captured = capture(program.phases[0].function)
+    captured = capture(algorithm.phases[0].function)
     captured.inputs, captured.outputs       # the ports that are left, in order
 """
 
@@ -29,7 +29,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from edgefl.contract.program import INPUT_ROLES, OUTPUT_ROLES, Function
+from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.wire.errors import EdgeflError, ExportError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl_export.capture.storing import stored_at_once
 from edgefl_export.capture.trace import Captured, Joint, capture
 from edgefl_export.executorch import silent_import  # noqa: F401 - first, so that the others are loaded in silence

@@ -9,7 +9,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.system.digests import digest_of
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import ExportError
@@ -27,7 +27,7 @@ _PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 def bundle_digest(order: Order, joints: Joints | None = None) -> str:
     """Digest of all that decides the bundle that :func:`edgefl_export.front.compile.compiled` makes of ``order``.
 
-    Models, submodels, programs and codecs count as what their functions compute, so another source with the same options
+    Models, submodels, algorithms and codecs count as what their functions compute, so another source with the same options
     is another bundle where it computes something else. ``joints`` keeps their graphs for the compiler. ExportError where
     one of them cannot be traced.
     """
@@ -45,31 +45,31 @@ def bundle_digest(order: Order, joints: Joints | None = None) -> str:
             "memory_budget": order.memory_budget,
             "prefix": [[chunk.units, joints.fingerprint(chunk.forward)] for chunk in tier.prefix],
             "fetched": tier.fetched(exchange),
-            "program": _plain(exchange.program, joints),
+            "algorithm": _plain(exchange.algorithm, joints),
         }
     )
 
 
-def _plain(program: Program, joints: Joints) -> dict[str, object]:
-    """What a manifest says of a program, and the digests of its functions."""
-    functions = {id(function): function for function in program.functions}
+def _plain(algorithm: Algorithm, joints: Joints) -> dict[str, object]:
+    """What a manifest says of an algorithm, and the digests of its functions."""
+    functions = {id(function): function for function in algorithm.functions}
     return {
-        "name": program.name,
+        "name": algorithm.name,
         "functions": [joints.fingerprint(function) for function in functions.values()],
         "activations": [function.activations for function in functions.values()],
-        "start": program.start.name,
+        "start": algorithm.start.name,
         "phases": [
             [each.name, each.function.name, each.steps, each.over_data, list(each.shorter)]
-            for each in program.phases
+            for each in algorithm.phases
         ],
-        "finish": program.finish.name,
-        "evaluate": program.evaluate.name,
-        "personalize": program.personalize.name if program.personalize else "",
-        "hyper": dict(program.hyper),
-        "form": program.form,
-        "masks": dict(program.masks),
-        "draws": program.draws,
-        "carry": program.carry_rule,
+        "finish": algorithm.finish.name,
+        "evaluate": algorithm.evaluate.name,
+        "personalize": algorithm.personalize.name if algorithm.personalize else "",
+        "hyper": dict(algorithm.hyper),
+        "form": algorithm.form,
+        "masks": dict(algorithm.masks),
+        "draws": algorithm.draws,
+        "carry": algorithm.carry_rule,
     }
 
 
@@ -112,7 +112,7 @@ def compiled(order: Order, progress: Progress = lambda _: None, joints: Joints |
     """The bundle of ``order``. ``joints``: graphs of its functions that were traced before. ExportError if a graph cannot
     be made or disagrees with torch."""
     return build_bundle(
-        order.exchange.program,
+        order.exchange.algorithm,
         order.tier.prefix,
         order.tier.fetched(order.exchange),
         label=Label(order.model, order.tier.name, order.exchange.name),

@@ -1,18 +1,18 @@
-"""A tier as the compiler takes it: a submodel and the program that trains it, exchange by exchange."""
+"""A tier as the compiler takes it: a submodel and the algorithm that trains it, exchange by exchange."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract import server_state
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.errors import ConfigError
 from edgefl_export.bundle.build import Prefix
-from edgefl_export.front.program import state_read
+from edgefl_export.front.algorithm import state_read
 
 FORWARD_BATCH = 32
 """Rows per group in a frozen forward pass (EmbracingFL Algorithm 1, b)."""
@@ -24,16 +24,16 @@ class Exchange:
     get of the server's state."""
 
     name: str
-    program: Program
+    algorithm: Algorithm
     reads: tuple[str, ...]
 
 
-def exchanges_of(method: Program) -> tuple[Exchange, ...]:
+def exchanges_of(method: Algorithm) -> tuple[Exchange, ...]:
     """All exchanges of a method, in the order in which they first come; the main one is the last."""
     names = exchange_names(len(method.opening), len(method.ahead))
     return tuple(
-        Exchange(name, program, state_read(program, method.server_state))
-        for name, program in zip(names, method.exchanges, strict=True)
+        Exchange(name, algorithm, state_read(algorithm, method.server_state))
+        for name, algorithm in zip(names, method.exchanges, strict=True)
     )
 
 
@@ -48,16 +48,16 @@ def _numbered(word: str, count: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Tier:
-    """``program`` trains ``submodel``; what is compiled of it is told apart by ``name``."""
+    """``algorithm`` trains ``submodel``; what is compiled of it is told apart by ``name``."""
 
     name: str
     submodel: Submodel
-    program: Program
+    algorithm: Algorithm
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """Those of :func:`exchanges_of` the program."""
-        return exchanges_of(self.program)
+        """Those of :func:`exchanges_of` the algorithm."""
+        return exchanges_of(self.algorithm)
 
     @property
     def main(self) -> Exchange:
@@ -65,14 +65,14 @@ class Tier:
         return self.exchanges[-1]
 
     def exchange(self, name: str) -> Exchange:
-        """The exchange of that name; ConfigError if the program has none."""
+        """The exchange of that name; ConfigError if the algorithm has none."""
         for exchange in self.exchanges:
             if exchange.name == name:
                 return exchange
         names = ", ".join(repr(exchange.name) for exchange in self.exchanges)
         raise ConfigError(
-            f"program {self.program.name!r} has no exchange {name!r}, but {names}",
-            program=self.program.name,
+            f"algorithm {self.algorithm.name!r} has no exchange {name!r}, but {names}",
+            algorithm=self.algorithm.name,
             exchange=name,
         )
 

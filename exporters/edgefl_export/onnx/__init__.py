@@ -8,7 +8,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl_export.capture.equal import merge_equal
 from edgefl_export.capture.storing import stored_at_once
 from edgefl_export.capture.trace import Captured, Joint, capture

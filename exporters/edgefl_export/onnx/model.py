@@ -63,11 +63,11 @@ def _translate(captured: Captured) -> ir.Model:
 
 def _export(captured: Captured, decomposed: bool) -> ir.Model:
     with patched(*op_tables.patches(decomposed)), _without_warnings():
-        program = exported_program(captured)
+        algorithm = exported_program(captured)
         if decomposed:
-            program.run_decompositions = lambda table=None: program
+            algorithm.run_decompositions = lambda table=None: algorithm
         exported = torch.onnx.export(
-            program,
+            algorithm,
             opset_version=OPSET,
             custom_translation_table=TRANSLATIONS,
             optimize=False,

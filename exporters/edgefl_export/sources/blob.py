@@ -210,8 +210,8 @@ def onnx_nodes(captured: Captured, model: bytes) -> dict[str, Node]:
 
 
 def program_nodes(captured: Captured, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
-    """The nodes of ``graph``, rewritten from ``captured``, that a program runs, named by the first of the ``instructions``
-    that run each: ``12:mul_3``."""
+    """The nodes of ``graph``, rewritten from ``captured``, that an algorithm runs, named by the first of the
+    ``instructions`` that run each: ``12:mul_3``."""
     nodes = graph_nodes(captured, graph)
     return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.wire.bundle.rows import Rows, rows_in
 from edgefl.wire.errors import ExportError
 from edgefl_export.artifact import artifacts_in, is_page

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import ExportError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.errors import ExportError
 from edgefl_export.verify.rounding import Array, Rounding, distance

@@ -1,6 +1,6 @@
 """Who may take part in the next round, who is missing from one, and why. Pure functions over the coordinator's state.
 
-Most programs take whoever is there. Where all devices are needed, those of the method's first round are its *members*:
+Most algorithms take whoever is there. Where all devices are needed, those of the method's first round are its *members*:
 no round opens without one of them, and none closes. A device that comes later has nothing of the earlier exchanges; it
 joins if the method begins again.
 """

@@ -1,9 +1,9 @@
 """Devices that spoil rounds: who has done so too often in a row is left out for a while. Pure functions.
 
 A device spoils a round if its update is refused, if it is online and silent until the deadline (that of its task, where
-versions wait for nobody), or if it says that it lost what the program needs. One that was offline, or declines for a reason
-of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the round is
-to blame, and none of this counts.
+versions wait for nobody), or if it says that it lost what the algorithm needs. One that was offline, or declines for a
+reason of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the
+round is to blame, and none of this counts.
 
 A device that had a turn to upload, lost it while others waited, and never finished, spoils the round too, unless others did
 well and it is offline by now or declined: its link broke. Where no device did well there is no such excuse. Otherwise it

@@ -6,9 +6,9 @@ No clock, no random source and no I/O: time comes in with each event, choices fo
                                    |                                                                        |
                                    +--(too few reports)--> waiting           (no round left) --> done <-----+
 
-Where a program needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one that a
-device declines because it has lost what it kept makes the method begin again. Where updates are refused three tries in a
-row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
+Where an algorithm needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one
+that a device declines because it has lost what it kept makes the method begin again. Where updates are refused three
+tries in a row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
 
 With a buffer (``Rules.buffer``) rounds are versions that wait for nobody: :mod:`edgefl_server.coordinator.buffered` says
 when one ends and who is at work; the rest is the same.
@@ -37,7 +37,7 @@ _OF_NO_USE = (
 _SPOILED = "spoiled the exchange again and again"
 
 _NO_MODEL = (
-    f"it failed {MOST_REFUSED} times in a row; change the program's options and start over in another `out`"
+    f"it failed {MOST_REFUSED} times in a row; change the algorithm's options and start over in another `out`"
 )
 
 
@@ -236,12 +236,13 @@ def _left_out(before: State, after: State) -> Actions:
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
-    """A warning, if a program that needs every device goes on without some."""
+    """A warning, if an algorithm that needs every device goes on without some."""
     absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
     text = (
-        f"round {current.number} goes on without {attendance.told(absent)}: the program needs every device in every round, "
+        f"round {current.number} goes on without {attendance.told(absent)}: the algorithm needs every device in "
+        f"every round, "
         "so the method's guarantees do not hold"
     )
     return (states.Warn(text),)

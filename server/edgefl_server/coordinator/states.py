@@ -70,7 +70,7 @@ class Rules:
     ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
     doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``weight_cap`` is the
     same in multiples of the median of the round's devices (:func:`edgefl_server.coordinator.claims.weight_cap`).
-    ``whole``: the program needs every device in every round, and ``absent`` says what becomes of a round that lacks one.
+    ``whole``: the algorithm needs every device in every round, and ``absent`` says what becomes of a round that lacks one.
     ``opening`` is the number of exchanges with which the method begins; it can begin again from any model if there are
     some. A device that spoils ``strikes`` rounds in a row is left out of the next ``bench_rounds``
     (:mod:`edgefl_server.coordinator.bench`).

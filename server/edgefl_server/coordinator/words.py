@@ -32,7 +32,7 @@ COME_BACK = (
 )
 _REPAIR = "correct the rows that these logs name, or leave them out (`edgefl device --bad-rows skip`), "
 DIVERGED_RUN = (
-    "training diverged on all devices that sent an update, none of which is finite; lower the learning rate (program.lr), "
+    "training diverged on all devices that sent an update, none of which is finite; lower the learning rate (algorithm.lr), "
     "or bring the data near 0 to 1, and start over in another `out`"
 )
 
@@ -115,6 +115,6 @@ def left_out(benched: Mapping[str, int]) -> str:
 def lost(state: State, gone: dict[str, str]) -> Refuse:
     """Return the end of a run that lacks devices for good."""
     return Refuse(
-        f"round {state.next_round} cannot open: the program needs all {len(state.members)} devices in every round, and "
+        f"round {state.next_round} cannot open: the algorithm needs all {len(state.members)} devices in every round, and "
         f"lacks {attendance.told(gone)}; {COME_BACK}"
     )

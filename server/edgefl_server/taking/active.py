@@ -1,7 +1,7 @@
 """One round as whoever takes its updates needs it: how they are read, and what they are added to.
 
 Nothing here imports torch: updates may be taken by processes of their own (:mod:`edgefl_server.shards`), to which a
-:class:`Recipe` travels. Only what a program unfolds on the server needs it, and its workshop has it.
+:class:`Recipe` travels. Only what an algorithm unfolds on the server needs it, and its workshop has it.
 """
 
 from __future__ import annotations

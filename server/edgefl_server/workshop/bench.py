@@ -69,7 +69,8 @@ def _again(word: messages.Again) -> RunSpec:
     remember(word.sources)
     if run_digest(federation) != word.digest:
         raise ConfigError(
-            "a module of the model, of the program or of the loss has been changed, or another release of edgefl installed, "
+            "a module of the model, of the algorithm or of the loss has been changed, or another release of "
+            "edgefl installed, "
             "since the server began: undo that, or start the server again in another folder"
         )
 
@@ -91,8 +92,8 @@ def _file(tier: str, exchange: str, format: str) -> str:
 
 def _own(federation: Federation) -> list[str]:
     """Names that may say where factories of the user's own are."""
-    candidate = str(federation.rollout.program.get("name", ""))
-    return [federation.model.name, federation.program.name, federation.loss.name, candidate]
+    candidate = str(federation.rollout.algorithm.get("name", ""))
+    return [federation.model.name, federation.algorithm.name, federation.loss.name, candidate]
 
 
 def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scalars]:

@@ -43,7 +43,7 @@ seed = 7
 [model]
 name = "mlp"
 options = {{ hidden = [1024] }}
-[program]
+[algorithm]
 batch = 8
 steps = 40
 lr = 0.05

@@ -33,7 +33,7 @@ rounds = 1
 [model]
 name = "mlp"
 options = { hidden = [8] }
-[program]
+[algorithm]
 batch = 8
 steps = 2
 [data]

@@ -26,7 +26,7 @@ rounds = {ROUNDS}
 [model]
 name = "mlp"
 options = {{ hidden = [16] }}
-[program]
+[algorithm]
 batch = 8
 steps = 6
 lr = 0.05

@@ -18,7 +18,7 @@ Leave = Callable[..., Path]
 
 TABLES: Mapping[str, object] = {
     "model": {"name": "mlp", "options": {"hidden": [16]}},
-    "program": {"batch": 8, "personal": 0.2, "momentum": 0.0},
+    "algorithm": {"batch": 8, "personal": 0.2, "momentum": 0.0},
     "data": {
         "name": "digits",
         "partition": "labels",

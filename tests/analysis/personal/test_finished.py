@@ -75,8 +75,8 @@ def test_the_server_s_memory_beside_the_weights_does_no_harm(leave: Leave) -> No
     assert Finished.open(folder).report(Setting(0.3, (), 8)) == before
 
 
-def test_a_program_that_does_not_personalize_gets_the_plain_step(leave: Leave) -> None:
-    finished = Finished.open(leave(program={"batch": 8}))
+def test_an_algorithm_that_does_not_personalize_gets_the_plain_step(leave: Leave) -> None:
+    finished = Finished.open(leave(algorithm={"batch": 8}))
 
     report = finished.report(Setting(0.3, (10,), 8))
 

@@ -90,12 +90,12 @@ def test_order_of_the_users_changes_no_number() -> None:
 @pytest.mark.parametrize(("single_class", "mean", "weighted"), [(False, 0.5, 0.4), (True, 0.6, 3 / 7)])
 def test_the_trivial_levels_of_the_papers_partition(single_class: bool, mean: float, weighted: float) -> None:
     """per_fedavg.md 4.4: what a user's own most frequent class reaches."""
-    spec, program = whole()
+    spec, algorithm = whole()
     labels = np.repeat(np.arange(10), 130)
     parts = groups(labels, 20, a=8, single_class=single_class, seed=0)
     users = [_same(spec.sample.shape, number, labels[rows]) for number, rows in enumerate(parts)]
 
-    report = evaluate_users(program, spec.weights, users, alpha=0.1, steps=(), batch=BATCH)
+    report = evaluate_users(algorithm, spec.weights, users, alpha=0.1, steps=(), batch=BATCH)
 
     assert report.majority == pytest.approx(mean)
     assert report.majority_weighted == pytest.approx(weighted)
@@ -107,10 +107,10 @@ def _same(shape: tuple[int, ...], number: int, y: np.ndarray) -> User:
 
 
 def test_the_curve_has_no_step_the_headline_and_what_was_asked_for() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
 
     report = evaluate_users(
-        program, spec.weights, users_of(spec, {0: (9, 5)}), alpha=0.1, steps=(4,), headline=2
+        algorithm, spec.weights, users_of(spec, {0: (9, 5)}), alpha=0.1, steps=(4,), headline=2
     )
 
     assert [point.steps for point in report.curve] == [0, 2, 4]
@@ -118,11 +118,12 @@ def test_the_curve_has_no_step_the_headline_and_what_was_asked_for() -> None:
 
 
 def test_a_longer_curve_leaves_its_earlier_points_as_they_are() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     users = users_of(spec, {0: (30, 9), 1: (12, 9)})
 
     short, long = (
-        evaluate_users(program, spec.weights, users, alpha=0.2, steps=steps) for steps in ((1, 2), (1, 2, 7))
+        evaluate_users(algorithm, spec.weights, users, alpha=0.2, steps=steps)
+        for steps in ((1, 2), (1, 2, 7))
     )
 
     assert long.curve[:3] == short.curve
@@ -130,11 +131,12 @@ def test_a_longer_curve_leaves_its_earlier_points_as_they_are() -> None:
 
 def test_a_user_with_fewer_samples_than_a_batch_adapts_to_all_of_them_once() -> None:
     """The step is then that of the whole shard, whatever the seed (the spec's sampler clips)."""
-    spec, program = whole()
+    spec, algorithm = whole()
     users = users_of(spec, {0: (5, 9)})
 
     one, other = (
-        evaluate_users(program, spec.weights, users, alpha=0.2, batch=40, seed=seed).curve for seed in (0, 1)
+        evaluate_users(algorithm, spec.weights, users, alpha=0.2, batch=40, seed=seed).curve
+        for seed in (0, 1)
     )
 
     for mine, theirs in zip(one, other, strict=True):
@@ -142,12 +144,12 @@ def test_a_user_with_fewer_samples_than_a_batch_adapts_to_all_of_them_once() -> 
 
 
 def test_float64_users_give_float64_steps() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     weights = {name: tensor.double() for name, tensor in spec.weights.items()}
     users = users_of(spec, {0: (12, 9)}, dtype=torch.float64)
 
-    exact = evaluate_users(program, weights, users, alpha=0.1)
-    plain = evaluate_users(program, spec.weights, users_of(spec, {0: (12, 9)}), alpha=0.1)
+    exact = evaluate_users(algorithm, weights, users, alpha=0.1)
+    plain = evaluate_users(algorithm, spec.weights, users_of(spec, {0: (12, 9)}), alpha=0.1)
 
     assert exact.curve[-1].loss == pytest.approx(plain.curve[-1].loss, rel=1e-5)
     assert exact.curve[-1].loss != plain.curve[-1].loss
@@ -175,15 +177,15 @@ def test_shards_that_share_a_sample_are_refused() -> None:
         User(0, torch.zeros(5, 2), torch.zeros(5), Shards(np.arange(3), np.arange(2, 5)))
 
 
-def test_a_program_that_cannot_personalize_is_named() -> None:
-    spec, program = whole()
+def test_an_algorithm_that_cannot_personalize_is_named() -> None:
+    spec, algorithm = whole()
 
     with pytest.raises(ConfigError, match="'sgd' has no personalize function"):
-        evaluate_users(replace(program, personalize=None), spec.weights, [], alpha=0.1)
+        evaluate_users(replace(algorithm, personalize=None), spec.weights, [], alpha=0.1)
 
 
 def test_no_user_is_no_report() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
 
     with pytest.raises(DataError, match="no user to evaluate"):
-        evaluate_users(program, spec.weights, [], alpha=0.1)
+        evaluate_users(algorithm, spec.weights, [], alpha=0.1)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.personal.adaptation import personalize
+from edgefl.algorithms.quantized.binary import binarized
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.zoo.basic import bilstm
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.adaptation import personalize
-from edgefl.programs.quantized.binary import binarized
 from edgefl.simulation.round import run_round
 from edgefl.submodels.catalog import build
 from tests.analysis.personal.users import BATCH, personal, whole
@@ -30,30 +30,30 @@ def _given(name: str, alpha: float = 0.1) -> tuple[Tensors, Tensors]:
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "resnet8", "resnet8 static"])
 def test_a_step_is_that_of_plain_sgd_bit_for_bit(model: str) -> None:
-    _, program = whole(model)
+    _, algorithm = whole(model)
     given, weights = _given(model)
-    step = program.personalize
+    step = algorithm.personalize
     assert step is not None
 
     after = select(step(given | prefixed("weights", weights)), "weights")
 
     batch = {name: given[name] for name in ("batch.0.x", "batch.0.y")}
-    short = run_round(_one_step(program), weights, lambda _function, _step: batch, hyper={"lr": 0.1})
+    short = run_round(_one_step(algorithm), weights, lambda _function, _step: batch, hyper={"lr": 0.1})
     assert after.keys() == weights.keys()
     assert all(torch.equal(after[name], short.update[name]) for name in after)
 
 
-def _one_step(program: Program) -> Program:
-    return replace(program, phases=(replace(program.phases[0], steps=1),))
+def _one_step(algorithm: Algorithm) -> Algorithm:
+    return replace(algorithm, phases=(replace(algorithm.phases[0], steps=1),))
 
 
 def test_one_gradient_is_taken() -> None:
-    _, program = whole()
+    _, algorithm = whole()
     given, weights = _given("mlp")
-    assert program.personalize is not None
+    assert algorithm.personalize is not None
 
     with counting() as counts:
-        program.personalize(given | prefixed("weights", weights))
+        algorithm.personalize(given | prefixed("weights", weights))
 
     assert (counts.gradients, counts.products) == (1, 0)
 
@@ -61,13 +61,13 @@ def test_one_gradient_is_taken() -> None:
 def test_of_an_importance_tier_the_values_move_and_the_mask_stays() -> None:
     spec = tiny("cnn")
     submodel = build(spec, "importance", gamma=0.25)
-    program = personal(submodel)
+    algorithm = personal(submodel)
     arrays = submodel.place({name: tensor.numpy() for name, tensor in spec.weights.items()}, 1).payload
     payload = {name: torch.from_numpy(array) for name, array in arrays.items()}
     given, _ = _given("cnn")
-    assert program.personalize is not None
+    assert algorithm.personalize is not None
 
-    after = select(program.personalize(given | prefixed("weights", payload)), "weights")
+    after = select(algorithm.personalize(given | prefixed("weights", payload)), "weights")
 
     assert after.keys() == payload.keys()
     moved = {name for name in payload if not torch.equal(after[name], payload[name])}
@@ -76,11 +76,11 @@ def test_of_an_importance_tier_the_values_move_and_the_mask_stays() -> None:
 
 
 def test_moving_statistics_follow_the_batch() -> None:
-    _, program = whole("resnet8")
+    _, algorithm = whole("resnet8")
     given, weights = _given("resnet8")
-    assert program.personalize is not None
+    assert algorithm.personalize is not None
 
-    after = select(program.personalize(given | prefixed("weights", weights)), "weights")
+    after = select(algorithm.personalize(given | prefixed("weights", weights)), "weights")
 
     statistics = [name for name in weights if name.endswith("running_mean")]
     assert statistics

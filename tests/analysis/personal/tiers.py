@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.analysis.personal.evaluate import Adapter
 from edgefl.api.model import sample_spec
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.submodels.catalog import build
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
@@ -30,11 +30,11 @@ CHUNK, BATCH = 4096, 8
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier, its program and its bundle."""
+    """A tier, its algorithm and its bundle."""
 
     spec: ModelSpec
     submodel: Submodel
-    program: Program
+    algorithm: Algorithm
     prefix: tuple[Prefix, ...]
     bundle: Bundle
     form: str
@@ -46,7 +46,7 @@ class Tier:
         weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
         payload = self.submodel.place(weights, 1).payload or weights
         held = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
-        return Adapter(self.program, held, [part.forward for part in self.prefix])
+        return Adapter(self.algorithm, held, [part.forward for part in self.prefix])
 
     def get(self, ref: BlobRef) -> bytes:
         return self.blobs[ref.sha256]
@@ -98,12 +98,12 @@ def made(
 ) -> Tier:
     """A tier of any model."""
     submodel = build(spec, kind, **options)
-    program = personal(submodel, BATCH)
+    algorithm = personal(submodel, BATCH)
     prefix = tuple(
         Prefix(part.units, chunk_forward(part.module, part.sample, batch=BATCH)) for part in submodel.prefix
     )
     bundle = build_bundle(
-        program,
+        algorithm,
         prefix,
         submodel.units or ("tier/submodel",),
         label=Label(spec.name, "tier"),
@@ -111,4 +111,4 @@ def made(
         chunk_bytes=chunk,
         format=format_of(form),
     )
-    return Tier(spec, submodel, program, prefix, bundle, form, dict(bundle.blobs))
+    return Tier(spec, submodel, algorithm, prefix, bundle, form, dict(bundle.blobs))

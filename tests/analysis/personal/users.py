@@ -1,4 +1,4 @@
-"""Users with few classes each, and programs that can personalize, for the tests of evaluation."""
+"""Users with few classes each, and algorithms that can personalize, for the tests of evaluation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.personal.adaptation import personalize
 from edgefl.analysis.personal.evaluate import User
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.personal.adaptation import personalize
 from edgefl.submodels.catalog import build
 from edgefl.submodels.submodel import Submodel
 from tests.invariants.embracingfl.tiny import samples, tiny
@@ -21,16 +21,16 @@ from tests.invariants.embracingfl.tiny import samples, tiny
 BATCH = 8
 
 
-def personal(submodel: Submodel, batch: int = BATCH, **options: float) -> Program:
+def personal(submodel: Submodel, batch: int = BATCH, **options: float) -> Algorithm:
     """Plain SGD with the step that adapts."""
     objective = Objective.of(submodel)
-    program = sgd(objective, batch=batch, steps=2, momentum=0.0, weight_decay=0.0, **options)
+    algorithm = sgd(objective, batch=batch, steps=2, momentum=0.0, weight_decay=0.0, **options)
     adapted = personalize(objective, batch)
-    return replace(program, personalize=adapted, hyper={**program.hyper, "alpha": 0.1})
+    return replace(algorithm, personalize=adapted, hyper={**algorithm.hyper, "alpha": 0.1})
 
 
-def whole(model: str = "mlp", batch: int = BATCH) -> tuple[ModelSpec, Program]:
-    """A small model, and the program that trains all of it."""
+def whole(model: str = "mlp", batch: int = BATCH) -> tuple[ModelSpec, Algorithm]:
+    """A small model, and the algorithm that trains all of it."""
     spec = tiny(model)
     return spec, personal(build(spec, "output_side", cut=0), batch)
 

@@ -235,6 +235,6 @@ def test_the_exchange_that_reads_no_carry_is_taken_and_the_next_one_goes_on_from
     server.open(later, number=4, base=3)
     assert server.decline() == Decline(round=4, nonce="n4", reason="no-carry")
     assert agent.event("declined").text.endswith(
-        "program 'noisy-sgd' goes on from what a device kept of an earlier round, and this one has nothing that "
+        "algorithm 'noisy-sgd' goes on from what a device kept of an earlier round, and this one has nothing that "
         "round 4 can go on from: it was good for 1 completed round after it, and round 3 is completed"
     )

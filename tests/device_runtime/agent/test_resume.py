@@ -198,7 +198,7 @@ def test_a_carry_that_is_too_old_is_dropped_with_all_before_it_and_told_once(hom
     ]
 
 
-# -- other runs, programs and graphs ----------------------------------------------------------------------------
+# -- other runs, algorithms and graphs ----------------------------------------------------------------------------
 
 
 def test_what_other_runs_left_is_dropped_and_told(home: Home) -> None:
@@ -220,7 +220,7 @@ def test_a_run_whose_name_begins_like_another_is_another(home: Home) -> None:
     assert home.rounds == []
 
 
-def test_what_other_tiers_and_programs_of_the_run_left_stays(home: Home) -> None:
+def test_what_other_tiers_and_algorithms_of_the_run_left_stays(home: Home) -> None:
     home.leave(1, name="run/noisy-sgd/strong")
     home.leave(2, name="run/other/weak")
 
@@ -277,19 +277,19 @@ def test_a_carry_that_is_rejected_while_it_is_read_is_not_used(home: Home, tmp_p
     assert home.value(3, base=2) == 1
 
 
-# -- programs that need their carry -----------------------------------------------------------------------------
+# -- algorithms that need their carry -----------------------------------------------------------------------------
 
 
-def test_a_program_that_needs_its_carry_declines_without_one(home: Home) -> None:
+def test_an_algorithm_that_needs_its_carry_declines_without_one(home: Home) -> None:
     with pytest.raises(
-        RoundDeclined, match=r"program 'noisy-sgd' goes on from .* nothing that round 3 can go on from$"
+        RoundDeclined, match=r"algorithm 'noisy-sgd' goes on from .* nothing that round 3 can go on from$"
     ) as caught:
         home.begin(3, base=2, manifest=listed(carry_needed=True))
 
     assert caught.value.reason == NO_CARRY
 
 
-def test_a_program_that_needs_its_carry_declines_when_it_is_too_old_and_says_so(home: Home) -> None:
+def test_an_algorithm_that_needs_its_carry_declines_when_it_is_too_old_and_says_so(home: Home) -> None:
     home.leave(1)
 
     with pytest.raises(
@@ -300,7 +300,7 @@ def test_a_program_that_needs_its_carry_declines_when_it_is_too_old_and_says_so(
     assert home.told[0].endswith("this device declines round 3")
 
 
-def test_a_program_that_needs_its_carry_takes_part_with_one(home: Home) -> None:
+def test_an_algorithm_that_needs_its_carry_takes_part_with_one(home: Home) -> None:
     home.leave(2)
 
     assert home.value(3, base=2, manifest=listed(carry_needed=True, carry_exchanges=1)) == 2

@@ -62,7 +62,7 @@ def _wav(
     whole: int | None = None,
     head: bytes = b"",
 ) -> bytes:
-    """A WAV as programs write it: extensible for ``kind`` 0xFFFE, after a chunk of odd length."""
+    """A WAV as algorithms write it: extensible for ``kind`` 0xFFFE, after a chunk of odd length."""
     head = head or struct.pack("<HHLLHH", kind, 1, 8000, 8000 * width, width, 8 * width)
     if kind == 0xFFFE:
         guid = b"\x01\x00\x00\x00\x00\x00\x10\x00\x80\x00\x00\xaa\x00\x38\x9b\x71"
@@ -84,7 +84,7 @@ def _wav(
     ],
     ids=["extensible", "ffmpeg's pipe", "pipe without sizes", "sox's pipe", "float", "double"],
 )
-def test_sounds_are_read_as_programs_write_them(tmp_path: Path, content: bytes) -> None:
+def test_sounds_are_read_as_algorithms_write_them(tmp_path: Path, content: bytes) -> None:
     written(tmp_path / "on" / "a.wav", content)
 
     np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0], WAVE[:6] / 32768, atol=1e-7)

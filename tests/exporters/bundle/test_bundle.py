@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
@@ -20,7 +20,7 @@ from tests.exporters.examples import BATCH, step_of
 DATA = DataSpec(shape=(3, 6, 6), dtype="float32", classes=3)
 
 
-def program_of(module: nn.Module, shape: tuple[int, ...]) -> Program:
+def algorithm_of(module: nn.Module, shape: tuple[int, ...]) -> Algorithm:
     step = step_of(module, shape)
     state = {name.removeprefix("state."): spec for name, spec in step.inputs.items() if name[:5] == "state"}
 
@@ -32,7 +32,7 @@ def program_of(module: nn.Module, shape: tuple[int, ...]) -> Program:
             "metric.count": torch.ones_like(t["batch.0.y"], dtype=torch.float32).sum() + t["batch.0.x"].sum()
         }
 
-    return Program(
+    return Algorithm(
         name="test",
         start=Function(
             "start", lambda t: prefixed("state", select(t, "weights")), prefixed("weights", state)
@@ -56,8 +56,8 @@ def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
     return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
 
 
-def build(program: Program, prefix: list[Prefix], tier: str = "weak") -> Bundle:
-    return build_bundle(program, prefix, ("head",), label=Label("net", tier), data=DATA)
+def build(algorithm: Algorithm, prefix: list[Prefix], tier: str = "weak") -> Bundle:
+    return build_bundle(algorithm, prefix, ("head",), label=Label("net", tier), data=DATA)
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def conv() -> Prefix:
 def built(suffix: nn.Sequential, conv: Prefix) -> tuple[Bundle, list[str]]:
     """A bundle with a prefix, and what was said while it was built."""
     said: list[str] = []
-    label, program = Label("net", "weak"), program_of(suffix, (4, 4, 4))
-    return build_bundle(program, [conv], ("head",), label=label, data=DATA, progress=said.append), said
+    label, algorithm = Label("net", "weak"), algorithm_of(suffix, (4, 4, 4))
+    return build_bundle(algorithm, [conv], ("head",), label=label, data=DATA, progress=said.append), said
 
 
 def test_bundle_lists_every_graph_and_survives_its_file(
@@ -99,7 +99,7 @@ def test_equal_functions_of_two_tiers_share_their_blobs(
     suffix: nn.Sequential, built: tuple[Bundle, list[str]]
 ) -> None:
     weak, _ = built
-    other = build(program_of(suffix, (4, 4, 4)), [], tier="other")
+    other = build(algorithm_of(suffix, (4, 4, 4)), [], tier="other")
 
     assert {graph.blob.sha256 for graph in other.manifest.graphs} < set(weak.blobs)
     assert other.encoded != weak.encoded
@@ -112,16 +112,16 @@ def test_progress_names_each_graph(built: tuple[Bundle, list[str]]) -> None:
 
 
 def test_a_state_nobody_leaves_is_told(suffix: nn.Sequential) -> None:
-    program = program_of(suffix, (4, 4, 4))
+    algorithm = algorithm_of(suffix, (4, 4, 4))
     start = Function("start", lambda t: {"state.other": t["weights.x"] + 1}, {"weights.x": TensorSpec((1,))})
 
     with pytest.raises(ExportError, match=r"'train' reads 'state\.1\.weight' .* nothing of that name"):
-        build(replace(program, start=start), [])
+        build(replace(algorithm, start=start), [])
 
 
 def test_a_hyper_parameter_without_default_is_told(suffix: nn.Sequential) -> None:
     with pytest.raises(ExportError, match=r"reads \['lr'\] but gives no default"):
-        build(replace(program_of(suffix, (4, 4, 4)), hyper={}), [])
+        build(replace(algorithm_of(suffix, (4, 4, 4)), hyper={}), [])
 
 
 def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
@@ -130,11 +130,11 @@ def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
     with pytest.raises(
         ExportError, match=r"records float32\[4, 4, 2, 2\], 'train' reads float32\[4, 4, 4, 4\]"
     ):
-        build(program_of(suffix, (4, 4, 4)), [wrong])
+        build(algorithm_of(suffix, (4, 4, 4)), [wrong])
 
 
 def test_two_functions_of_one_name_are_told(suffix: nn.Sequential) -> None:
-    program = program_of(suffix, (4, 4, 4))
+    algorithm = algorithm_of(suffix, (4, 4, 4))
 
     with pytest.raises(ExportError, match="two functions named 'start'"):
-        build(replace(program, finish=replace(program.finish, name="start")), [])
+        build(replace(algorithm, finish=replace(algorithm.finish, name="start")), [])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.contract.program import CarryRule, Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
@@ -71,7 +71,7 @@ LR = {"hyper.lr": TensorSpec(())}
 TRAIN = Function("train", step, STATE | stream(0, 4) | stream(1, 2) | LR)
 SWEEP = Function("sweep", sweep, STATE | stream(0, 3) | mask(3))
 ADAPT = Function("adapt", adapt, {"weights.head.w": SHAPE} | stream(0, 4) | LR)
-PROGRAM = Program(
+ALGORITHM = Algorithm(
     name="remembering",
     start=Function(
         "start", start, {name: SHAPE for name in ("weights.head.w", "weights.m/head.w", "carry.m/head.w")}
@@ -81,11 +81,11 @@ PROGRAM = Program(
     evaluate=Function("evaluate", evaluate, {"weights.head.w": SHAPE} | stream(0, 4)),
     hyper={"lr": 0.1},
 )
-SWEEPING = replace(PROGRAM, phases=(Phase("all", SWEEP, 1, over_data=True), *PROGRAM.phases))
+SWEEPING = replace(ALGORITHM, phases=(Phase("all", SWEEP, 1, over_data=True), *ALGORITHM.phases))
 
 
 class Once(Onnx):
-    """Each function is traced and written once, in however many programs it stands."""
+    """Each function is traced and written once, in however many algorithms it stands."""
 
     def __init__(self) -> None:
         self._captured: dict[int, tuple[Function, Captured]] = {}
@@ -105,9 +105,9 @@ class Once(Onnx):
 FORMAT = Once()
 
 
-def build(program: Program) -> Bundle:
+def build(algorithm: Algorithm) -> Bundle:
     label = Label("net", "weak")
-    return build_bundle(program, [], ("head", "m/head"), label=label, data=tiny.DATA, format=FORMAT)
+    return build_bundle(algorithm, [], ("head", "m/head"), label=label, data=tiny.DATA, format=FORMAT)
 
 
 # -- the manifest -----------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def build(program: Program) -> Bundle:
 
 def test_a_manifest_says_how_to_adapt_to_draw_and_for_how_long_a_carry_is_good() -> None:
     listed = build(
-        replace(PROGRAM, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2))
+        replace(ALGORITHM, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2))
     ).manifest
 
     assert (listed.personalize, listed.draws, listed.carry_exchanges, listed.carry_needed) == (
@@ -129,7 +129,7 @@ def test_a_manifest_says_how_to_adapt_to_draw_and_for_how_long_a_carry_is_good()
 
 @pytest.fixture(scope="module")
 def plain() -> Bundle:
-    return build(PROGRAM)
+    return build(ALGORITHM)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def swept() -> Bundle:
     return build(replace(SWEEPING, draws="draw"))
 
 
-def test_a_manifest_of_a_plain_program_has_the_defaults(plain: Bundle) -> None:
+def test_a_manifest_of_a_plain_algorithm_has_the_defaults(plain: Bundle) -> None:
     listed = decode_manifest(plain.encoded)
 
     assert (listed.v, listed.personalize, listed.draws) == (1, "", "walk")
@@ -152,26 +152,26 @@ def test_a_manifest_says_which_phase_passes_over_the_data(swept: Bundle) -> None
 
 
 def test_the_batch_of_a_manifest_is_that_of_the_first_stream() -> None:
-    assert batch_size(PROGRAM) == 4
+    assert batch_size(ALGORITHM) == 4
     assert batch_size(SWEEPING) == 4
-    assert batch_size(replace(PROGRAM, phases=SWEEPING.phases[:1])) == 3
+    assert batch_size(replace(ALGORITHM, phases=SWEEPING.phases[:1])) == 3
 
 
 def test_steps_that_draw_differently_from_one_stream_are_told() -> None:
     other = Function("other", step, STATE | stream(0, 4) | stream(1, 3) | LR)
-    program = replace(PROGRAM, phases=(*PROGRAM.phases, Phase("more", other, 1)))
+    algorithm = replace(ALGORITHM, phases=(*ALGORITHM.phases, Phase("more", other, 1)))
 
     with pytest.raises(
-        ExportError, match=r"stream 1 of program 'remembering' should have one size, found \[2, 3\]"
+        ExportError, match=r"stream 1 of algorithm 'remembering' should have one size, found \[2, 3\]"
     ):
-        batch_size(program)
+        batch_size(algorithm)
 
 
-def test_a_program_that_reads_no_batch_is_told() -> None:
+def test_an_algorithm_that_reads_no_batch_is_told() -> None:
     still = Function("still", lambda t: {"state.m": t["state.m"] * 2}, STATE)
 
-    with pytest.raises(ExportError, match=r"no step of program 'remembering' reads batch\.0"):
-        batch_size(replace(PROGRAM, phases=(Phase("still", still, 1),)))
+    with pytest.raises(ExportError, match=r"no step of algorithm 'remembering' reads batch\.0"):
+        batch_size(replace(ALGORITHM, phases=(Phase("still", still, 1),)))
 
 
 def test_entries_are_counted_in_the_steps_where_finish_reads_none_of_them() -> None:
@@ -179,7 +179,7 @@ def test_entries_are_counted_in_the_steps_where_finish_reads_none_of_them() -> N
         "finish", lambda t: {"carry.m/head.w": t["weights.m/head.w"] * 1}, {"weights.m/head.w": SHAPE}
     )
 
-    assert trained_entries(PROGRAM) == trained_entries(replace(PROGRAM, finish=silent)) == WIDTH
+    assert trained_entries(ALGORITHM) == trained_entries(replace(ALGORITHM, finish=silent)) == WIDTH
 
 
 @pytest.mark.parametrize("extra", [stream(1, 3), {}], ids=["another stream", "no mask"])
@@ -195,7 +195,7 @@ def test_a_pass_that_could_not_be_made_as_it_is_meant_is_told(extra: dict[str, T
     with pytest.raises(
         ExportError, match=r"'wrong' passes over the data and reads .* it should read 0\.x, 0\.y and 0\.mask"
     ):
-        build(replace(PROGRAM, phases=(Phase("all", wrong, 1, over_data=True), *PROGRAM.phases)))
+        build(replace(ALGORITHM, phases=(Phase("all", wrong, 1, over_data=True), *ALGORITHM.phases)))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_an_adaptation_that_cannot_be_repeated_is_told(fn: object, told: str) ->
     wrong = Function("wrong", fn, {"weights.head.w": SHAPE} | stream(0, 4))  # type: ignore[arg-type]
 
     with pytest.raises(ExportError, match=told):
-        build(replace(PROGRAM, personalize=wrong))
+        build(replace(ALGORITHM, personalize=wrong))
 
 
 # -- on a device ------------------------------------------------------------------------------------------------
@@ -273,11 +273,11 @@ def test_a_device_reads_and_sends_the_servers_memory_and_draws_streams_of_two_si
     np.testing.assert_allclose(result.carry["m/head.w"], w - MEMORY, rtol=1e-5, atol=1e-5)
 
 
-def test_a_program_that_sends_nothing_trains_and_keeps(tmp_path: Path, running: list[Device]) -> None:
+def test_an_algorithm_that_sends_nothing_trains_and_keeps(tmp_path: Path, running: list[Device]) -> None:
     local = Function(
         "finish", lambda t: {"carry.m/head.w": t["state.weights.head.w"] * 1}, {"state.weights.head.w": SHAPE}
     )
-    device = device_of(build(replace(PROGRAM, finish=local)), tmp_path, running)
+    device = device_of(build(replace(ALGORITHM, finish=local)), tmp_path, running)
 
     result = device.run(device.world.job())
 

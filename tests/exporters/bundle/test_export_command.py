@@ -16,7 +16,7 @@ CONFIG = """
 [model]
 name = "mlp"
 options = {{ hidden = [5] }}
-[program]
+[algorithm]
 batch = 4
 steps = 2
 [data]

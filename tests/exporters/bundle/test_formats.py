@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
@@ -20,7 +20,7 @@ from edgefl_export.bundle.build import build_bundle as build
 from edgefl_export.bundle.formats import check_installed, format_of
 from edgefl_export.bundle.verify import Origin, verify_bundle
 from edgefl_export.bundle.wiring import check_wiring
-from tests.exporters.bundle.test_bundle import DATA, program_of
+from tests.exporters.bundle.test_bundle import DATA, algorithm_of
 from tests.exporters.examples import step_of
 from tests.pairs import by_default
 
@@ -30,10 +30,10 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
 
 @pytest.fixture(scope="module")
 def bundles() -> dict[str, Bundle]:
-    """One program's bundle in each format."""
-    label, program = Label("net", "weak"), program_of(NET, (4, 4, 4))
+    """One algorithm's bundle in each format."""
+    label, algorithm = Label("net", "weak"), algorithm_of(NET, (4, 4, 4))
     return {
-        name: build(program, [], ("head",), label=label, data=DATA, format=format_of(name))
+        name: build(algorithm, [], ("head",), label=label, data=DATA, format=format_of(name))
         for name in FORMATS
     }
 
@@ -94,7 +94,7 @@ def test_a_graph_agrees_with_its_ports_and_with_no_others(name: str, step: Funct
 
 
 @pytest.mark.slow
-def test_a_port_of_another_shape_in_a_program_is_found_out(step: Function) -> None:
+def test_a_port_of_another_shape_in_an_algorithm_is_found_out(step: Function) -> None:
     graph, model = graph_of("executorch", step)
     first = msgspec.structs.replace(graph.inputs[0], shape=(7, 7))
     wrong = msgspec.structs.replace(graph, inputs=(first, *graph.inputs[1:]))
@@ -103,7 +103,7 @@ def test_a_port_of_another_shape_in_a_program_is_found_out(step: Function) -> No
 
 
 @pytest.mark.parametrize("name", [b"batch.0.x", b"metric.loss"])
-def test_a_program_whose_names_are_no_text_is_found_out(name: bytes, step: Function) -> None:
+def test_an_algorithm_whose_names_are_no_text_is_found_out(name: bytes, step: Function) -> None:
     graph, model = graph_of("executorch", step)
 
     assert "export it again" in format_of("executorch").differs(
@@ -134,7 +134,7 @@ def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: st
 def test_a_bundle_of_either_format_is_verified_in_its_own_runtime(
     bundles: dict[str, Bundle], name: str
 ) -> None:
-    check = verify_bundle(bundles[name], Origin(program_of(NET, (4, 4, 4)), [], ("head",)), seed=5)
+    check = verify_bundle(bundles[name], Origin(algorithm_of(NET, (4, 4, 4)), [], ("head",)), seed=5)
 
     assert check.ok
     assert [each.graph for each in check.graphs] == ["start", "train", "finish", "evaluate"]
@@ -148,7 +148,7 @@ def test_a_bundle_with_the_graphs_of_another_format_is_found_out(
     graphs = tuple(msgspec.structs.replace(graph, format=name) for graph in other.manifest.graphs)
     wrong = Bundle(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
 
-    check = verify_bundle(wrong, Origin(program_of(NET, (4, 4, 4)), [], ("head",)))
+    check = verify_bundle(wrong, Origin(algorithm_of(NET, (4, 4, 4)), [], ("head",)))
 
     assert not check.ok and all(each.problem for each in check.graphs)
 

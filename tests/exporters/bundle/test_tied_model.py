@@ -70,7 +70,7 @@ def test_a_bundle_of_a_cut_between_them_is_verified_and_trains(
     model: str, cut: int, chunks: int, units: tuple[tuple[str, ...], ...], tmp_path: Path
 ) -> None:
     submodel = edgefl.OutputSide(cut=cut, chunks=chunks)
-    made = edgefl.compile(model, data="digits", submodel=submodel, program=edgefl.SGD(batch=4, steps=2))
+    made = edgefl.compile(model, data="digits", submodel=submodel, algorithm=edgefl.SGD(batch=4, steps=2))
     made.save(tmp_path / "weak.efl")
 
     read = edgefl.Bundle.load(tmp_path / "weak.efl")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.variants import unfolded
@@ -26,7 +26,7 @@ SHAPE = (3, 8, 8)
 
 
 @pytest.fixture(scope="module")
-def program() -> Program:
+def algorithm() -> Algorithm:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         parts = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.Flatten()]
@@ -35,13 +35,13 @@ def program() -> Program:
     return sgd(Objective(spec.module, spec.sample), batch=4, momentum=0.9)
 
 
-def built(program: Program) -> Bundle:
+def built(algorithm: Algorithm) -> Bundle:
     data = DataSpec(shape=SHAPE, dtype="float32", classes=4)
-    return build_bundle(program, (), ("body", "head"), label=Label("net", "strong"), data=data)
+    return build_bundle(algorithm, (), ("body", "head"), label=Label("net", "strong"), data=data)
 
 
-def test_a_variant_computes_what_torch_does_and_travels_as_changes(program: Program) -> None:
-    bundle = built(program)
+def test_a_variant_computes_what_torch_does_and_travels_as_changes(algorithm: Algorithm) -> None:
+    bundle = built(algorithm)
     graph = bundle.manifest.graph("train")
     [variant] = graph.variants
 
@@ -49,14 +49,14 @@ def test_a_variant_computes_what_torch_does_and_travels_as_changes(program: Prog
 
     assert variant.name == "blocked" and variant.blob.size < variant.raw / 4
     assert variant.blob in bundle.manifest.blobs
-    assert verify(program.phases[0].function, other, 1, graph.in_place).worst < 1e-4
+    assert verify(algorithm.phases[0].function, other, 1, graph.in_place).worst < 1e-4
     assert not any(each.variants for each in bundle.manifest.graphs if each.name != "train")
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["another layout", "ops that nobody has"])
 def test_one_that_computes_something_else_is_left_out(
-    program: Program, kind: str, monkeypatch: pytest.MonkeyPatch
+    algorithm: Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(model: bytes) -> bytes:
         proto = onnx.load_from_string(blocked(model) or b"")
@@ -69,4 +69,4 @@ def test_one_that_computes_something_else_is_left_out(
 
     monkeypatch.setattr(formats, "blocked", damaged)
 
-    assert not built(program).manifest.graph("train").variants
+    assert not built(algorithm).manifest.graph("train").variants

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from typer.testing import CliRunner, Result
 
 from edgefl.cli import app
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
@@ -27,7 +27,7 @@ CONFIG = """
 [model]
 name = "mlp"
 options = { hidden = [2, 3, 4] }
-[program]
+[algorithm]
 batch = 4
 steps = 3
 momentum = 0.8
@@ -207,12 +207,12 @@ def test_a_port_of_another_role_is_told(exported: Path) -> None:
     function = Function("f", lambda t: {"update.w": t["weights.w"] * 2}, {"weights.w": TensorSpec((3,))})
     port = Port(name="weights.w", role="state", dtype="float32", shape=(3,))
     step = Function("train", lambda t: {"state.x": t["batch.0.x"]}, {"batch.0.x": TensorSpec((4, 3))})
-    program = Program("p", function, (Phase("train", step, 1),), function, function)
+    algorithm = Algorithm("p", function, (Phase("train", step, 1),), function, function)
     blob = describe(b"", CHUNK)
     graph = Graph(name="f", format="onnx", blob=blob, inputs=(port,), outputs=())
     manifest = msgspec.structs.replace(read_bundle(exported).manifest, graphs=(graph,))
 
-    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), Origin(program, (), ()))
+    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), Origin(algorithm, (), ()))
 
     assert check.graphs[0].problem == (
         "input 'weights.w' is state float32[3] in the manifest and float32[3] in torch"

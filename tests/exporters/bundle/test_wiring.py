@@ -1,4 +1,4 @@
-"""What a graph reads where no device feeds it, and what else a bundle may say that its program does not."""
+"""What a graph reads where no device feeds it, and what else a bundle may say that its algorithm does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from edgefl.contract.program import CarryRule, Phase, Program
+from edgefl.contract.algorithm import Algorithm, CarryRule, Phase
 from edgefl.submodels.cost import TRAINING, Cost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
@@ -15,7 +15,7 @@ from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.verify import Origin, verify_bundle
 from edgefl_export.bundle.wiring import check_wiring
 from edgefl_export.work import round_work
-from tests.exporters.bundle.test_exchanges import ADAPT, PROGRAM, SWEEP, SWEEPING, build
+from tests.exporters.bundle.test_exchanges import ADAPT, ALGORITHM, SWEEP, SWEEPING, build
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_what_a_device_does_feed_may_be_read(listed: Manifest, function: str, po
     check_wiring(also_reading(listed, function, port))
 
 
-# -- the bundle beside its program ------------------------------------------------------------------------------
+# -- the bundle beside its algorithm ------------------------------------------------------------------------------
 
 
 def problems(manifest: Manifest, origin: Origin) -> list[str]:
@@ -104,10 +104,10 @@ def problems(manifest: Manifest, origin: Origin) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Manifest, Origin]:
-    program = replace(
+    algorithm = replace(
         SWEEPING, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2, needed=True)
     )
-    return build(program).manifest, Origin(program, (), ("head", "m/head"))
+    return build(algorithm).manifest, Origin(algorithm, (), ("head", "m/head"))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def whole() -> tuple[Manifest, Origin]:
         ({"carry_needed": False}, "carry is needed: False in the bundle, True expected"),
     ],
 )
-def test_what_a_device_would_do_otherwise_than_the_program_says_is_told(
+def test_what_a_device_would_do_otherwise_than_the_algorithm_says_is_told(
     whole: tuple[Manifest, Origin], changes: dict[str, object], problem: str
 ) -> None:
     manifest, origin = whole
@@ -146,14 +146,14 @@ def test_a_phase_that_no_longer_passes_over_the_data_is_told(whole: tuple[Manife
 COST = Cost(parameters=1, macs=100, kept_macs=100, prefix_macs=7, download_bytes=1, upload_bytes=1)
 
 
-def passing(steps: int) -> Program:
+def passing(steps: int) -> Algorithm:
     """5 steps of 4 rows, and a pass in batches of 3 that is declared to have ``steps``."""
-    return replace(PROGRAM, phases=(Phase("all", SWEEP, steps, over_data=True), *PROGRAM.phases))
+    return replace(ALGORITHM, phases=(Phase("all", SWEEP, steps, over_data=True), *ALGORITHM.phases))
 
 
 def test_steps_count_by_their_batch_and_the_frozen_units_once_for_each_row() -> None:
-    assert round_work(PROGRAM, COST, 50) == TRAINING * 100 * 5 * 4 + 7 * 50
-    assert round_work(PROGRAM, COST) == TRAINING * 100 * 20 + 7 * 20
+    assert round_work(ALGORITHM, COST, 50) == TRAINING * 100 * 5 * 4 + 7 * 50
+    assert round_work(ALGORITHM, COST) == TRAINING * 100 * 20 + 7 * 20
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
@@ -163,6 +163,6 @@ def test_a_pass_over_the_data_counts_every_row_once_in_whole_batches_whatever_st
 
 
 def test_a_pass_alone_is_one_batch_where_nobody_knows_how_many_rows_there_are() -> None:
-    alone = replace(PROGRAM, phases=passing(1).phases[:1])
+    alone = replace(ALGORITHM, phases=passing(1).phases[:1])
     assert round_work(alone, COST) == TRAINING * 100 * 3
     assert round_work(alone, COST, 7) == TRAINING * 100 * 9 + 7 * 7

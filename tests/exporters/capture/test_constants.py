@@ -10,7 +10,7 @@ import edgefl
 
 
 class Projected(nn.Module):
-    """A fixed random projection of more entries than a constant of a program may have."""
+    """A fixed random projection of more entries than a constant of an algorithm may have."""
 
     def __init__(self, *, hidden: bool) -> None:
         super().__init__()
@@ -30,6 +30,6 @@ class Projected(nn.Module):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_large_tensor_outside_of_the_state_is_a_constant(hidden: bool) -> None:
     module = Projected(hidden=hidden)
-    bundle = edgefl.compile(module, sample=(8,), classes=3, program=edgefl.SGD(batch=2, steps=1))
+    bundle = edgefl.compile(module, sample=(8,), classes=3, algorithm=edgefl.SGD(batch=2, steps=1))
 
     assert bundle.verify().ok

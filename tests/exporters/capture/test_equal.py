@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from torch import fx
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.equal import merge_equal
 from edgefl_export.onnx import capture_for

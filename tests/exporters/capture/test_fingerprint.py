@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.capture.fingerprint import Joints, fingerprint
 from edgefl_export.capture.trace import capture
@@ -94,7 +94,7 @@ def test_ports_count_whether_they_are_read_or_not() -> None:
     assert fingerprint(plain) != fingerprint(ranged)
 
 
-def test_programs_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
+def test_algorithms_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
     def step_with(**options: float) -> str:
         objective = Objective.of(OutputSide(mlp(size=4, hidden=[3], classes=2), 0))
         return fingerprint(sgd(objective, batch=2, **options).phases[0].function)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.codecs import catalog as codecs
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.basic import bilstm, mlp
 from edgefl.submodels import catalog as submodels
 from edgefl_export.capture import trace
@@ -20,22 +20,24 @@ from edgefl_export.capture.graph import Table, graph_of
 from edgefl_export.capture.trace import capture
 from edgefl_export.decompositions import core_table
 from edgefl_export.executorch.rules import table as executorch_table
-from edgefl_export.front.program import coded_program
+from edgefl_export.front.algorithm import coded_algorithm
 from tests.exporters.examples import pointwise, small_net, step_of
 from tests.pairs import slow
 
 CONSTANT = torch.tensor([1.0, -2.0, 3.0])
 
 
-def program_step(codec: str, kind: str, **options: Any) -> Function:
+def algorithm_step(codec: str, kind: str, **options: Any) -> Function:
     submodel = submodels.build(mlp(size=4, hidden=[5, 4], classes=3), kind, **options)
     training = {"batch": 4, "steps": 2, "momentum": 0.9} if codec == "dense" else {"batch": 4, "steps": 2}
-    return coded_program(submodel, "sgd", training, codecs.build(codec)).phases[-1].function
+    return coded_algorithm(submodel, "sgd", training, codecs.build(codec)).phases[-1].function
 
 
 def recurrent_step() -> Function:
     submodel = submodels.build(bilstm(), "output_side")
-    return coded_program(submodel, "sgd", {"batch": 2, "steps": 1}, codecs.build("dense")).phases[0].function
+    return (
+        coded_algorithm(submodel, "sgd", {"batch": 2, "steps": 1}, codecs.build("dense")).phases[0].function
+    )
 
 
 def attention() -> Function:
@@ -61,9 +63,9 @@ CASES: dict[str, Callable[[], Function]] = {
     ),
     "attention": attention,
     "lstm": recurrent_step,
-    "momentum": lambda: program_step("dense", "output_side", cut=1),
-    "masks": lambda: program_step("dense", "importance", gamma=0.5),
-    "trained codec": lambda: program_step("fedbat", "width", gamma=0.5),
+    "momentum": lambda: algorithm_step("dense", "output_side", cut=1),
+    "masks": lambda: algorithm_step("dense", "importance", gamma=0.5),
+    "trained codec": lambda: algorithm_step("fedbat", "width", gamma=0.5),
     "constants": lambda: pointwise(results_of_all_sorts, state__a=(3,)),
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import edgefl_export.onnx.model
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.capture.patches import Patch, patched

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import fx
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.algorithms.activations import stored
+from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.programs.activations import stored
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.storing import stores
@@ -37,7 +37,7 @@ SHARE = {"resnet8": 0.51, "vit": 0.42}
 def step(model: str, activations: str) -> Function:
     options, batch = MODELS[model]
     objective = Objective.of(OutputSide(build_model(model, **options), 0))
-    return stored(programs.build("sgd", objective, batch=batch), activations).phases[0].function
+    return stored(algorithms.build("sgd", objective, batch=batch), activations).phases[0].function
 
 
 @functools.cache

@@ -6,8 +6,8 @@ import functools
 
 import pytest
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -21,7 +21,7 @@ from edgefl_export.memory.recompute import Budget
 @functools.cache
 def step() -> Function:
     objective = Objective.of(OutputSide(build_model("elu_mlp", size=2, hidden=(64, 64, 64)), 0))
-    return programs.build("sgd", objective, batch=8192).phases[0].function
+    return algorithms.build("sgd", objective, batch=8192).phases[0].function
 
 
 @functools.cache

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import BlobRef, Graph
 from edgefl.wire.errors import ExportError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.capture.trace import Captured, capture

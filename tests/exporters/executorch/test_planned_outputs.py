@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import edgefl
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
@@ -27,7 +27,7 @@ from tests import needs
 from tests.exporters.examples import small_net, step_of
 from tests.exporters.executorch.test_program import momentum, swap
 from tests.parity.forms import Made, engine_of, made
-from tests.parity.test_every_program import CASES, OPTIONS, functions, submodel
+from tests.parity.test_every_algorithm import CASES, OPTIONS, functions, submodel
 
 STEPS = 3
 _SOURCE = Path(__file__).with_name("load_and_execute.cpp")
@@ -256,7 +256,7 @@ def test_both_forms_of_a_bundle_lie_in_the_cache_under_names_of_their_own(bundle
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "net"), CASES)
 def test_every_function_of_every_program_gives_the_same_bits(name: str, net: str, engine: Engine) -> None:
-    program = programs.build(
+    program = algorithms.build(
         name, Objective.of(submodel(name, net)), batch=4, steps=3, **OPTIONS.get(name, {})
     )
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms import catalog
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs import catalog
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.rows import rows_in
@@ -41,18 +41,18 @@ from edgefl_export.executorch.program.write import in_rows, to_executorch
 WIDE, BATCH, STEPS = 1024, 4, 3
 STEP = rows.BLOCK_BYTES // 4 // WIDE
 LARGE = "state.weights.body.0.weight"
-PROGRAMS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}}
+ALGORITHMS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}}
 ENGINE = ExecuTorchEngine()
 
 
 @functools.cache
-def captured(name: str, width: int = WIDE) -> tuple[Program, Captured]:
+def captured(name: str, width: int = WIDE) -> tuple[Algorithm, Captured]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = nn.Sequential(nn.Linear(width, width), nn.ReLU())
         net = nn.Sequential(OrderedDict(body=body, head=nn.Linear(width, 4)))
         spec = split(net, sample=TensorSpec((width,)), classes=4)
-    program = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **PROGRAMS[name])
+    program = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
     return program, format_of("executorch").capture(program.phases[0].function)
 
 
@@ -122,7 +122,7 @@ def check_same_bits(function: Function, found: Forms, graph: Graph) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("in_place", [True, False], ids=["in place", "moved"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_leave_the_bits_of_the_whole_program(name: str, in_place: bool) -> None:
     found = written(name)
     graph = found.graph if in_place else msgspec.structs.replace(found.graph, in_place=())

@@ -10,21 +10,21 @@ import pytest
 from torch import nn
 
 import edgefl_export
+from edgefl.algorithms.activations import stored
 from edgefl.codecs import catalog as codecs
-from edgefl.contract.program import CarryRule
+from edgefl.contract.algorithm import CarryRule
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
-from edgefl.programs.activations import stored
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.formats import Onnx
 from edgefl_export.front import compile as module
+from edgefl_export.front.algorithm import coded_algorithm
 from edgefl_export.front.cache import BundleCache
 from edgefl_export.front.compile import bundle_digest, cached, source_digest
 from edgefl_export.front.order import Order
-from edgefl_export.front.program import coded_program
 from edgefl_export.front.tier import Exchange, Tier
 from edgefl_export.memory.recompute import Budget
 
@@ -42,13 +42,13 @@ def tier(
     *,
     kind: str = "output_side",
     options: dict[str, Any] | None = None,
-    program: str = "sgd",
+    algorithm: str = "sgd",
     codec: str = "dense",
     **values: Any,
 ) -> Tier:
     submodel = submodels.build(spec or mlp(size=4, hidden=[4, 3], classes=2), kind, **(options or {}))
     training = {"batch": 2, "steps": 2} | values
-    return Tier("weak", submodel, coded_program(submodel, program, training, codecs.build(codec)))
+    return Tier("weak", submodel, coded_algorithm(submodel, algorithm, training, codecs.build(codec)))
 
 
 def digest(made: Tier, **changes: Any) -> str:
@@ -69,7 +69,7 @@ def test_the_same_things_made_again_have_the_same_digest() -> None:
         {"options": {"cut": 1}},
         {"kind": "width", "options": {"gamma": 0.5}},
         {"kind": "importance", "options": {"gamma": 0.5}},
-        {"program": "fedprox"},
+        {"algorithm": "fedprox"},
         {"codec": "fedpaq"},
         {"batch": 4},
         {"steps": 3},
@@ -86,7 +86,7 @@ def test_every_part_of_a_tier_counts(other: dict[str, Any]) -> None:
 
 def test_how_values_wait_counts_even_where_none_is_large_enough() -> None:
     made = tier()
-    assert digest(replace(made, program=stored(made.program, "float16"))) != digest(made)
+    assert digest(replace(made, algorithm=stored(made.algorithm, "float16"))) != digest(made)
 
 
 def test_models_of_equal_options_and_shapes_differ_by_their_code() -> None:
@@ -112,9 +112,9 @@ def test_everything_else_that_a_bundle_is_made_of_counts(change: dict[str, Any])
 
 def test_names_that_a_manifest_has_count() -> None:
     made = tier()
-    renamed = Tier("other", made.submodel, made.program)
-    later = Exchange("opening", made.program, ())
-    kept = replace(made.program, carry_rule=CarryRule(exchanges=3))
+    renamed = Tier("other", made.submodel, made.algorithm)
+    later = Exchange("opening", made.algorithm, ())
+    kept = replace(made.algorithm, carry_rule=CarryRule(exchanges=3))
     digests = [digest(made), digest(renamed), digest(Tier("weak", made.submodel, kept))]
     digests.append(bundle_digest(Order(made, later, model="m", data=DATA)))
     assert len(set(digests)) == 4
@@ -181,8 +181,8 @@ def test_a_function_that_fails_is_told_by_the_compiler(tmp_path: Path) -> None:
     def broken(_: object) -> Any:
         raise RuntimeError("mine")
 
-    start = replace(made.program.start, fn=broken)
-    program = replace(made.program, start=start)
+    start = replace(made.algorithm.start, fn=broken)
+    algorithm = replace(made.algorithm, start=start)
     with pytest.raises(ExportError, match="start"):
-        broken_tier = Tier("weak", made.submodel, program)
-        cached(BundleCache(tmp_path), Order(broken_tier, Exchange("", program, ()), model="m", data=DATA))
+        broken_tier = Tier("weak", made.submodel, algorithm)
+        cached(BundleCache(tmp_path), Order(broken_tier, Exchange("", algorithm, ()), model="m", data=DATA))

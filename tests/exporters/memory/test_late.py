@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function
+from edgefl.algorithms import catalog
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs import catalog
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
@@ -29,7 +29,7 @@ from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 LARGE = "state.weights.body.0.weight"
-PROGRAMS = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}, "fedprox": {}}
+ALGORITHMS = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}, "fedprox": {}}
 
 
 @functools.cache
@@ -40,8 +40,8 @@ def captured(name: str) -> tuple[Captured, Captured]:
         stem, body = nn.Linear(16, WIDE), nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU())
         net = nn.Sequential(OrderedDict(stem=stem, body=body, head=nn.Linear(WIDE, 4)))
         spec = split(net, sample=TensorSpec((16,)), classes=4)
-    program = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **PROGRAMS[name])
-    function = program.phases[0].function
+    algorithm = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
+    function = algorithm.phases[0].function
     plain = format_of("onnx").capture(function)
     return plain, lean(plain)
 
@@ -67,7 +67,7 @@ def trained(name: str, graph: Graph, model: bytes) -> Arrays:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_in_one_memory_leave_the_bits_of_steps_in_two(name: str) -> None:
     graph, models = forms(name)
     assert LARGE in graph.in_place

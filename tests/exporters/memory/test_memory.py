@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import capture
 from edgefl_export.memory.usage import is_pointwise, rewritable, size, timeline

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl import programs
-from edgefl.contract.program import Program
+from edgefl import algorithms
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -46,14 +46,14 @@ TIGHT = Budget(0.56, relative=True)
 
 
 @functools.cache
-def program_of(model: str) -> Program:
+def algorithm_of(model: str) -> Algorithm:
     options, batch = OPTIONS[model]
-    return programs.build("sgd", Objective.of(OutputSide(build_model(model, **options), 0)), batch=batch)
+    return algorithms.build("sgd", Objective.of(OutputSide(build_model(model, **options), 0)), batch=batch)
 
 
 @functools.cache
 def step_of(model: str) -> Captured:
-    return capture(program_of(model).phases[0].function)
+    return capture(algorithm_of(model).phases[0].function)
 
 
 def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ def test_what_lies_between_cuts_holds_what_was_counted() -> None:
 @functools.cache
 def written(budget: Budget | None) -> Artifact:
     form = format_of("onnx")
-    captured = form.capture(program_of("resnet8").phases[0].function)
+    captured = form.capture(algorithm_of("resnet8").phases[0].function)
     return form.write(captured) if budget is None else form.write_within(captured, budget)[0]
 
 
@@ -131,7 +131,7 @@ def trained(artifact: Artifact, folder: Path, steps: int = 4) -> tuple[Arrays, l
     """The state after some steps in a device's engine, and the losses."""
     graph, engine = graph_of(artifact), OnnxEngine(pages=folder)
     loaded = engine.load(graph, artifact.model)
-    function = program_of("resnet8").phases[0].function
+    function = algorithm_of("resnet8").phases[0].function
     example = {name: value.numpy() for name, value in function.example(0).items()}
     state = engine.write_state({name: array for name, array in example.items() if role_of(name) == "state"})
     losses = []
@@ -165,7 +165,7 @@ def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
 def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
     """Cut at one recomputation plan, here none."""
     form = format_of("onnx")
-    captured = form.capture(program_of("resnet8").phases[0].function)
+    captured = form.capture(algorithm_of("resnet8").phases[0].function)
     *_, tightest = cuts(timeline(captured.module))
     parts = [(part.inputs, part.outputs, form.write(part)) for part in segments(captured, tightest.places)]
     cut = in_segments(parts, 0, {})
@@ -184,7 +184,7 @@ def test_a_step_in_segments_is_compared_with_torch() -> None:
     tight = written(TIGHT)
 
     report = format_of("onnx").verify(
-        program_of("resnet8").phases[0].function, tight.model, 1, tight.in_place
+        algorithm_of("resnet8").phases[0].function, tight.model, 1, tight.in_place
     )
 
     assert report.worst <= 1e-4
@@ -194,7 +194,7 @@ def test_a_step_in_segments_is_compared_with_torch() -> None:
 
 @pytest.mark.slow
 def test_segments_are_predicted_to_need_less_than_the_step_in_one_graph() -> None:
-    captured = format_of("onnx").capture(program_of("resnet8").phases[0].function)
+    captured = format_of("onnx").capture(algorithm_of("resnet8").phases[0].function)
 
     parts, _ = within_onnx(captured, Budget(0.7, relative=True))
     alone, (*_, tightest) = predicted_peak(captured), cuts(timeline(captured.module))
@@ -209,7 +209,7 @@ def test_segments_are_predicted_to_need_less_than_the_step_in_one_graph() -> Non
 @functools.cache
 def bundled() -> wire.Manifest:
     made = build_bundle(
-        program_of("resnet8"),
+        algorithm_of("resnet8"),
         [],
         ("all",),
         label=Label("resnet8", "weak"),

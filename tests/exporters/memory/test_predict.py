@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import capture
 from edgefl_export.memory import predict

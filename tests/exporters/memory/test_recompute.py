@@ -15,8 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -53,7 +53,7 @@ def captured_step(model: str) -> Captured:
 
 def step_of_model(model: str, options: dict[str, object], batch: int) -> Function:
     objective = Objective.of(OutputSide(build_model(model, **options), 0))
-    return programs.build("sgd", objective, batch=batch).phases[0].function
+    return algorithms.build("sgd", objective, batch=batch).phases[0].function
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.capture.trace import capture, exported_program
@@ -54,10 +54,10 @@ def test_ports_keep_names_order_and_static_shapes(step: Function, model: bytes) 
 
 
 def test_trap_gradients_vanish_when_outputs_are_not_plain_user_outputs(step: Function, model: bytes) -> None:
-    program = exported_program(capture(step))
+    algorithm = exported_program(capture(step))
     example = step.example(5)
 
-    kinds = {spec.kind.name for spec in program.graph_signature.output_specs}
+    kinds = {spec.kind.name for spec in algorithm.graph_signature.output_specs}
     results = dict(zip(step(example), run(model, example), strict=True))
 
     assert kinds == {"USER_OUTPUT"}

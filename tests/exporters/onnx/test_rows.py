@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.contract.program import Program
+from edgefl.algorithms import catalog
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs import catalog
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
@@ -32,22 +32,22 @@ from tests.exporters.examples import entry_of
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 LARGE = "state.weights.body.0.weight"
-PROGRAMS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}}
+ALGORITHMS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}}
 
 
 @functools.cache
-def written(name: str) -> tuple[Program, Artifact, Graph]:
+def written(name: str) -> tuple[Algorithm, Artifact, Graph]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = nn.Sequential(nn.Linear(WIDE, WIDE), nn.ReLU())
         net = nn.Sequential(OrderedDict(body=body, head=nn.Linear(WIDE, 4)))
         spec = split(net, sample=TensorSpec((WIDE,)), classes=4)
-    program = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **PROGRAMS[name])
+    algorithm = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
     form = format_of("onnx")
-    captured = form.capture(program.phases[0].function)
+    captured = form.capture(algorithm.phases[0].function)
     artifact = form.write(captured)
     graph = entry_of(captured, artifact)
-    return program, artifact, graph
+    return algorithm, artifact, graph
 
 
 def divided(name: str) -> bytes:
@@ -58,10 +58,10 @@ def divided(name: str) -> bytes:
 
 def trained(name: str, model: bytes) -> tuple[Arrays, list[Array]]:
     """The state after a few steps in the device's engine, and their losses."""
-    program, _, graph = written(name)
+    algorithm, _, graph = written(name)
     engine = OnnxEngine()
     loaded = engine.load(graph, model)
-    example = {port: value.numpy() for port, value in program.phases[0].function.example(0).items()}
+    example = {port: value.numpy() for port, value in algorithm.phases[0].function.example(0).items()}
     state = engine.write_state({port: array for port, array in example.items() if port.startswith("state.")})
     losses = []
     for _ in range(STEPS):
@@ -72,7 +72,7 @@ def trained(name: str, model: bytes) -> tuple[Arrays, list[Array]]:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_steps_leave_the_same_state_as_the_whole_graph(name: str) -> None:
     expected, losses = trained(name, written(name)[1].model)
     found, others = trained(name, divided(name))
@@ -83,11 +83,11 @@ def test_steps_leave_the_same_state_as_the_whole_graph(name: str) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_it_computes_what_torch_does(name: str) -> None:
-    program, artifact, _ = written(name)
+    algorithm, artifact, _ = written(name)
 
-    assert verify(program.phases[0].function, divided(name), 1, artifact.in_place).worst < 1e-4
+    assert verify(algorithm.phases[0].function, divided(name), 1, artifact.in_place).worst < 1e-4
 
 
 def test_the_gradient_is_never_there_as_a_whole() -> None:
@@ -165,10 +165,10 @@ def test_rows_that_do_not_fit_the_manifest_are_refused(kind: str) -> None:
 
 
 def test_state_of_another_shape_is_refused_before_its_memory_is_read() -> None:
-    program, _, graph = written("sgd")
+    algorithm, _, graph = written("sgd")
     engine = OnnxEngine()
     loaded = engine.load(graph, divided("sgd"))
-    example = {port: value.numpy() for port, value in program.phases[0].function.example(0).items()}
+    example = {port: value.numpy() for port, value in algorithm.phases[0].function.example(0).items()}
     example[LARGE] = example[LARGE][:2]
     state = engine.write_state({port: array for port, array in example.items() if port.startswith("state.")})
 

@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.rows import rows_in

@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -265,10 +265,10 @@ def test_a_selection_of_what_is_finite_drops_what_is_not(engine: str) -> None:
 
 
 @pytest.mark.parametrize("name", [slow("fedbat"), "per_fedavg"])
-def test_no_gradient_of_a_program_with_steps_of_its_own_needs_a_selection(name: str) -> None:
+def test_no_gradient_of_an_algorithm_with_steps_of_its_own_needs_a_selection(name: str) -> None:
     net = build_model("mlp", classes=3, seed=1, size=6, hidden=(7,))
-    program = programs.build(name, Objective.of(kinds.build(net, "output_side", cut=0)), batch=5, steps=2)
-    steps = [f for part in program.exchanges for f in part.functions if f.name in ("binarize", "train")]
+    algorithm = algorithms.build(name, Objective.of(kinds.build(net, "output_side", cut=0)), batch=5, steps=2)
+    steps = [f for part in algorithm.exchanges for f in part.functions if f.name in ("binarize", "train")]
 
     graphs = [capture_for(function).module.graph for function in steps]
 

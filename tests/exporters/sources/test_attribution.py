@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -29,8 +29,8 @@ from tests.exporters.examples import BATCH, step_of
 WIDTH, HIDDEN, CLASSES = 6, 5, 3
 
 
-def as_program(step: Function) -> Function:
-    """``step`` with the weights' ports named as programs name them: ``state.weights.0.weight``."""
+def as_algorithm(step: Function) -> Function:
+    """``step`` with the weights' ports named as algorithms name them: ``state.weights.0.weight``."""
     names = {name: name.replace("state.", "state.weights.", 1) for name in step.inputs}
 
     def fn(t: Tensors) -> Tensors:
@@ -45,7 +45,7 @@ def written(format: str) -> Artifact:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     made = format_of(format)
-    return made.write(made.capture(as_program(step_of(net, (WIDTH,)))))
+    return made.write(made.capture(as_algorithm(step_of(net, (WIDTH,)))))
 
 
 @pytest.fixture(scope="module", params=["onnx", "captured", "executorch"])
@@ -54,7 +54,7 @@ def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
         return dict(written("executorch").nodes)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    captured = capture(as_program(step_of(net, (WIDTH,))))
+    captured = capture(as_algorithm(step_of(net, (WIDTH,))))
     model = to_onnx(captured) if request.param == "onnx" else b""
     if request.param == "onnx":
         return onnx_nodes(captured, model)
@@ -91,7 +91,7 @@ def test_every_phase_has_nodes_and_every_node_moves_bytes_or_is_a_constant(nodes
     assert sum(node.nbytes for node in nodes.values()) > 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)
 
 
-def test_nodes_of_a_program_stand_with_its_instructions_in_their_order() -> None:
+def test_nodes_of_an_algorithm_stand_with_its_instructions_in_their_order() -> None:
     firsts = [int(name.partition(":")[0]) for name in written("executorch").nodes]
     assert firsts == sorted(firsts) and firsts[0] == 0
     assert len(set(firsts)) < len(firsts)  # some run as one
@@ -174,7 +174,7 @@ def test_recomputed_products_count_their_multiplications() -> None:
     """Their weights wait for a gradient, and then tell no shape."""
     spec = build_model("resnet8")
     captured = capture(
-        programs.build("sgd", Objective.of(catalog.build(spec, "output_side", cut=0)), batch=8)
+        algorithms.build("sgd", Objective.of(catalog.build(spec, "output_side", cut=0)), batch=8)
         .phases[0]
         .function
     )

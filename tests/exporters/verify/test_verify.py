@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.capture.trace import capture

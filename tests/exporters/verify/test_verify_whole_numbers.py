@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.verify.graphs import CEILING, Run, compare

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.wire.errors import ExportError
 from edgefl_export.capture.trace import capture

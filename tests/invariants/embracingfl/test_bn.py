@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -18,9 +18,9 @@ from tests.invariants.embracingfl.tiny import record, samples, tiny, walk
 
 def test_i14_static_mode_has_no_moving_statistics_anywhere() -> None:
     spec = tiny("resnet8 static")
-    program = sgd(Objective.of(OutputSide(spec, 2)), batch=4, steps=2)
-    step = program.phases[0].function
-    names = [*spec.weights, *program.start.inputs, *step.inputs, *step(step.example(0))]
+    algorithm = sgd(Objective.of(OutputSide(spec, 2)), batch=4, steps=2)
+    step = algorithm.phases[0].function
+    names = [*spec.weights, *algorithm.start.inputs, *step.inputs, *step(step.example(0))]
     assert not [name for name in names if "running" in name or "num_batches" in name]
 
 

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.submodels.frozen_forward import chunk_forward
 from edgefl.simulation.round import multi_step_forward, run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import chunkings, record, samples, tiny, walk
@@ -100,12 +100,12 @@ def test_i12_each_prefix_unit_sees_each_row_once_whatever_the_number_of_steps(st
         spec.module.get_submodule(name).register_forward_hook(_count_rows(seen, number))
     submodel = tiers("resnet20")["weak"].of(spec)
     chunks = [chunk_forward(chunk.module, chunk.sample, batch=8) for chunk in submodel.prefix]
-    program = sgd(Objective.of(submodel), batch=4, steps=steps)
+    algorithm = sgd(Objective.of(submodel), batch=4, steps=steps)
     x, y = samples(spec, 24)
     _rows(seen, len(spec.units))
 
     kept = multi_step_forward(chunks, spec.weights, x)
-    run_round(program, spec.weights, walk(kept, y, 4))
+    run_round(algorithm, spec.weights, walk(kept, y, 4))
 
     assert _rows(seen, len(spec.units)) == [24] * 7 + [4 * steps] * 4
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
@@ -36,8 +36,8 @@ def test_i3_suffix_gradient_is_the_suffix_block_of_the_full_gradient(name: str, 
     for cut in range(1, len(spec.units)):
         submodel = OutputSide(spec, cut, 1)
         kept = record(submodel, x, 8)
-        program = sgd(Objective.of(submodel), batch=8, steps=steps, lr=0.05)
-        weights = weights_of(spec) | run_round(program, spec.weights, walk(kept, y, 8)).update
+        algorithm = sgd(Objective.of(submodel), batch=8, steps=steps, lr=0.05)
+        weights = weights_of(spec) | run_round(algorithm, spec.weights, walk(kept, y, 8)).update
 
         actual = local_gradient(submodel, weights, kept, y)
 
@@ -142,9 +142,9 @@ def test_i6_averaged_local_models_equal_the_summed_gradient_update() -> None:
         submodel = OutputSide(spec, own, 1)
         x, y = samples(spec, 8, seed=10 + client)
         kept = record(submodel, x, 4) if own else x
-        program = sgd(Objective.of(submodel), batch=4, steps=tau, lr=eta, momentum=0.0, weight_decay=0.0)
+        algorithm = sgd(Objective.of(submodel), batch=4, steps=tau, lr=eta, momentum=0.0, weight_decay=0.0)
         uploads.append(
-            (submodel.place({}, 1).regions, run_round(program, spec.weights, walk(kept, y, 4)).update)
+            (submodel.place({}, 1).regions, run_round(algorithm, spec.weights, walk(kept, y, 4)).update)
         )
         for name, total in _gradient_sum(spec, own, kept, y, eta, tau).items():
             sums[name] += total

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -79,8 +79,8 @@ def test_i13_ratio_one_equals_fedavg_bit_for_bit() -> None:
     x, y = samples(spec, 8)
     averages = []
     for part in (whole, sliced):
-        program = sgd(Objective.of(part), batch=4, steps=3)
-        update = run_round(program, _local(part), walk(x, y, 4)).update
+        algorithm = sgd(Objective.of(part), batch=4, steps=3)
+        update = run_round(algorithm, _local(part), walk(x, y, 4)).update
         averages.append(partial_average(spec.weights, [(_placed(part), update)]))
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in spec.weights)
 
@@ -107,9 +107,9 @@ def test_i13_a_sliced_client_trains_and_returns_its_local_shapes() -> None:
     spec = tiny("resnet8")
     part = Width(spec, 0.5)
     x, y = samples(spec, 8)
-    program = sgd(Objective.of(part), batch=4, steps=2)
+    algorithm = sgd(Objective.of(part), batch=4, steps=2)
     local = _local(part)
-    update = run_round(program, local, walk(x, y, 4)).update
+    update = run_round(algorithm, local, walk(x, y, 4)).update
     shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
     for name, tensor in update.items():
         assert tuple(tensor.shape) == local_shape(name, part.regions()[name], shapes)

@@ -1,4 +1,4 @@
-"""Users whose losses are known in closed form, in float64, as models and samples that every program takes.
+"""Users whose losses are known in closed form, in float64, as models and samples that every algorithm takes.
 
 A sample of a quadratic user holds the A and the b of ``w^T A w / 2 - b^T w``, so a user with one sample has full batches,
 and one with many has noise. Samples of logistic users are features with labels in {0, 1}.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.models.losses import BinaryCrossEntropy, Loss
 from edgefl.models.spec import sequential
@@ -119,20 +119,20 @@ def batches(*given: Batch) -> Tensors:
     return found
 
 
-def stepped(program: Program, weights: Tensors, given: Tensors, **hyper: float) -> Tensors:
-    """The weights after one step of the program on these batches."""
-    step = program.phases[0].function
+def stepped(algorithm: Algorithm, weights: Tensors, given: Tensors, **hyper: float) -> Tensors:
+    """The weights after one step of the algorithm on these batches."""
+    step = algorithm.phases[0].function
     scalars = {
-        name: torch.tensor(value, dtype=torch.float64) for name, value in {**program.hyper, **hyper}.items()
+        name: torch.tensor(value, dtype=torch.float64) for name, value in {**algorithm.hyper, **hyper}.items()
     }
     available = prefixed("state.weights", weights) | prefixed("hyper", scalars) | given
     out = step({name: available[name] for name in step.inputs})
     return {name: out[f"state.weights.{name}"] for name in weights}
 
 
-def direction(program: Program, weights: Tensors, given: Tensors, **hyper: float) -> Tensors:
+def direction(algorithm: Algorithm, weights: Tensors, given: Tensors, **hyper: float) -> Tensors:
     """G by name: what a step with learning rate 1 subtracts."""
-    after = stepped(program, weights, given, **{**hyper, "lr": 1.0})
+    after = stepped(algorithm, weights, given, **{**hyper, "lr": 1.0})
     return {name: weights[name] - after[name] for name in weights}
 
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgefl import programs
-from edgefl.contract.program import Function, Program
+from edgefl import algorithms
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.parts import finish
 from edgefl.optimizers import with_optimizer
 from edgefl.simulation.federated import Completed
-from tests.programs.users import Users, Vector, flat, state_vector
+from tests.algorithms.users import Users, Vector, flat, state_vector
 
 TRAINING = {"batch": 4, "steps": 3, "lr": 0.02}
 ROUNDS = 6
@@ -29,9 +29,9 @@ def _mean_control(done: Completed, users: Users) -> Vector:
     return total / len(users.clients)
 
 
-def _apart(program: Program, users: Users, fraction: float = 1.0) -> float:
+def _apart(algorithm: Algorithm, users: Users, fraction: float = 1.0) -> float:
     """Largest |mean c_i - c| of any round, over the largest |c|."""
-    found = users.run(program, ROUNDS, fraction=fraction)
+    found = users.run(algorithm, ROUNDS, fraction=fraction)
     off = max(float(np.abs(_mean_control(done, users) - state_vector(done, "c")).max()) for done in found)
     return off / max(float(np.abs(state_vector(done, "c")).max()) for done in found)
 
@@ -42,13 +42,14 @@ def test_20_the_mean_of_scaffolds_c_i_is_c_at_all_times(eta_g: float, fraction: 
     users = Users()
 
     assert (
-        _apart(programs.build("scaffold", users.objective, **TRAINING, eta_g=eta_g), users, fraction) < 1e-12
+        _apart(algorithms.build("scaffold", users.objective, **TRAINING, eta_g=eta_g), users, fraction)
+        < 1e-12
     )
 
 
 def test_20_the_mean_is_lost_where_a_part_of_the_devices_moves_c_as_all_would() -> None:
     users = Users()
-    right = programs.build("scaffold", users.objective, **TRAINING)
+    right = algorithms.build("scaffold", users.objective, **TRAINING)
 
     def step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
         return right.server.step(before, mean, {**hyper, "share": 1.0})
@@ -61,7 +62,7 @@ def test_20_the_mean_is_lost_where_a_part_of_the_devices_moves_c_as_all_would() 
 
 def test_20_the_mean_is_lost_where_c_is_not_taken_off_c_i() -> None:
     users = Users()
-    right = programs.build("scaffold", users.objective, **TRAINING)
+    right = algorithms.build("scaffold", users.objective, **TRAINING)
 
     def kept(tensors: Tensors) -> Tensors:
         found = right.finish(tensors)
@@ -77,13 +78,13 @@ def test_20_the_mean_is_lost_where_c_is_not_taken_off_c_i() -> None:
 
 def test_20_scaffold_with_c_and_c_i_frozen_at_zero_is_fedavg_bit_for_bit() -> None:
     users = Users()
-    scaffold = programs.build("scaffold", users.objective, **TRAINING)
+    scaffold = algorithms.build("scaffold", users.objective, **TRAINING)
     frozen = replace(
         scaffold, finish=finish(users.objective), server=replace(MEAN, state=scaffold.server.state)
     )
 
     found = users.run(frozen, ROUNDS)
-    plain = users.run(programs.build("fedavg", users.objective, **TRAINING), ROUNDS)
+    plain = users.run(algorithms.build("fedavg", users.objective, **TRAINING), ROUNDS)
     thawed = users.run(scaffold, ROUNDS)
 
     assert not state_vector(found[-1], "c").any()
@@ -91,10 +92,10 @@ def test_20_scaffold_with_c_and_c_i_frozen_at_zero_is_fedavg_bit_for_bit() -> No
     assert np.abs(flat(thawed[-1].weights) - flat(plain[-1].weights)).max() > 1e-3
 
 
-def _adam_gap(users: Users, program: Program, lr: float, tau: float) -> float:
+def _adam_gap(users: Users, algorithm: Algorithm, lr: float, tau: float) -> float:
     """Largest distance of a round from x + lr Delta / (|Delta| + tau)."""
     x, gaps = users.spec.weights, []
-    for done in users.run(program, ROUNDS):
+    for done in users.run(algorithm, ROUNDS):
         mean = np.mean([flat(update) for update in done.updates.values()], axis=0)
         delta = mean - flat(x)
         gaps.append(np.abs(flat(done.weights) - (flat(x) + lr * delta / (np.abs(delta) + tau))).max())
@@ -104,7 +105,7 @@ def _adam_gap(users: Users, program: Program, lr: float, tau: float) -> float:
 
 def test_20_fedadam_without_memory_takes_normalised_steps() -> None:
     users, lr, tau = Users(), 0.3, 0.02
-    fedavg = programs.build("fedavg", users.objective, **TRAINING)
+    fedavg = algorithms.build("fedavg", users.objective, **TRAINING)
     options = {"lr": lr, "tau": tau, "beta1": 0.0}
 
     memoryless = with_optimizer(fedavg, "fedadam", **options, beta2=0.0)
@@ -116,7 +117,7 @@ def test_20_fedadam_without_memory_takes_normalised_steps() -> None:
 
 def test_20_tau_inside_of_the_root_is_not_fedadam() -> None:
     users, lr, tau = Users(), 0.3, 0.02
-    fedavg = programs.build("fedavg", users.objective, **TRAINING)
+    fedavg = algorithms.build("fedavg", users.objective, **TRAINING)
 
     def inside(before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
         found: Tensors = {}
@@ -137,7 +138,7 @@ def test_20_tau_inside_of_the_root_is_not_fedadam() -> None:
 @pytest.mark.parametrize("variant", ["amsgrad", "max_stabilisation"])
 def test_20_fedams_vhat_never_falls_and_fedadams_v_does(variant: str) -> None:
     users = Users()
-    fedavg = programs.build("fedavg", users.objective, **TRAINING)
+    fedavg = algorithms.build("fedavg", users.objective, **TRAINING)
     options = {"lr": 0.3, "beta2": 0.1}
 
     ams = users.run(with_optimizer(fedavg, "fedams", **options, variant=variant), 12)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.programs.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.fafed import fafed
 from tests.invariants.fafed.tiny import Bowls, Trace, X, traced
 
 PROBLEM = Bowls.drawn(clients=5, d=4, seed=3)

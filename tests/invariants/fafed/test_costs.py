@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl import programs
-from edgefl.contract.program import Program
+from edgefl import algorithms
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
@@ -52,16 +52,16 @@ class Numbered:
         return out
 
 
-def built(name: str, loss: Numbered) -> Program:
+def built(name: str, loss: Numbered) -> Algorithm:
     module = nn.Sequential(OrderedDict(dense=nn.Linear(FEATURES, 2)))
     objective = Objective(module, TensorSpec((FEATURES,)), loss)
     training = {"batch": BATCH, "steps": STEPS, "lr": 0.01}
     if name in OPTIMIZERS:
-        return with_optimizer(programs.build("fedavg", objective, **training), name)
-    return programs.build(name, objective, **training)
+        return with_optimizer(algorithms.build("fedavg", objective, **training), name)
+    return algorithms.build(name, objective, **training)
 
 
-def rounds_of(program: Program, rounds: int) -> list[Completed]:
+def rounds_of(algorithm: Algorithm, rounds: int) -> list[Completed]:
     generator = torch.Generator().manual_seed(1)
     weights = {
         "dense.weight": torch.randn(2, FEATURES, generator=generator),
@@ -71,7 +71,7 @@ def rounds_of(program: Program, rounds: int) -> list[Completed]:
     for number in range(CLIENTS):
         numbers = torch.arange(SAMPLES, dtype=torch.float32)[:, None].repeat(1, 2) + 100 * number
         clients.append(Client(number, torch.randn(SAMPLES, FEATURES, generator=generator), numbers))
-    return list(federated(program, weights, clients, rounds=rounds, seed=2))
+    return list(federated(algorithm, weights, clients, rounds=rounds, seed=2))
 
 
 def floats(tensors: Mapping[str, Tensor]) -> int:
@@ -82,19 +82,19 @@ def floats(tensors: Mapping[str, Tensor]) -> int:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", UP)
 def test_17_a_round_moves_as_many_floats_up_as_the_table_says(name: str) -> None:
-    program = built(name, Numbered())
+    algorithm = built(name, Numbered())
 
-    last = rounds_of(program, len(program.opening) + 2)[-1]
+    last = rounds_of(algorithm, len(algorithm.opening) + 2)[-1]
 
     assert sum(map(floats, last.updates.values())) == UP[name] * CLIENTS * D
 
 
 def test_17_the_first_exchange_moves_one_gradient_of_each_client() -> None:
-    program = built("fafed", Numbered())
+    algorithm = built("fafed", Numbered())
 
-    [opening] = rounds_of(program, 1)
+    [opening] = rounds_of(algorithm, 1)
 
-    assert len(program.opening) == 1
+    assert len(algorithm.opening) == 1
     assert sum(map(floats, opening.updates.values())) == CLIENTS * D
 
 
@@ -102,14 +102,14 @@ def test_17_the_first_exchange_moves_one_gradient_of_each_client() -> None:
 @pytest.mark.parametrize("name", UP)
 def test_18_a_round_takes_as_many_gradients_as_the_table_says(name: str) -> None:
     loss = Numbered()
-    program = built(name, loss)
-    openings = len(program.opening)
+    algorithm = built(name, loss)
+    openings = len(algorithm.opening)
 
     with counting() as before:
-        rounds_of(program, openings + 1)
+        rounds_of(algorithm, openings + 1)
     loss.seen.clear()
     with counting() as after:
-        rounds_of(program, openings + 2)
+        rounds_of(algorithm, openings + 2)
 
     wanted = GRADIENTS[name] * STEPS * CLIENTS
     assert after.gradients - before.gradients == wanted
@@ -120,9 +120,9 @@ def test_18_a_round_takes_as_many_gradients_as_the_table_says(name: str) -> None
 @pytest.mark.parametrize("name", ["fafed", "stem"])
 def test_18_both_gradients_of_a_step_see_the_same_samples(name: str) -> None:
     loss = Numbered()
-    program = built(name, loss)
+    algorithm = built(name, loss)
 
-    rounds_of(program, len(program.opening) + 1)
+    rounds_of(algorithm, len(algorithm.opening) + 1)
 
     main = loss.seen[-2 * STEPS * CLIENTS :]
     pairs = list(zip(main[::2], main[1::2], strict=True))

@@ -10,9 +10,9 @@ from itertools import pairwise, product
 import pytest
 import torch
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
 from edgefl.simulation.batched_clients import together
 from edgefl.simulation.federated import Completed, Standing, federated
 from reproduce.fafed import three_clients
@@ -56,12 +56,12 @@ LIMITS = {
 
 
 @cache
-def naive_together() -> Program:
+def naive_together() -> Algorithm:
     return together(naive(), 3)
 
 
-def exchanges(program, rounds: int, standing: Standing | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
-    run = federated(program, START, CLIENTS, rounds=rounds, feed=three_clients.feed, standing=standing)
+def exchanges(algorithm, rounds: int, standing: Standing | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
+    run = federated(algorithm, START, CLIENTS, rounds=rounds, feed=three_clients.feed, standing=standing)
     return list(run)
 
 
@@ -131,9 +131,9 @@ def test_01_beginning_beside_the_optimum_does_not_help() -> None:
 
 def test_01_a_gradient_of_zero_makes_no_step() -> None:
     still = Bowls.of([[1.0, 2.0]], [[0.5, 3.0]])
-    program = naive_adaptive(still.objective, batch=1, steps=2, lr=0.1, beta=0.5)
+    algorithm = naive_adaptive(still.objective, batch=1, steps=2, lr=0.1, beta=0.5)
     start = {X: torch.tensor([0.5, 0.0], dtype=torch.float64)}
-    (done,) = federated(program, start, still.clients, rounds=1, feed=whole)
+    (done,) = federated(algorithm, start, still.clients, rounds=1, feed=whole)
     assert float(done.weights[X][0]) == 0.5
     assert float(done.weights[X][1]) > 0
 
@@ -178,7 +178,7 @@ def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
 def test_23_the_bias_of_a_constant_step_shrinks_with_it_to_the_spec_s_limits(
     eta: float, alpha: float
 ) -> None:
-    """The whole run in plain numbers, and the program itself on stretches from its beginning to its end."""
+    """The whole run in plain numbers, and the algorithm itself on stretches from its beginning to its end."""
     states: dict[int, Standing] = dict.fromkeys((0, 5_000, 39_980))  # type: ignore[arg-type]
     bars = list(scalar(40_000, states, eta=eta, rho=0.01, alpha=alpha))
     assert bars[-1] == pytest.approx(LIMITS[eta, alpha], abs=6e-5)
@@ -240,7 +240,7 @@ def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> 
 
 
 def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
-    """The whole run in plain numbers, and the program itself on three stretches of it."""
+    """The whole run in plain numbers, and the algorithm itself on three stretches of it."""
     states: dict[int, Standing] = dict.fromkeys((0, 22_500, 30_000))  # type: ignore[arg-type]
     bars = list(scalar(50_000, states, **theorys()))
     assert bars[200] == pytest.approx(9.61619, abs=6e-6)

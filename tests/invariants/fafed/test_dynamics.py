@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
-from edgefl.programs.adaptive.fafed import fafed
 from tests.invariants.fafed.tiny import (
     GOLDEN,
     Bowls,
@@ -29,14 +29,14 @@ START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}
 Q, RHO, BETA, ROUNDS = 3, 0.05, 0.8, 4
 
 
-def program(problem: Bowls = PROBLEM, **options: object) -> Program:
+def algorithm(problem: Bowls = PROBLEM, **options: object) -> Algorithm:
     given = {"batch": 1, "steps": Q, "lr": 0.05, "alpha": 0.3, "beta": BETA, "rho": RHO, **options}
     return fafed(problem.objective, **given)
 
 
 @cache
 def trace(problem: Bowls = PROBLEM, rounds: int = ROUNDS, **options: object) -> Trace:
-    return traced(program(problem, **options), START, problem.clients, rounds=rounds)
+    return traced(algorithm(problem, **options), START, problem.clients, rounds=rounds)
 
 
 def equal(tensors: list[Tensor]) -> bool:
@@ -46,7 +46,7 @@ def equal(tensors: list[Tensor]) -> bool:
 @cache
 def apart(private: bool = False) -> Trace:
     """Of clients that go on from their own v."""
-    return traced(with_own_v(program(), private=private), START, PROBLEM.clients, rounds=ROUNDS)
+    return traced(with_own_v(algorithm(), private=private), START, PROBLEM.clients, rounds=ROUNDS)
 
 
 def is_consensus(found: Trace) -> bool:
@@ -104,7 +104,7 @@ def test_02_03_04_fail_for_a_private_preconditioner() -> None:
 
 
 def test_04_fails_for_a_synchronisation_with_the_old_preconditioner() -> None:
-    found = traced(with_old_preconditioner(program()), START, PROBLEM.clients, rounds=ROUNDS)
+    found = traced(with_old_preconditioner(algorithm()), START, PROBLEM.clients, rounds=ROUNDS)
     assert is_consensus(found) and shares_its_scale(found)
     assert not mean_moves_by_the_mean(found)
 
@@ -178,7 +178,7 @@ def test_06_the_average_as_previous_point_leaves_a_residual() -> None:
 
 
 def test_09_the_order_of_clients_does_not_matter() -> None:
-    straight, swapped = trace(), traced(program(), START, PROBLEM.clients[::-1], rounds=ROUNDS)
+    straight, swapped = trace(), traced(algorithm(), START, PROBLEM.clients[::-1], rounds=ROUNDS)
     for one, other in zip(straight.rounds, swapped.rounds, strict=True):
         assert close(one.weights[X], other.weights[X], 1e-13)
 

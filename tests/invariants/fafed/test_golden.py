@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.contract.tensors import Tensors
-from edgefl.programs.adaptive.fafed import fafed
 from tests.invariants.fafed.tiny import (
     GOLDEN,
     Trace,
@@ -22,8 +22,8 @@ OPTIONS = {"batch": 1, "steps": 2, "lr": 0.1, "alpha": 0.1, "beta": 0.9, "rho": 
 
 
 def trace(**options: object) -> Trace:
-    program = fafed(GOLDEN.objective, **{**OPTIONS, **options})
-    return traced(program, at(0.5, 0.5), GOLDEN.clients, rounds=3)
+    algorithm = fafed(GOLDEN.objective, **{**OPTIONS, **options})
+    return traced(algorithm, at(0.5, 0.5), GOLDEN.clients, rounds=3)
 
 
 def test_golden_opening() -> None:
@@ -74,15 +74,15 @@ def test_golden_first_step_without_preconditioner() -> None:
 
 def test_golden_names_the_variant_that_averages_the_previous_points() -> None:
     """After a synchronisation x_{t-1} must be a client's own point; with the average m_3 is what the spec calls wrong."""
-    program = fafed(GOLDEN.objective, **OPTIONS)
+    algorithm = fafed(GOLDEN.objective, **OPTIONS)
     sent = trace().rounds[1].carries
     average = torch.stack([carry[f"previous.{X}"] for carry in sent.values()]).mean(0)
 
     def averaged(given: Tensors) -> Tensors:
         second = not torch.equal(given[f"carry.previous.{X}"], torch.full((2,), 0.5, dtype=torch.float64))
-        return program.start.fn(given | ({f"carry.previous.{X}": average} if second else {}))
+        return algorithm.start.fn(given | ({f"carry.previous.{X}": average} if second else {}))
 
-    wrong = traced(with_start(program, averaged), at(0.5, 0.5), GOLDEN.clients, rounds=3)
+    wrong = traced(with_start(algorithm, averaged), at(0.5, 0.5), GOLDEN.clients, rounds=3)
     assert close(wrong.steps[2][0].m, (2.7880612771, 2.1682714807))
     assert close(wrong.steps[2][1].m, (3.4398291275, 1.5856286333))
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.stem import stem
 from edgefl.simulation.federated import Client
 from edgefl.simulation.round import Feed
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -42,7 +42,7 @@ class Shaken(nn.Module):
 OBJECTIVE = Objective(nn.Sequential(OrderedDict(point=Shaken())), TensorSpec((D,)), Itself())
 
 
-def shaking(_exchange: Program, client: Client, number: int) -> Feed:
+def shaking(_exchange: Algorithm, client: Client, number: int) -> Feed:
     """New noise for every step of every client; ``batch.1`` is another batch."""
 
     def feed(_function: Function, step: int) -> Tensors:
@@ -56,7 +56,7 @@ def shaking(_exchange: Program, client: Client, number: int) -> Feed:
     return feed
 
 
-def errors(made: Program, clients: int = 1) -> Tensor:
+def errors(made: Algorithm, clients: int = 1) -> Tensor:
     """The variance of e_t = mbar_t - xbar_t over coordinates, of late iterations far enough from each other."""
     start = {X: torch.ones(D, dtype=torch.float64)}
     people = [Client(i, torch.zeros(1, D), torch.zeros(1)) for i in range(clients)]
@@ -65,25 +65,25 @@ def errors(made: Program, clients: int = 1) -> Tensor:
     return torch.stack([found.mean(t, lambda each: each.m - each.x) for t in late]).var()
 
 
-def program(alpha: float) -> Program:
+def algorithm(alpha: float) -> Algorithm:
     return stem(OBJECTIVE, batch=1, steps=Q, lr=0.01, alpha=alpha)
 
 
 @pytest.mark.parametrize("alpha", mostly_slow([0.1, 0.5, 0.9], [0.1, 0.9]))
 def test_12_the_error_has_the_variance_of_one_batch_for_both_gradients(alpha: float) -> None:
     expected = alpha / (2 - alpha) * SIGMA**2
-    assert abs(float(errors(program(alpha))) / expected - 1) < 0.05
+    assert abs(float(errors(algorithm(alpha))) / expected - 1) < 0.05
 
 
 @pytest.mark.parametrize("alpha", mostly_slow([0.1, 0.5, 0.9], [0.5]))
 def test_12_two_batches_give_the_variance_that_the_spec_names_as_wrong(alpha: float) -> None:
     expected = (1 + (1 - alpha) ** 2) / (1 - (1 - alpha) ** 2) * SIGMA**2
-    wrong = _reading_two(with_step(program(alpha), _two_batches(program(alpha))))
+    wrong = _reading_two(with_step(algorithm(alpha), _two_batches(algorithm(alpha))))
     assert abs(float(errors(wrong)) / expected - 1) < 0.05
     assert expected > 1.2 * alpha / (2 - alpha) * SIGMA**2
 
 
-def _two_batches(made: Program) -> Callable[[Tensors], Tensors]:
+def _two_batches(made: Algorithm) -> Callable[[Tensors], Tensors]:
     """STEM whose old gradient comes from ``batch.1``."""
     right = made.phases[0].function.fn
 
@@ -98,7 +98,7 @@ def _two_batches(made: Program) -> Callable[[Tensors], Tensors]:
     return fn
 
 
-def _reading_two(made: Program) -> Program:
+def _reading_two(made: Algorithm) -> Algorithm:
     (phase,) = made.phases
     ports = phase.function.inputs
     more = {"batch.1.x": ports["batch.0.x"], "batch.1.y": ports["batch.0.y"]}
@@ -106,7 +106,7 @@ def _reading_two(made: Program) -> Program:
 
 
 def test_12_averaging_over_clients_divides_the_variance_by_their_number() -> None:
-    assert abs(float(errors(program(0.5), clients=2)) / (0.5 / 1.5 / 2) - 1) < 0.05
+    assert abs(float(errors(algorithm(0.5), clients=2)) / (0.5 / 1.5 / 2) - 1) < 0.05
 
 
 # -- one dropout mask ------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Dropping(nn.Sequential):
 
 
 def difference(
-    objective: Objective, make: Callable[..., Program], seed: int = 0, *, masks: int = 1
+    objective: Objective, make: Callable[..., Algorithm], seed: int = 0, *, masks: int = 1
 ) -> dict[str, Tensor]:
     """gn - go at x_t = x_{t-1}: what is m where m and alpha are 0. Two ``masks``: the wrong variant, one for each."""
     made = make(objective, batch=4, steps=2)
@@ -137,14 +137,14 @@ def difference(
 
 
 @pytest.mark.parametrize("make", [fafed, stem])
-def test_13_with_dropout_equal_points_give_equal_gradients(make: Callable[..., Program]) -> None:
+def test_13_with_dropout_equal_points_give_equal_gradients(make: Callable[..., Algorithm]) -> None:
     objective = Objective(nn.Sequential(OrderedDict(net=Dropping())), TensorSpec((3, 4)))
     assert objective.noise(4)
     assert all(not tensor.any() for tensor in difference(objective, make).values())
 
 
-def _other_mask(made: Program, objective: Objective) -> Function:
-    """The program's step with a dropout mask of its own for the old gradient."""
+def _other_mask(made: Algorithm, objective: Objective) -> Function:
+    """The algorithm's step with a dropout mask of its own for the old gradient."""
     step = made.phases[0].function
 
     def fn(given: Tensors) -> Tensors:
@@ -161,7 +161,7 @@ def _other_mask(made: Program, objective: Objective) -> Function:
 
 
 @pytest.mark.parametrize("make", [fafed, stem])
-def test_13_fails_for_a_dropout_mask_for_each_gradient(make: Callable[..., Program]) -> None:
+def test_13_fails_for_a_dropout_mask_for_each_gradient(make: Callable[..., Algorithm]) -> None:
     objective = Objective(nn.Sequential(OrderedDict(net=Dropping())), TensorSpec((3, 4)))
     apart = difference(objective, make, masks=2)
     assert max(float(tensor.abs().max()) for tensor in apart.values()) > 1e-3

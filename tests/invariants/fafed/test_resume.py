@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 import torch
 
-from edgefl.contract.program import Program
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.naive_adaptive import naive_adaptive
-from edgefl.programs.adaptive.stem import stem
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.contract.algorithm import Algorithm
 from edgefl.simulation.federated import Client, Completed, Standing, federated
 from tests.invariants.fafed.tiny import Bowls, X
 
@@ -28,8 +28,8 @@ def people() -> list[Client]:
     return [Client(number, row, torch.zeros(SAMPLES, dtype=torch.float64)) for number, row in enumerate(rows)]
 
 
-def run(program: Program, rounds: int, standing: Standing | None = None) -> list[Completed]:
-    return list(federated(program, START, people(), rounds=rounds, seed=4, standing=standing))
+def run(algorithm: Algorithm, rounds: int, standing: Standing | None = None) -> list[Completed]:
+    return list(federated(algorithm, START, people(), rounds=rounds, seed=4, standing=standing))
 
 
 def stands(done: Completed) -> Standing:
@@ -48,27 +48,27 @@ def through() -> list[Completed]:
 
 @pytest.mark.parametrize("stopped", [1, 2, 4])
 def test_19_a_resumed_federation_is_the_one_that_was_never_stopped(stopped: int) -> None:
-    program = fafed(PROBLEM.objective, **OPTIONS)
-    assert same(through()[stopped:], run(program, 6, stands(through()[stopped - 1])))
+    algorithm = fafed(PROBLEM.objective, **OPTIONS)
+    assert same(through()[stopped:], run(algorithm, 6, stands(through()[stopped - 1])))
 
 
 @pytest.mark.parametrize("stopped", [1, 2, 4])
 def test_19_without_the_previous_points_it_is_another_one(stopped: int) -> None:
-    program = fafed(PROBLEM.objective, **OPTIONS)
-    forgot = run(program, 6, replace(stands(through()[stopped - 1]), carries={}))
+    algorithm = fafed(PROBLEM.objective, **OPTIONS)
+    forgot = run(algorithm, 6, replace(stands(through()[stopped - 1]), carries={}))
     assert not same(through()[stopped:], forgot)
 
 
 def test_19_stem_and_the_naive_method_resume_as_well() -> None:
-    for program in (stem(PROBLEM.objective, **OPTIONS), naive_adaptive(PROBLEM.objective, **OPTIONS)):
-        every = run(program, 5)
-        assert same(every[3:], run(program, 5, stands(every[2])))
-        assert not same(every[3:], run(program, 5, replace(stands(every[2]), carries={})))
+    for algorithm in (stem(PROBLEM.objective, **OPTIONS), naive_adaptive(PROBLEM.objective, **OPTIONS)):
+        every = run(algorithm, 5)
+        assert same(every[3:], run(algorithm, 5, stands(every[2])))
+        assert not same(every[3:], run(algorithm, 5, replace(stands(every[2]), carries={})))
 
 
 def test_19_the_carry_is_said_to_be_needed_and_good_for_the_next_exchange_only() -> None:
-    for program in (fafed(PROBLEM.objective, **OPTIONS), stem(PROBLEM.objective, **OPTIONS)):
-        assert program.carry_rule.needed and program.carry_rule.exchanges == 1
-        assert program.whole and program.opening[0].whole
-        assert not program.opening[0].carry_rule.needed
+    for algorithm in (fafed(PROBLEM.objective, **OPTIONS), stem(PROBLEM.objective, **OPTIONS)):
+        assert algorithm.carry_rule.needed and algorithm.carry_rule.exchanges == 1
+        assert algorithm.whole and algorithm.opening[0].whole
+        assert not algorithm.opening[0].carry_rule.needed
     assert not naive_adaptive(PROBLEM.objective, **OPTIONS).carry_rule.needed

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.schedules import Constant, Decaying, Theory
-from edgefl.programs.adaptive.stem import stem
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, Theory
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.contract.algorithm import Algorithm
 from edgefl.simulation.federated import federated
 from edgefl.wire.errors import ConfigError
 from reproduce.fafed import three_clients
@@ -108,7 +108,7 @@ def plainly(
 
 
 def agrees(
-    made: Program, eta: Callable[[int], float], alpha: Callable[[int], float], rho: float | None
+    made: Algorithm, eta: Callable[[int], float], alpha: Callable[[int], float], rho: float | None
 ) -> bool:
     found = federated(made, BEGIN, UNLIKE.clients, rounds=6, feed=whole)
     wanted = plainly(eta, alpha, rho, 3, 5)

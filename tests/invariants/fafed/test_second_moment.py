@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.programs.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.wire.errors import ConfigError
 from tests.invariants.fafed.tiny import Bowls, Trace, X, close, traced
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.adaptive.fafed import fafed
+from edgefl.algorithms.adaptive.stem import stem
+from edgefl.algorithms.adaptive.storm import scaled
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
-from edgefl.programs.adaptive.fafed import fafed
-from edgefl.programs.adaptive.stem import stem
-from edgefl.programs.adaptive.storm import scaled
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.federated import federated
 from tests.invariants.fafed.tiny import Bowls, Trace, X, close, traced, whole, with_start
 
@@ -25,7 +25,7 @@ START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}
 COMMON = {"batch": 1, "steps": 3, "lr": 0.05, "alpha": 0.3}
 
 
-def run(made: Program, problem: Bowls = PROBLEM, rounds: int = 4, **hyper: float) -> Trace:
+def run(made: Algorithm, problem: Bowls = PROBLEM, rounds: int = 4, **hyper: float) -> Trace:
     return traced(made, START, problem.clients, rounds=rounds, hyper=hyper)
 
 
@@ -113,7 +113,7 @@ def test_08_for_one_client_of_stem_the_length_of_a_round_is_irrelevant() -> None
 # -- A = 1 -----------------------------------------------------------------------------------------------------
 
 
-def frozen(made: Program) -> Program:
+def frozen(made: Algorithm) -> Algorithm:
     """v_0 = 0; with beta = 1 and rho = 1 announced, A is 1 for ever."""
     (opening,) = made.opening
 
@@ -160,7 +160,7 @@ def test_11_rho_stands_outside_the_root() -> None:
 
 
 @pytest.mark.parametrize("make", [fafed, stem])
-def test_ext_multiplies_the_old_gradient_alone(make: Callable[..., Program]) -> None:
+def test_ext_multiplies_the_old_gradient_alone(make: Callable[..., Algorithm]) -> None:
     """Every m of a round against numpy; as a factor of the whole past, m - go, it is another m."""
     ext, alpha = 0.95, 0.3
     for i, each in enumerate(

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.adaptive.storm import scaled, stepped
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
-from edgefl.programs.adaptive.storm import scaled, stepped
 from edgefl.simulation.federated import Client, Completed, MakeFeed, Standing, federated
 from edgefl.simulation.round import Feed
 from reproduce.fafed.three_clients import Itself
@@ -73,7 +73,7 @@ def at(*x: float) -> Tensors:
     return {X: torch.tensor(x, dtype=torch.float64)}
 
 
-def whole(_exchange: Program, client: Client, _number: int) -> Feed:
+def whole(_exchange: Algorithm, client: Client, _number: int) -> Feed:
     """Every batch is all that the client has: exact gradients."""
     given = prefixed("batch.0", {"x": client.x, "y": client.y})
     return lambda _function, _step: given
@@ -110,7 +110,7 @@ class Trace:
 
 
 def traced(
-    program: Program,
+    algorithm: Algorithm,
     weights: Tensors,
     clients: Sequence[Client],
     *,
@@ -121,7 +121,7 @@ def traced(
 ) -> Trace:
     """``rounds`` exchanges in all, the opening one among them, and what each iteration of each client did."""
     seen: list[Iteration] = []
-    watched = watching(program, seen)
+    watched = watching(algorithm, seen)
     done = list(
         federated(
             watched,
@@ -134,14 +134,14 @@ def traced(
             trained=[X],
         )
     )
-    q, n = program.phases[0].steps, len(clients)
+    q, n = algorithm.phases[0].steps, len(clients)
     blocks = [seen[first : first + q * n] for first in range(0, len(seen), q * n)]
     steps = [[block[i * q + k] for i in range(n)] for block in blocks for k in range(q)]
     return Trace(done, steps)
 
 
-def watching(program: Program, seen: list[Iteration]) -> Program:
-    (phase,) = program.phases
+def watching(algorithm: Algorithm, seen: list[Iteration]) -> Algorithm:
+    (phase,) = algorithm.phases
 
     def fn(given: Tensors) -> Tensors:
         out = phase.function.fn(given)
@@ -157,21 +157,21 @@ def watching(program: Program, seen: list[Iteration]) -> Program:
         )
         return out
 
-    return with_step(program, fn)
+    return with_step(algorithm, fn)
 
 
-def with_step(program: Program, fn: Callable[[Tensors], Tensors]) -> Program:
-    """``program`` with another step function."""
-    (phase,) = program.phases
-    return replace(program, phases=(replace(phase, function=replace(phase.function, fn=fn)),))
+def with_step(algorithm: Algorithm, fn: Callable[[Tensors], Tensors]) -> Algorithm:
+    """``algorithm`` with another step function."""
+    (phase,) = algorithm.phases
+    return replace(algorithm, phases=(replace(phase, function=replace(phase.function, fn=fn)),))
 
 
-def with_start(program: Program, fn: Callable[[Tensors], Tensors]) -> Program:
-    """``program`` with another start, for wrong variants of what a round begins with."""
-    return replace(program, start=replace(program.start, fn=fn))
+def with_start(algorithm: Algorithm, fn: Callable[[Tensors], Tensors]) -> Algorithm:
+    """``algorithm`` with another start, for wrong variants of what a round begins with."""
+    return replace(algorithm, start=replace(algorithm.start, fn=fn))
 
 
-def with_own_v(made: Program, *, private: bool = False) -> Program:
+def with_own_v(made: Algorithm, *, private: bool = False) -> Algorithm:
     """FAFED whose clients go on from their own v; what they send is averaged all the same.
 
     ``private``: they also scale their steps by it, the wrong variant in which every client has a preconditioner of its own.
@@ -201,7 +201,7 @@ def with_own_v(made: Program, *, private: bool = False) -> Program:
     )
 
 
-def with_old_preconditioner(made: Program) -> Program:
+def with_old_preconditioner(made: Algorithm) -> Algorithm:
     """FAFED whose step at a synchronisation still divides by the A of before it, another wrong variant."""
     last = f"eta.{made.phases[0].steps}"
 

@@ -161,11 +161,11 @@ def test_i24_over_rounds_what_was_sent_and_what_is_left_are_all_changes() -> Non
 
 def test_i24_residual_of_a_client_that_rests_is_applied_as_it_was() -> None:
     coding = Coding.of("ef_signsgd")
-    program, weights = coding.program, coding.weights
+    algorithm, weights = coding.algorithm, coding.weights
 
     def round_of(seed: int, carry: Tensors, weights: Tensors) -> RoundResult:
         feed = Feed.of(coding.submodel.spec, seed=seed, samples=16)
-        return run_round(drawing(program, seed), weights, feed, carry=carry)
+        return run_round(drawing(algorithm, seed), weights, feed, carry=carry)
 
     first = round_of(1, {}, weights)
     before = {name: tensor.clone() for name, tensor in first.carry.items()}
@@ -308,7 +308,7 @@ def test_i26_zero_becomes_plus_where_that_is_the_policy(coder: Coder) -> None:
 @pytest.mark.parametrize(("sign0", "noisy"), [("random", True), ("plus", False)])
 def test_i26_policy_for_zero_decides_whether_a_device_draws(sign0: str, noisy: bool) -> None:
     coding = Coding.of("ef_signsgd", sign0=sign0)
-    ports = coding.program.finish.inputs
+    ports = coding.algorithm.finish.inputs
     assert any(name.startswith("noise.") for name in ports) is noisy
     first, again = (coding.finish(coding.weights, seed=seed)[0]["codes"] for seed in (1, 2))
     assert (not np.array_equal(first, again)) is noisy, "a round that changed nothing"

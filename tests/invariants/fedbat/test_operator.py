@@ -13,7 +13,7 @@ from torch import Tensor
 from edgefl.codecs.binarize import EPS, LIMIT, Groups, StepSize, draw, inside, slope
 from edgefl.codecs.coder import Change
 from edgefl.codecs.signs import signs
-from tests.invariants.fedbat.tiny import floor_form, golden_spec, other_tail, program_of, step
+from tests.invariants.fedbat.tiny import algorithm_of, floor_form, golden_spec, other_tail, step
 
 LARGEST_ZETA = 1 - 2.0**-24
 ALPHAS = st.floats(1e-8, 1e4)
@@ -254,7 +254,7 @@ def test_i13_golden_operator(x: float, zeta: float, s: float, dx: float, dalpha:
 
 
 def test_i14_golden_step() -> None:
-    program = program_of(golden_spec(), batch=1, steps=2)
+    algorithm = algorithm_of(golden_spec(), batch=1, steps=2)
     state = {
         "weights.only.weight": torch.zeros(1, 1),
         "change.only.weight": torch.full((1, 1), 0.3),
@@ -267,7 +267,7 @@ def test_i14_golden_step() -> None:
         "hyper.lr": scalar(0.1),
         "hyper.rho": scalar(6.0),
     }
-    binarize = program.phases[1].function
+    binarize = algorithm.phases[1].function
     new = step(binarize, state, given | {"noise.only.weight": torch.full((1, 1), 0.1)})
     assert float(new["change.only.weight"]) == pytest.approx(0.35, abs=1e-7)
     assert float(new["log_scale"]) == pytest.approx(0.06, abs=1e-7)

@@ -7,7 +7,7 @@ import pytest
 
 from edgefl.codecs.growth import warning
 from tests.invariants.embracingfl.tiny import tiny
-from tests.invariants.fedbat.tiny import Feed, Trace, program_of, regression, walk
+from tests.invariants.fedbat.tiny import Feed, Trace, algorithm_of, regression, walk
 from tests.rings.rows import mostly_slow
 
 # -- step sizes that run away ----------------------------------------------------------------------------------
@@ -19,7 +19,7 @@ SEEDS = range(5)
 
 def runaway(seed: int, **options: object) -> Trace:
     spec = regression(seed)
-    return walk(program_of(spec, **RUN, **options), spec.weights, Feed.linear(spec, seed))
+    return walk(algorithm_of(spec, **RUN, **options), spec.weights, Feed.linear(spec, seed))
 
 
 @pytest.mark.parametrize("seed", mostly_slow(SEEDS, [0, 3]))
@@ -43,7 +43,7 @@ def test_the_range_of_the_public_code_ends_the_runaway_and_the_metric_says_so() 
 
 @pytest.mark.slow
 def test_a_classifier_does_not_set_off_the_alarm() -> None:
-    trace = walk(program_of(SPEC, steps=40, batch=32), SPEC.weights, Feed.of(SPEC))
+    trace = walk(algorithm_of(SPEC, steps=40, batch=32), SPEC.weights, Feed.of(SPEC))
     told = float(np.mean(trace.metric("alpha_growth")))
     assert told < 5 and warning({"alpha_growth": told}) is None
     assert not any(trace.metric("clamped"))

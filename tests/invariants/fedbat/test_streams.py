@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches
 from tests.codecs.coding import Coding
@@ -28,8 +28,8 @@ def test_batches_are_the_same_whatever_a_method_draws() -> None:
 
 @pytest.mark.parametrize("codec", ["fedbat", "signsgd", "fedpaq"])
 def test_every_port_of_every_step_draws_anew_and_the_same_for_a_seed(codec: str) -> None:
-    program = Coding.of(codec).program
-    function = program.finish
+    algorithm = Coding.of(codec).algorithm
+    function = algorithm.finish
     shape, names = (100,), ports(function)
     assert names
     drawn = [

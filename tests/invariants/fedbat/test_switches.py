@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.codecs.binarize import StepSize, draw, slope
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.round import run_round
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.update.form import Codes, Values
 from tests.invariants.embracingfl.tiny import tiny, weights_of
-from tests.invariants.fedbat.tiny import BATCH, Feed, decoded, drawing, program_of, uniform, walk
+from tests.invariants.fedbat.tiny import BATCH, Feed, algorithm_of, decoded, drawing, uniform, walk
 from tests.invariants.fiarse.training import small_net
 
 SPEC = tiny("cnn")
@@ -42,11 +42,11 @@ def test_groups_share_a_step_size_and_its_gradient() -> None:
         ("module", len({n.rpartition(".")[0] for n in TRAINED})),
         ("global", 1),
     ):
-        program = program_of(SPEC, granularity=granularity)
-        trace = walk(program, SPEC.weights, FEED)
+        algorithm = algorithm_of(SPEC, granularity=granularity)
+        trace = walk(algorithm, SPEC.weights, FEED)
         assert trace.states[-1]["scale"].shape == (count,)
-        assert program.form.sections[0].scales == count
-        update = run_round(drawing(program, 1), SPEC.weights, FEED).update
+        assert algorithm.form.sections[0].scales == count
+        update = run_round(drawing(algorithm, 1), SPEC.weights, FEED).update
         assert update["scales"].shape == (count,)
     before, after, given = trace.states[-2], trace.states[-1], trace.given[-1]
     size = StepSize(6.0)
@@ -63,15 +63,15 @@ def test_groups_share_a_step_size_and_its_gradient() -> None:
 
 def test_without_binarize_1d_biases_and_norms_are_trained_and_sent_as_they_are() -> None:
     feed = Feed.of(NORMED)
-    program = drawing(program_of(NORMED, binarize_1d=False), 1)
-    coded, plain = (section.names for section in program.form.sections)
+    algorithm = drawing(algorithm_of(NORMED, binarize_1d=False), 1)
+    coded, plain = (section.names for section in algorithm.form.sections)
     assert (coded, plain) == (
         ("body.0.weight", "head.2.weight", "stem.0.weight"),
         ("body.1.bias", "body.1.weight", "head.2.bias", "stem.1.bias", "stem.1.weight"),
     )
-    assert [type(section.encoding) for section in program.form.sections] == [Codes, Values]
-    left = walk(program, NORMED.weights, feed).states[-1]
-    found = decoded(program, NORMED.weights, run_round(program, NORMED.weights, feed).update)
+    assert [type(section.encoding) for section in algorithm.form.sections] == [Codes, Values]
+    left = walk(algorithm, NORMED.weights, feed).states[-1]
+    found = decoded(algorithm, NORMED.weights, run_round(algorithm, NORMED.weights, feed).update)
     for name in plain:
         assert np.array_equal(found[name], left[f"change.{name}"].numpy())
     for name in coded:
@@ -82,9 +82,9 @@ def test_without_binarize_1d_biases_and_norms_are_trained_and_sent_as_they_are()
 def test_moving_statistics_travel_as_changes(bits: int) -> None:
     spec = tiny("resnet8")
     feed, weights = Feed.of(spec), weights_of(spec)
-    program = drawing(program_of(spec, steps=2, statistics=bits), 1)
-    left = walk(program, weights, feed).states[-1]
-    found = decoded(program, weights, run_round(program, weights, feed).update)
+    algorithm = drawing(algorithm_of(spec, steps=2, statistics=bits), 1)
+    left = walk(algorithm, weights, feed).states[-1]
+    found = decoded(algorithm, weights, run_round(algorithm, weights, feed).update)
     for name in _objective_of(spec).fixed:
         change = (left[f"weights.{name}"] - weights[name]).numpy()
         assert np.abs(change).max() > 0
@@ -98,7 +98,7 @@ def _objective_of(spec) -> Objective:  # type: ignore[no-untyped-def]
 
 def test_upload_modes_send_a_new_draw_the_last_one_or_the_sign() -> None:
     modes = {
-        mode: drawing(program_of(SPEC, upload_mode=mode), 5)
+        mode: drawing(algorithm_of(SPEC, upload_mode=mode), 5)
         for mode in ("resample_final", "last_forward", "det_sign")
     }
     found = {
@@ -108,7 +108,7 @@ def test_upload_modes_send_a_new_draw_the_last_one_or_the_sign() -> None:
     before, last = trace.states[-2], trace.states[-1]
     size = StepSize(6.0)
     old, new = (size.of(state["scale"], state["log_scale"]) for state in (before, last))
-    noise = uniform(program_of(SPEC).finish, torch.Generator().manual_seed(5))
+    noise = uniform(algorithm_of(SPEC).finish, torch.Generator().manual_seed(5))
     for number, name in enumerate(TRAINED):
         m, zeta = last[f"change.{name}"], noise[f"noise.{name}"]
         expected = {
@@ -124,19 +124,19 @@ def test_upload_modes_send_a_new_draw_the_last_one_or_the_sign() -> None:
 
 def _first_step() -> Tensors:
     """m of FedAvg after one step."""
-    program = sgd(_objective(), batch=BATCH, steps=1, lr=0.1, momentum=0.0, weight_decay=0.0)
-    left = run_round(program, SPEC.weights, FEED).update
+    algorithm = sgd(_objective(), batch=BATCH, steps=1, lr=0.1, momentum=0.0, weight_decay=0.0)
+    left = run_round(algorithm, SPEC.weights, FEED).update
     return {name: left[name] - SPEC.weights[name] for name in left}
 
 
 def test_fedbat_inf_takes_the_largest_change_as_alpha_in_each_step() -> None:
-    program = program_of(SPEC, step_size="largest", phi=0.0)
-    trace = walk(program, SPEC.weights, FEED)
+    algorithm = algorithm_of(SPEC, step_size="largest", phi=0.0)
+    trace = walk(algorithm, SPEC.weights, FEED)
     assert trace.phases == ["binarize"] * STEPS
     m = select(trace.states[1], "change")
     # alpha of the first step is norm_inf(0) = 0, so that S(0, 0) = 0, and the step is one of FedAvg.
     assert all(torch.allclose(m[name], tensor, atol=2e-6) for name, tensor in _first_step().items())
-    update = run_round(drawing(program, 1), SPEC.weights, FEED).update
+    update = run_round(drawing(algorithm, 1), SPEC.weights, FEED).update
     largest = [float(trace.states[-1][f"change.{name}"].abs().max()) for name in TRAINED]
     assert update["scales"].tolist() == pytest.approx(largest, rel=1e-6)
     assert all(bool(torch.isfinite(tensor).all()) for tensor in trace.states[-1].values())
@@ -145,8 +145,8 @@ def test_fedbat_inf_takes_the_largest_change_as_alpha_in_each_step() -> None:
 def test_a_tensor_that_did_not_change_is_sent_with_alpha_zero() -> None:
     # With labels of one class and logits that are sure of it, nothing has a gradient; inputs of 0 move no kernel.
     feed = Feed(torch.zeros(8, *SPEC.sample.shape), torch.zeros(8, dtype=torch.int64))
-    program = drawing(program_of(SPEC), 1)
-    found = decoded(program, SPEC.weights, run_round(program, SPEC.weights, feed).update)
+    algorithm = drawing(algorithm_of(SPEC), 1)
+    found = decoded(algorithm, SPEC.weights, run_round(algorithm, SPEC.weights, feed).update)
     still = {name for name, value in found.items() if not value.any()}
     first = next(name for name in TRAINED if SPEC.weights[name].dim() == 4)
     assert first in still and still != set(found)
@@ -155,13 +155,13 @@ def test_a_tensor_that_did_not_change_is_sent_with_alpha_zero() -> None:
 
 @pytest.mark.parametrize("step_size", ["learned", "largest"])
 def test_an_update_that_is_not_finite_has_step_sizes_that_are_not(step_size: str) -> None:
-    program = drawing(program_of(SPEC, step_size=step_size), 1)
-    state = walk(program, SPEC.weights, FEED).states[-1]
+    algorithm = drawing(algorithm_of(SPEC, step_size=step_size), 1)
+    state = walk(algorithm, SPEC.weights, FEED).states[-1]
     state[f"change.{TRAINED[0]}"] = torch.full_like(state[f"change.{TRAINED[0]}"], math.nan)
     available = (
         prefixed("state", state) | prefixed("weights", SPEC.weights) | {"hyper.rho": torch.tensor(6.0)}
     )
-    scales = program.finish({name: available[name] for name in program.finish.inputs})["update.scales"]
+    scales = algorithm.finish({name: available[name] for name in algorithm.finish.inputs})["update.scales"]
     assert torch.isfinite(scales).tolist() == [False] + [True] * (len(TRAINED) - 1)
 
 
@@ -180,24 +180,24 @@ def test_an_update_that_is_not_finite_has_step_sizes_that_are_not(step_size: str
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ModelError, match=words):
-        programs.build("fedbat", _objective(), **options)
+        algorithms.build("fedbat", _objective(), **options)
 
 
 def test_rho_is_announced_with_the_round_and_needs_no_new_graph() -> None:
-    program = drawing(program_of(SPEC), 1)
-    assert program.hyper == {"lr": 0.1, "rho": 6.0}
-    other = drawing(program_of(SPEC, rho=0.5), 1)
-    announced = run_round(program, SPEC.weights, FEED, hyper={"rho": 0.5}).update
-    expected, default = (run_round(p, SPEC.weights, FEED).update for p in (other, program))
+    algorithm = drawing(algorithm_of(SPEC), 1)
+    assert algorithm.hyper == {"lr": 0.1, "rho": 6.0}
+    other = drawing(algorithm_of(SPEC, rho=0.5), 1)
+    announced = run_round(algorithm, SPEC.weights, FEED, hyper={"rho": 0.5}).update
+    expected, default = (run_round(p, SPEC.weights, FEED).update for p in (other, algorithm))
     assert all(torch.equal(announced[name], expected[name]) for name in expected)
     assert not torch.equal(announced["scales"], default["scales"])
-    assert "rho" not in program_of(SPEC, step_size="largest").hyper
+    assert "rho" not in algorithm_of(SPEC, step_size="largest").hyper
 
 
 @pytest.mark.parametrize("bits", [1, 9, 16])
 def test_statistics_of_other_widths_are_refused(bits: int) -> None:
     with pytest.raises(ConfigError, match="2 to 8 bits each, or in 32 as float32"):
-        program_of(SPEC, statistics=bits)
+        algorithm_of(SPEC, statistics=bits)
 
 
 # -- submodels of single entries -------------------------------------------------------------------------------
@@ -208,8 +208,8 @@ def test_entries_that_a_tier_does_not_hold_stay_zero_and_do_not_count() -> None:
     weights = {name: tensor.numpy() for name, tensor in NORMED.weights.items()}
     placement = submodel.place(weights, 1)
     payload = {name: torch.from_numpy(array) for name, array in placement.payload.items()}
-    program = programs.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
-    trace = walk(program, payload, Feed.of(NORMED))
+    algorithm = algorithms.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
+    trace = walk(algorithm, payload, Feed.of(NORMED))
     warm, last = trace.states[STEPS // 2], trace.states[-1]
     masks = select(last, "gate.mask")
     coded = sorted(name for name, _ in NORMED.module.named_parameters())

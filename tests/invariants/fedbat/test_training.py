@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.codecs.binarize import StepSize, draw, inside
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -24,9 +24,9 @@ from tests.invariants.fedbat.tiny import (
     Feed,
     Plain,
     Trace,
+    algorithm_of,
     decoded,
     drawing,
-    program_of,
     regression,
     uniform,
     walk,
@@ -39,15 +39,15 @@ TRAINED = sorted(name for name, _ in SPEC.module.named_parameters())
 
 def fedavg(steps: int, feed: Feed = FEED) -> Tensors:
     """m of FedAvg's local training: what is left of the weights minus what they were."""
-    program = sgd(_objective(), batch=BATCH, steps=steps, lr=0.1, momentum=0.0, weight_decay=0.0)
-    left = run_round(program, SPEC.weights, feed).update
+    algorithm = sgd(_objective(), batch=BATCH, steps=steps, lr=0.1, momentum=0.0, weight_decay=0.0)
+    left = run_round(algorithm, SPEC.weights, feed).update
     return {name: left[name] - SPEC.weights[name] for name in left}
 
 
 @cache
 def trained(**options: float) -> Trace:
     """Every step of a round with these options, made once; nobody changes it."""
-    return walk(program_of(SPEC, **options), SPEC.weights, FEED)
+    return walk(algorithm_of(SPEC, **options), SPEC.weights, FEED)
 
 
 def _objective() -> Objective:
@@ -73,7 +73,7 @@ def test_i15_the_received_weights_are_the_same_bits_after_training() -> None:
         assert torch.equal(trace.states[-1][f"weights.{name}"], SPEC.weights[name])
     assert not any(
         f"state.weights.{name}" in phase.function(_ready(trace, index))
-        for phase, index in zip(program_of(SPEC).phases, (0, STEPS // 2), strict=True)
+        for phase, index in zip(algorithm_of(SPEC).phases, (0, STEPS // 2), strict=True)
         for name in TRAINED
     )
 
@@ -83,10 +83,10 @@ def _ready(trace: Trace, index: int) -> Tensors:
 
 
 def test_i15_no_state_of_a_client_survives_its_round() -> None:
-    program, weights = drawing(program_of(SPEC), 3), weights_of(SPEC)
-    once = run_round(program, weights, FEED)
-    run_round(program, weights, replace(FEED, seed=9))
-    again = run_round(program, weights, FEED)
+    algorithm, weights = drawing(algorithm_of(SPEC), 3), weights_of(SPEC)
+    once = run_round(algorithm, weights, FEED)
+    run_round(algorithm, weights, replace(FEED, seed=9))
+    again = run_round(algorithm, weights, FEED)
     assert once.carry == {} == again.carry
     assert all(torch.equal(once.update[name], again.update[name]) for name in once.update)
 
@@ -95,7 +95,7 @@ def test_i15_no_state_of_a_client_survives_its_round() -> None:
     ("phi", "steps", "warm"), [(0.5, 7, 3), (0.3, 10, 3), (0.7, 90, 63), (1.0, 4, 4), (0.29, 100, 29)]
 )
 def test_i16_floor_of_phi_tau_steps_are_in_full_precision(phi: float, steps: int, warm: int) -> None:
-    phases = program_of(SPEC, phi=phi, steps=steps).phases
+    phases = algorithm_of(SPEC, phi=phi, steps=steps).phases
     assert [(phase.name, phase.steps) for phase in phases] == [
         (name, count) for name, count in (("warmup", warm), ("binarize", steps - warm)) if count
     ]
@@ -118,9 +118,9 @@ def test_i16_alpha_prime_is_the_mean_size_after_the_warm_up_and_stays() -> None:
 
 
 def test_i17_phi_of_one_is_fedavg_binarized_afterwards() -> None:
-    noise = uniform(program_of(SPEC, phi=1.0).finish, torch.Generator().manual_seed(7))
-    program = drawing(program_of(SPEC, phi=1.0), 7)
-    found = decoded(program, SPEC.weights, run_round(program, SPEC.weights, FEED).update)
+    noise = uniform(algorithm_of(SPEC, phi=1.0).finish, torch.Generator().manual_seed(7))
+    algorithm = drawing(algorithm_of(SPEC, phi=1.0), 7)
+    found = decoded(algorithm, SPEC.weights, run_round(algorithm, SPEC.weights, FEED).update)
     m = fedavg(STEPS)
     for name in TRAINED:
         alpha = m[name].abs().mean()
@@ -132,7 +132,7 @@ def test_i17_phi_of_one_is_fedavg_binarized_afterwards() -> None:
 
 
 def test_i18_clipped_entries_do_not_move() -> None:
-    trace, clipped = walk(program_of(SPEC, steps=10), SPEC.weights, FEED), 0
+    trace, clipped = walk(algorithm_of(SPEC, steps=10), SPEC.weights, FEED), 0
     for before, after, phase in zip(trace.states, trace.states[1:], trace.phases, strict=False):
         if phase == "warmup":
             continue
@@ -228,14 +228,14 @@ def test_momentum_and_decay_of_the_binarized_phase_are_those_of_autograd(
 def test_rounds_of_clients_learn() -> None:
     spec = regression(1)
     feeds = [Feed.linear(spec, seed=1), replace(Feed.linear(spec, seed=1), seed=2)]
-    program = program_of(spec, batch=32, steps=20, lr=0.02)
+    algorithm = algorithm_of(spec, batch=32, steps=20, lr=0.02)
     weights, losses = weights_of(spec), []
     for number in range(12):
         results = [
-            run_round(drawing(program, 10 * number + k), weights, replace(feed, seed=100 * number + k))
+            run_round(drawing(algorithm, 10 * number + k), weights, replace(feed, seed=100 * number + k))
             for k, feed in enumerate(feeds)
         ]
-        changes = [decoded(program, weights, result.update) for result in results]
+        changes = [decoded(algorithm, weights, result.update) for result in results]
         uploads = [
             (dict.fromkeys(weights), {n: weights[n] + torch.from_numpy(c[n]) for n in weights})
             for c in changes

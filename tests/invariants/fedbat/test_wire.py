@@ -41,11 +41,11 @@ def test_i20_payload_of_the_paper_s_models_is_that_of_its_table(
     codec: str, model: str, options: dict[str, int], entries: int, tensors: int, payload: int, buffers: int
 ) -> None:
     coding = Coding.of(codec, paper_model(model, options), statistics=32)
-    trained = coding.program.form.sections[0]
+    trained = coding.algorithm.form.sections[0]
     sizes = {name: math.prod(coding.shapes[name]) for name in coding.regions}
 
     assert (sum(sizes[name] for name in trained.names), len(trained.names)) == (entries, tensors)
-    lengths = {name: length for name, (_, length) in coding.program.form.arrays(sizes).items()}
+    lengths = {name: length for name, (_, length) in coding.algorithm.form.arrays(sizes).items()}
     assert lengths == {"codes": payload - 4 * tensors, "scales": tensors, "values": buffers // 4}
     assert payload == sum(math.ceil(sizes[name] / 8) + 4 for name in trained.names)
     assert 31.9 < 4 * entries / payload < 32
@@ -72,7 +72,7 @@ def test_i20_update_with_moving_statistics_is_28_times_smaller_than_float32(
     coding = Coding.of("scaled_sign", paper_model(model, options))
     sizes = {name: math.prod(coding.shapes[name]) for name in coding.regions}
 
-    told = coding.program.form.arrays(sizes).values()
+    told = coding.algorithm.form.arrays(sizes).values()
     coded = sum(np.dtype(dtype).itemsize * length for dtype, length in told)
 
     assert 28 < 4 * sum(sizes.values()) / coded < 32
@@ -210,7 +210,7 @@ def test_i22_one_client_through_finish_moves_every_trained_weight_by_alpha() -> 
 
     new = coding.averaged((update, 1))
 
-    groups = coding.program.form.sections[0].groups
+    groups = coding.algorithm.form.sections[0].groups
     for name in coding.objective.trainable:
         alpha = update["scales"][groups[name]]
         before = coding.arrays[name].astype(np.float64)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.quantized.fedbat import fedbat
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
-from edgefl.programs.quantized.fedbat import fedbat
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
@@ -44,13 +44,13 @@ def regression(seed: int) -> ModelSpec:
     return ModelSpec("regression", sequential(units), TensorSpec((17,)), 4, loss=SquaredError())
 
 
-def program_of(spec: ModelSpec, **options: Any) -> Program:
+def algorithm_of(spec: ModelSpec, **options: Any) -> Algorithm:
     return fedbat(Objective.of(OutputSide(spec, 0, 1)), **{"batch": BATCH, "steps": 6, **options})
 
 
 @dataclass(frozen=True)
 class Feed:
-    """The same batches for every program; noise of its own stream for each step."""
+    """The same batches for every algorithm; noise of its own stream for each step."""
 
     x: Tensor
     y: Tensor
@@ -100,12 +100,12 @@ class Trace:
         return [float(each[name]) for each in self.metrics]
 
 
-def walk(program: Program, weights: Mapping[str, Tensor], feed: Feed) -> Trace:
-    """Start and all steps by the program's own functions."""
-    common = prefixed("hyper", {name: torch.tensor(value) for name, value in program.hyper.items()})
-    state = program.start(prefixed("weights", dict(weights)))
+def walk(algorithm: Algorithm, weights: Mapping[str, Tensor], feed: Feed) -> Trace:
+    """Start and all steps by the algorithm's own functions."""
+    common = prefixed("hyper", {name: torch.tensor(value) for name, value in algorithm.hyper.items()})
+    state = algorithm.start(prefixed("weights", dict(weights)))
     trace = Trace([select(state, "state")], [], [], [])
-    for phase in program.phases:
+    for phase in algorithm.phases:
         for _ in range(phase.steps):
             given = feed(phase.function, len(trace.given)) | common
             available = state | given
@@ -124,20 +124,20 @@ def step(function: Function, state: Mapping[str, Tensor], given: Mapping[str, Te
     return dict(state) | select(function({name: available[name] for name in function.inputs}), "state")
 
 
-def drawing(program: Program, seed: int) -> Program:
-    """``program`` whose ``finish`` has its noise, and reads none."""
-    noise = uniform(program.finish, torch.Generator().manual_seed(seed))
-    fn, inputs = program.finish.fn, program.finish.inputs
+def drawing(algorithm: Algorithm, seed: int) -> Algorithm:
+    """``algorithm`` whose ``finish`` has its noise, and reads none."""
+    noise = uniform(algorithm.finish, torch.Generator().manual_seed(seed))
+    fn, inputs = algorithm.finish.fn, algorithm.finish.inputs
     left = {name: port for name, port in inputs.items() if name not in noise}
-    return replace(program, finish=Function("finish", lambda given: fn(given | noise), left))
+    return replace(algorithm, finish=Function("finish", lambda given: fn(given | noise), left))
 
 
-def decoded(program: Program, weights: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Arrays:
-    """What the update of a program on the whole model means: changes by name."""
+def decoded(algorithm: Algorithm, weights: Mapping[str, Tensor], update: Mapping[str, Tensor]) -> Arrays:
+    """What the update of an algorithm on the whole model means: changes by name."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     arrays = {name: tensor.numpy() for name, tensor in update.items()}
-    names = [name for section in program.form.sections for name in section.names]
-    return decode(program.form, arrays, dict.fromkeys(names), shapes)
+    names = [name for section in algorithm.form.sections for name in section.names]
+    return decode(algorithm.form, arrays, dict.fromkeys(names), shapes)
 
 
 # -- by the book -----------------------------------------------------------------------------------------------

@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import run_round
 from edgefl.submodels.channels.axes import Atom
@@ -38,12 +38,12 @@ from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.fiarse.training import (
     BATCH,
     Client,
+    algorithm_of,
     arrays_of,
     batches_of,
     blobs_for,
     bundle_of,
     drawn_batches,
-    program_of,
     small_net,
     train_on_device,
 )
@@ -255,7 +255,7 @@ def test_r5_active_channels_only_shrink_and_what_dropped_out_stays_as_it_was(
 ) -> None:
     part = importance_structured(model(name), gamma=0.7)
     carrier = carrier_of(part)
-    device = Client.of(program_of(part, momentum=momentum, weight_decay=0.01 if momentum else 0.0))
+    device = Client.of(algorithm_of(part, momentum=momentum, weight_decay=0.01 if momentum else 0.0))
     payload = payload_of(part)
     first = device.begin(payload)
     assert all(
@@ -285,7 +285,7 @@ def test_r5_active_channels_only_shrink_and_what_dropped_out_stays_as_it_was(
 
 def test_r5_statistics_of_a_dropped_channel_still_describe_it() -> None:
     part = resnet()
-    device = Client.of(program_of(part, remask=True))
+    device = Client.of(algorithm_of(part, remask=True))
     *_, last = device.walk(device.begin(raised(part)), batches_of(part.spec, 3), 0.0)
     *_, plain = device.walk(device.begin(payload_of(part)), batches_of(part.spec, 3), 0.0)
     name = "weights.stem.bn.running_var"
@@ -295,16 +295,16 @@ def test_r5_statistics_of_a_dropped_channel_still_describe_it() -> None:
 @pytest.mark.parametrize("name", mostly_slow(["mlp", "resnet8"], ["mlp"]))
 def test_r5_switched_off_it_is_sgd_on_the_slice_in_every_byte(name: str) -> None:
     part = importance_structured(model(name), gamma=0.6)
-    off = program_of(part, remask=False, bias=False)
+    off = algorithm_of(part, remask=False, bias=False)
     plain = sgd(Objective.of(part), batch=BATCH, momentum=0.0, weight_decay=0.0)
-    ours, theirs = (program.phases[0].function for program in (off, plain))
+    ours, theirs = (algorithm.phases[0].function for algorithm in (off, plain))
     assert to_onnx(capture(ours)) == to_onnx(capture(theirs))
 
 
 def test_r5_the_four_settings_of_the_switches_give_four_results() -> None:
     part, found = resnet(), set()
     for remask, bias in itertools.product((True, False), repeat=2):
-        device = Client.of(program_of(part, remask=remask, bias=bias))
+        device = Client.of(algorithm_of(part, remask=remask, bias=bias))
         *_, last = device.walk(device.begin(raised(part, 0.2)), batches_of(part.spec, 2), LR)
         found.add(last["weights.stem.conv.weight"].numpy().tobytes())
     assert len(found) == 4
@@ -315,7 +315,7 @@ def test_r5_the_exported_step_equals_torch(name: str) -> None:
     part = importance_structured(
         model(name), gamma=0.5, measure="rms" if name in ("resnet8", "Grouped") else "mean"
     )
-    step = program_of(part, momentum=0.5).phases[0].function
+    step = algorithm_of(part, momentum=0.5).phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4
 
 
@@ -340,7 +340,7 @@ def test_r5_a_round_on_the_device_equals_the_round_in_torch(tmp_path: Path) -> N
             return dict(zip(("batch.0.x", "batch.0.y"), next(batches), strict=True))
 
         payload = {name: torch.from_numpy(array) for name, array in placement.payload.items()}
-        expected = run_round(program_of(part, steps=4, lr=LR), payload, feed).update
+        expected = run_round(algorithm_of(part, steps=4, lr=LR), payload, feed).update
         assert update.keys() == expected.keys() == placement.regions.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(update[name], value.numpy(), rtol=1e-4, atol=1e-4)

@@ -28,10 +28,10 @@ from tests.invariants.fiarse.training import (
     BATCH,
     CLASSES,
     Client,
+    algorithm_of,
     arrays_of,
     batches_of,
     blobs_for,
-    program_of,
     run_in,
     small_bundle,
     small_net,
@@ -70,7 +70,7 @@ def test_inv27_the_payload_comes_back_without_loss_and_is_the_masked_model(
     for name, array in placement.payload.items():
         assert loaded[name].dtype == array.dtype and loaded[name].tobytes() == array.tobytes()
 
-    state = Client.of(program_of(submodel)).begin(loaded)
+    state = Client.of(algorithm_of(submodel)).begin(loaded)
     found = submodel.cut_of(weights)
     for name, expected in found.apply(weights).items():
         assert state[f"weights.{name}"].numpy().tobytes() == expected.tobytes(), name
@@ -102,7 +102,7 @@ def test_inv27_the_upload_is_k_values_and_the_dense_tensors_and_no_mask(
     spec: ModelSpec, gamma: float
 ) -> None:
     submodel = importance(spec, gamma=gamma)
-    client = Client.of(program_of(submodel))
+    client = Client.of(algorithm_of(submodel))
     placement = submodel.place(arrays_of(spec), 1)
     state = client.begin(placement.payload)
     update = {name: tensor.numpy() for name, tensor in client.update(state).items()}
@@ -120,8 +120,8 @@ def test_inv27_at_full_size_no_mask_travels_at_all(spec: ModelSpec) -> None:
     assert not placement.masks and not placement.payload
     assert submodel.units == tuple(name for name, unit in spec.module.named_children() if unit.state_dict())
     assert placement.regions == dict.fromkeys(weights)
-    program = program_of(submodel)
-    ports = {name.partition(".")[2]: port for name, port in program.start.inputs.items()}
+    algorithm = algorithm_of(submodel)
+    ports = {name.partition(".")[2]: port for name, port in algorithm.start.inputs.items()}
     down = 4 * sum(int(np.prod(port.shape)) for port in ports.values())
     assert ports.keys() == weights.keys()
     assert down == 4 * sum(array.size for array in weights.values())
@@ -136,7 +136,7 @@ def test_inv29_the_exported_graph_on_a_sparse_payload_gives_the_log_probabilitie
 ) -> None:
     """The exported ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
     submodel, weights = importance(small_net(), gamma=gamma), arrays_of(small_net())
-    evaluate = run_in("onnx", program_of(submodel).evaluate)
+    evaluate = run_in("onnx", algorithm_of(submodel).evaluate)
     sent = submodel.place(weights, 1).payload or weights
     feeds = {f"weights.{name}": torch.from_numpy(array) for name, array in sent.items()}
     [(x, _)] = batches_of(submodel.spec, 1)
@@ -164,12 +164,13 @@ def mlp() -> ModelSpec:
 def test_inv31_a_dead_artifact_ignores_its_input_and_a_guard_revives_it(min_keep: int, alive: bool) -> None:
     submodel = importance(mlp(), gamma=1 / 64, min_keep=min_keep)
     weights = arrays_of(submodel.spec)
-    payload, program = submodel.place(weights, 1).payload, program_of(submodel)
+    payload, algorithm = submodel.place(weights, 1).payload, algorithm_of(submodel)
     named = {f"weights.{name}": torch.from_numpy(array) for name, array in payload.items()}
     start, train, evaluate = (
-        run_in("onnx", function) for function in (program.start, program.phases[0].function, program.evaluate)
+        run_in("onnx", function)
+        for function in (algorithm.start, algorithm.phases[0].function, algorithm.evaluate)
     )
-    client = Client(start, train, program.finish)
+    client = Client(start, train, algorithm.finish)
     (x, y), (other, _) = batches_of(submodel.spec, 2)
     asked = named | {"batch.0.y": y, "batch.0.mask": torch.ones(BATCH)}
     losses = [evaluate(asked | {"batch.0.x": rows})["metric.loss_sum"] for rows in (x, other)]

@@ -13,14 +13,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from edgefl.algorithms.baselines.adamw import adamw as local_adamw
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.adamw import adamw as local_adamw
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.submodels.tcbgd import tcbgd
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl.wire.errors import ConfigError
@@ -32,10 +32,10 @@ from tests.invariants.fiarse.training import (
     ENGINES,
     LR,
     Client,
+    algorithm_of,
     arrays_of,
     batches_of,
     client,
-    program_of,
     run_in,
     simulate,
     small_net,
@@ -124,8 +124,8 @@ def test_inv11_the_reference_steps(engine: str) -> None:
     weight = TensorSpec((1, 3))
     everything = TopK({"dot.weight": weight}, {}, 3)
     # With momentum the buffer after one step from zero is the gradient, which the graph does not show otherwise.
-    program = tcbgd(Objective(module, spec.sample, spec.loss, everything), batch=1, momentum=0.9)
-    device = Client.of(program, engine)
+    algorithm = tcbgd(Objective(module, spec.sample, spec.loss, everything), batch=1, momentum=0.9)
+    device = Client.of(algorithm, engine)
     payload = {
         MASK: torch.tensor([0b111], dtype=torch.uint8),
         VALUES: torch.tensor([1, -0.4, 0.6]),
@@ -186,7 +186,7 @@ def test_inv12_the_gradient_of_a_residual_network_is_the_masked_one_times_the_fa
 
 
 @pytest.mark.parametrize("engine", mostly_slow(ENGINES, ["torch"]))
-def test_inv12_the_gradient_of_the_program_is_the_masked_one_times_the_factor(engine: str) -> None:
+def test_inv12_the_gradient_of_the_algorithm_is_the_masked_one_times_the_factor(engine: str) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     device = client(engine, GAMMA, momentum=0.9)
     [(x, y)] = batches_of(submodel.spec, 1)
@@ -207,7 +207,7 @@ def test_inv13_training_leaves_every_bit_of_the_thresholds_and_masks(engine: str
     assert {"gate.theta", "gate.mask.stem.0.weight"} <= before.keys()
     for name in (name for name in before if name.startswith("gate.")):
         assert before[name].numpy().tobytes() == after[name].numpy().tobytes()
-    train = program_of(submodel).phases[0].function
+    train = algorithm_of(submodel).phases[0].function
     assert not [name for name in train(train.example(0)) if ".gate." in name], "no step gives gates back"
     assert device.update(after).keys() == {VALUES, *submodel.carrier.dense}
 
@@ -327,7 +327,7 @@ OFF = {"remask": False, "bias": False}
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
 def test_inv15_switched_off_it_is_sgd_on_the_same_submodel_in_every_byte(options: dict[str, float]) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
-    off = program_of(submodel, **OFF, **options)
+    off = algorithm_of(submodel, **OFF, **options)
     plain = sgd(Objective.of(submodel), batch=BATCH, **{"momentum": 0.0, "weight_decay": 0.0, **options})
     assert trained(Client.of(off), submodel) == trained(Client.of(plain), submodel)
 
@@ -344,9 +344,9 @@ def test_inv15_switched_off_its_graph_is_that_of_sgd_in_every_byte(
     submodel = importance(
         build_model("mlp", size=4, hidden=[5]) if model == "mlp" else small_net(), gamma=GAMMA
     )
-    off = program_of(submodel, **OFF, **options)
+    off = algorithm_of(submodel, **OFF, **options)
     plain = sgd(Objective.of(submodel), batch=BATCH, **{"momentum": 0.0, "weight_decay": 0.0, **options})
-    ours, theirs = (program.phases[0].function for program in (off, plain))
+    ours, theirs = (algorithm.phases[0].function for algorithm in (off, plain))
     assert to_onnx(capture(ours)) == to_onnx(capture(theirs))
 
 
@@ -381,9 +381,9 @@ def test_inv15_the_four_settings_of_the_switches_give_four_results() -> None:
 def test_inv15_without_a_threshold_it_is_plain_sgd() -> None:
     submodel = importance(small_net())
     assert submodel.carrier is None
-    program = program_of(submodel)
+    algorithm = algorithm_of(submodel)
     plain = sgd(Objective.of(submodel), batch=BATCH, momentum=0.0, weight_decay=0.0)
-    step = program.phases[0].function
+    step = algorithm.phases[0].function
     example = step.example(3)
     ours, theirs = run_in("torch", step)(example), plain.phases[0].function(example)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)

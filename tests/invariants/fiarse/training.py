@@ -1,4 +1,4 @@
-"""How FIARSE's submodels train: programs in torch and from their ONNX graphs, rounds on the device, and the plain way."""
+"""How FIARSE's submodels train: algorithms in torch and from their ONNX graphs, rounds on the device, and the plain way."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function, Program
+from edgefl.algorithms.submodels.tcbgd import tcbgd
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
-from edgefl.programs.submodels.tcbgd import tcbgd
 from edgefl.submodels.importance.carrier import TopK
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import Mask
@@ -109,8 +109,10 @@ class Client:
     finish: Run
 
     @classmethod
-    def of(cls, program: Program, engine: str = "torch") -> Client:
-        return cls(*(run_in(engine, f) for f in (program.start, program.phases[0].function, program.finish)))
+    def of(cls, algorithm: Algorithm, engine: str = "torch") -> Client:
+        return cls(
+            *(run_in(engine, f) for f in (algorithm.start, algorithm.phases[0].function, algorithm.finish))
+        )
 
     def begin(self, payload: Mapping[str, Any]) -> Tensors:
         named = {name: torch.as_tensor(array) for name, array in payload.items()}
@@ -133,14 +135,14 @@ class Client:
         return select(self.finish(prefixed("state", state)), "update")
 
 
-def program_of(submodel: Submodel, **options: Any) -> Program:
+def algorithm_of(submodel: Submodel, **options: Any) -> Algorithm:
     return tcbgd(Objective.of(submodel), **{"batch": BATCH, **options})
 
 
 @cache
 def client(engine: str, gamma: float, **options: Any) -> Client:
     """A client of the small net, made once: of the options, its ends know no more than what the optimizer keeps."""
-    train = program_of(importance(small_net(), gamma=gamma), **options).phases[0].function
+    train = algorithm_of(importance(small_net(), gamma=gamma), **options).phases[0].function
     momentum, adamw = options.get("momentum", 0.0) > 0, options.get("adamw", False)
     start, finish = _ends(engine, gamma, momentum, adamw)
     return Client(start, run_in(engine, train), finish)
@@ -149,8 +151,8 @@ def client(engine: str, gamma: float, **options: Any) -> Client:
 @cache
 def _ends(engine: str, gamma: float, momentum: bool, adamw: bool) -> tuple[Run, Run]:
     kept = {"momentum": 0.5 if momentum else 0.0, "adamw": adamw}
-    program = program_of(importance(small_net(), gamma=gamma), **kept)
-    return run_in(engine, program.start), run_in(engine, program.finish)
+    algorithm = algorithm_of(importance(small_net(), gamma=gamma), **kept)
+    return run_in(engine, algorithm.start), run_in(engine, algorithm.finish)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,13 +166,13 @@ class Multiplied(TopK):
         return weights | {name: weights[name] * mask for name, mask in masks.items()}
 
 
-def multiplied(program_options: Mapping[str, Any], spec: ModelSpec, gamma: float) -> Program:
-    """The program of :class:`Multiplied`."""
+def multiplied(algorithm_options: Mapping[str, Any], spec: ModelSpec, gamma: float) -> Algorithm:
+    """The algorithm of :class:`Multiplied`."""
     carrier = importance(spec, gamma=gamma).carrier
     assert carrier is not None
     wrong = Multiplied(carrier.maskable, carrier.dense, carrier.kept)
     return tcbgd(
-        replace(Objective.of(importance(spec, gamma=gamma)), carried=wrong), batch=BATCH, **program_options
+        replace(Objective.of(importance(spec, gamma=gamma)), carried=wrong), batch=BATCH, **algorithm_options
     )
 
 
@@ -212,10 +214,10 @@ def simulate(
 
 
 def bundle_of(submodel: Submodel, tier: str, **options: Any) -> Bundle:
-    """The tier's bundle, its program ``tcbgd``."""
+    """The tier's bundle, its algorithm ``tcbgd``."""
     spec = submodel.spec
     return build_bundle(
-        program_of(submodel, **options),
+        algorithm_of(submodel, **options),
         [],
         fetched(submodel, tier),
         label=Label(spec.name, tier),

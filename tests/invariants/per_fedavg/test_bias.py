@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.derivatives import gradient
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from tests.invariants.fafed.quadratic import (
     NAME,
     Batch,
@@ -37,8 +37,8 @@ def rows(data: Batch, chosen: Sequence[int]) -> Batch:
     return x[list(chosen)], y[list(chosen)]
 
 
-def mean_direction(program: Program, w: Tensors, draws: Iterable[tuple[Batch, ...]]) -> Tensor:
-    return torch.stack([flat(direction(program, w, batches(*given))) for given in draws]).mean(0)
+def mean_direction(algorithm: Algorithm, w: Tensors, draws: Iterable[tuple[Batch, ...]]) -> Tensor:
+    return torch.stack([flat(direction(algorithm, w, batches(*given))) for given in draws]).mean(0)
 
 
 def noisy_user(count: int, *, curved: bool) -> tuple[Batch, Tensor, Tensor]:
@@ -56,10 +56,10 @@ def noisy_user(count: int, *, curved: bool) -> tuple[Batch, Tensor, Tensor]:
 def bias_on_a_quadratic(*, curved: bool, hessian_batch: str) -> float:
     data, a, b = noisy_user(4, curved=curved)
     w = normal((D,), 3)
-    program = per_fedavg(quadratic(D), batch=1, mode="exact", alpha=ALPHA, hessian_batch=hessian_batch)
+    algorithm = per_fedavg(quadratic(D), batch=1, mode="exact", alpha=ALPHA, hessian_batch=hessian_batch)
     draws = (tuple(rows(data, [k]) for k in ks) for ks in itertools.product(range(4), repeat=3))
     factor = torch.eye(D, dtype=torch.float64) - ALPHA * a
-    return float((mean_direction(program, {NAME: w}, draws) - factor @ factor @ (a @ w - b)).norm())
+    return float((mean_direction(algorithm, {NAME: w}, draws) - factor @ factor @ (a @ w - b)).norm())
 
 
 @pytest.mark.parametrize("curved", [False, True])
@@ -84,9 +84,9 @@ def test_32_on_logistic_users_the_bias_shrinks_with_the_inner_batch_within_its_b
     expected = flat(direction(exact, w, batches(data, data, data)))
     biases = {}
     for size in (1, 2, 3):
-        program = per_fedavg(objective, batch=count, inner_batch=size, mode="exact", alpha=alpha)
+        algorithm = per_fedavg(objective, batch=count, inner_batch=size, mode="exact", alpha=alpha)
         draws = ((data, rows(data, ks), data) for ks in itertools.product(range(count), repeat=size))
-        biases[size] = float((mean_direction(program, w, draws) - expected).norm())
+        biases[size] = float((mean_direction(algorithm, w, draws) - expected).norm())
 
     assert all(bias <= 2 * alpha * smooth * sigma / size**0.5 for size, bias in biases.items())
     assert biases[1] > 1e-6

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.baselines.fedavg import fedavg_update
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.derivatives import Counts, counting
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.fedavg import fedavg_update
-from edgefl.programs.baselines.sgd import sgd
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.federated import Client, drawn, federated
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import samples, tiny
@@ -55,12 +55,12 @@ def given(streams: int) -> Tensors:
     return batches(*made)
 
 
-def read(program: Program, loss: Watched, tensors: Tensors) -> tuple[list[int], Counts]:
+def read(algorithm: Algorithm, loss: Watched, tensors: Tensors) -> tuple[list[int], Counts]:
     """The streams whose batches a step read, in order, and the derivatives that it took."""
     places = {y.data_ptr(): int(name.split(".")[1]) for name, y in tensors.items() if name.endswith(".y")}
     loss.seen.clear()
     with counting() as counts:
-        stepped(program, {"only.w": normal((D,), 9)}, tensors)
+        stepped(algorithm, {"only.w": normal((D,), 9)}, tensors)
     return [places[place] for place in loss.seen], counts
 
 
@@ -81,9 +81,9 @@ def test_08_09_a_step_reads_these_batches_and_takes_these_derivatives(
     options: dict[str, Any], streams: list[int], gradients: int, products: int
 ) -> None:
     loss = Watched()
-    program = per_fedavg(quadratic(D, loss), batch=1, **options)
+    algorithm = per_fedavg(quadratic(D, loss), batch=1, **options)
 
-    found, counts = read(program, loss, given(5))
+    found, counts = read(algorithm, loss, given(5))
 
     assert found == streams
     assert (counts.gradients, counts.products) == (gradients, products)
@@ -99,9 +99,9 @@ def test_the_streams_of_a_step_are_drawn_independently_of_each_other() -> None:
     """Rows of D', D and D'' differ, in every step, and none repeats what another stream had a step before."""
     numbered = torch.arange(500, dtype=torch.float64).reshape(-1, 1, 1).expand(-1, D, D + 1)
     client = Client(2, numbered, torch.zeros(500, dtype=torch.int64))
-    program = per_fedavg(quadratic(D), batch=20, mode="hf")
-    step = program.phases[0].function
-    feed = drawn(program, client, 0, 1)
+    algorithm = per_fedavg(quadratic(D), batch=20, mode="hf")
+    step = algorithm.phases[0].function
+    feed = drawn(algorithm, client, 0, 1)
     rows = {
         (at, stream): tuple(feed(step, at)[f"batch.{stream}.x"][:, 0, 0].tolist())
         for at in range(3)
@@ -114,8 +114,8 @@ def test_the_streams_of_a_step_are_drawn_independently_of_each_other() -> None:
 
 def test_08_fedavg_takes_one_gradient() -> None:
     loss = Watched()
-    program = fedavg_update(quadratic(D, loss), batch=1)
-    found, counts = read(program, loss, given(1))
+    algorithm = fedavg_update(quadratic(D, loss), batch=1)
+    found, counts = read(algorithm, loss, given(1))
     assert (found, counts.gradients, counts.products) == ([0], 1, 0)
 
 
@@ -144,10 +144,12 @@ MODES: list[dict[str, Any]] = [
 ]
 
 
-def trajectory(program: Program, weights: Tensors, clients: list[Client], **options: Any) -> list[Tensors]:
+def trajectory(
+    algorithm: Algorithm, weights: Tensors, clients: list[Client], **options: Any
+) -> list[Tensors]:
     return [
         done.weights
-        for done in federated(program, weights, clients, rounds=3, seed=5, fraction=0.5, **options)
+        for done in federated(algorithm, weights, clients, rounds=3, seed=5, fraction=0.5, **options)
     ]
 
 
@@ -159,7 +161,7 @@ def same(ours: list[Tensors], theirs: list[Tensors]) -> bool:
     )
 
 
-def plain(objective: Objective, batch: int, steps: int) -> Program:
+def plain(objective: Objective, batch: int, steps: int) -> Algorithm:
     return sgd(objective, batch=batch, steps=steps, lr=0.05, momentum=0.0, weight_decay=0.0)
 
 
@@ -168,10 +170,10 @@ def plain(objective: Objective, batch: int, steps: int) -> Program:
 def test_14_without_alpha_every_mode_is_fedavg_on_quadratics(options: dict[str, Any]) -> None:
     objective = quadratic(D)
     clients = [user(number, positive(D, number), normal((D,), number)) for number in range(4)]
-    program = per_fedavg(objective, batch=1, steps=3, lr=0.05, alpha=0.0, **options)
+    algorithm = per_fedavg(objective, batch=1, steps=3, lr=0.05, alpha=0.0, **options)
     weights = {"only.w": normal((D,), 7)}
-    assert same(trajectory(program, weights, clients), trajectory(plain(objective, 1, 3), weights, clients))
-    adapting = trajectory(program, weights, clients, hyper={"alpha": 0.1})
+    assert same(trajectory(algorithm, weights, clients), trajectory(plain(objective, 1, 3), weights, clients))
+    adapting = trajectory(algorithm, weights, clients, hyper={"alpha": 0.1})
     assert not same(adapting, trajectory(plain(objective, 1, 3), weights, clients))
 
 
@@ -184,9 +186,9 @@ def test_14_without_alpha_every_mode_is_fedavg_on_networks(model: str, options: 
     spec = tiny(model)
     objective = Objective.of(OutputSide(spec, 0))
     clients = [Client(number, *samples(spec, 9, seed=number)) for number in range(2)]
-    program = per_fedavg(objective, batch=4, steps=2, lr=0.05, alpha=0.0, **options)
+    algorithm = per_fedavg(objective, batch=4, steps=2, lr=0.05, alpha=0.0, **options)
     weights = dict(spec.weights)
-    assert same(trajectory(program, weights, clients), trajectory(plain(objective, 4, 2), weights, clients))
+    assert same(trajectory(algorithm, weights, clients), trajectory(plain(objective, 4, 2), weights, clients))
 
 
 def test_moving_statistics_are_those_of_the_outer_pass() -> None:
@@ -195,12 +197,12 @@ def test_moving_statistics_are_those_of_the_outer_pass() -> None:
     names = {name: TensorSpec.of(tensor) for name, tensor in spec.weights.items()}
     x, y = samples(spec, 12)
     streams = batches(*((x[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)))
-    program = per_fedavg(objective, batch=4, mode="hf", alpha=0.0)
-    step = program.phases[0].function
+    algorithm = per_fedavg(objective, batch=4, mode="hf", alpha=0.0)
+    step = algorithm.phases[0].function
 
     def after(tensors: Tensors) -> Tensors:
         state = {f"state.weights.{name}": spec.weights[name] for name in names}
-        scalars = {f"hyper.{name}": torch.tensor(value) for name, value in program.hyper.items()}
+        scalars = {f"hyper.{name}": torch.tensor(value) for name, value in algorithm.hyper.items()}
         out = step({name: (state | scalars | tensors)[name] for name in step.inputs})
         return {name: out[f"state.weights.{name}"] for name in objective.buffers}
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import sequential
 from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from tests.invariants.fafed.quadratic import (
     Value,
     batches,
@@ -91,8 +91,8 @@ def test_04_so_does_the_error_of_a_step(form: str) -> None:
     exact = flat(direction(per_fedavg(objective, batch=8, mode="exact", alpha=0.5), w, given))
 
     def error(size: float) -> float:
-        program = per_fedavg(objective, batch=8, mode="hf", alpha=0.5, **{form: size})  # type: ignore[arg-type]
-        return float((flat(direction(program, w, given)) - exact).norm())
+        algorithm = per_fedavg(objective, batch=8, mode="hf", alpha=0.5, **{form: size})  # type: ignore[arg-type]
+        return float((flat(direction(algorithm, w, given)) - exact).norm())
 
     errors = [error(0.2 / 2**k) for k in range(4)]
     assert all(3.6 < larger / smaller < 4.4 for larger, smaller in itertools.pairwise(errors)), errors
@@ -187,26 +187,26 @@ def test_34_it_explodes_on_two_batches() -> None:
     assert found[2] > 1e3 * found[1]
 
 
-def _variances(make: Callable[..., Program]) -> list[float]:
+def _variances(make: Callable[..., Algorithm]) -> list[float]:
     """Of the correction of a step, over all single samples as D'', for three delta: D and D' are fixed."""
     objective = logistic(FEATURES)
     w, fixed = random_weights(objective, 1), random_batch(objective, 1, 4)
     x, y = random_batch(objective, 5, 3)
     rows = [(x[i : i + 1], y[i : i + 1]) for i in range(5)]
-    programs = [make(objective, batch=1, delta=delta, alpha=1.0) for delta in (1.0, 1e-2, 1e-4)]
+    algorithms = [make(objective, batch=1, delta=delta, alpha=1.0) for delta in (1.0, 1e-2, 1e-4)]
     return [
-        _variance(torch.stack([flat(direction(program, w, batches(fixed, fixed, row))) for row in rows]))
-        for program in programs
+        _variance(torch.stack([flat(direction(algorithm, w, batches(fixed, fixed, row))) for row in rows]))
+        for algorithm in algorithms
     ]
 
 
-def test_34_holds_for_the_steps_of_a_program() -> None:
+def test_34_holds_for_the_steps_of_an_algorithm() -> None:
     found = _variances(partial(per_fedavg, mode="hf"))
     assert min(found) > 0
     assert max(found) < 1.5 * min(found)
 
 
-def test_09_34_fail_for_the_steps_of_a_program_that_takes_two_batches() -> None:
+def test_09_34_fail_for_the_steps_of_an_algorithm_that_takes_two_batches() -> None:
     found = _variances(partial(wrong, TWO_BATCHES))
     assert found[1] > 1e3 * found[0]
     assert found[2] > 1e3 * found[1]
@@ -223,8 +223,8 @@ def test_the_scale_free_reach_is_divided_by_the_norm_of_what_it_multiplies() -> 
     def expected(h: float) -> Tensor:
         return flat(gt) - alpha * flat(difference(objective, w, batches(hessian), gt, scalar(h)))
 
-    program = per_fedavg(objective, batch=8, mode="hf", delta0=delta0, alpha=alpha)
-    found = flat(direction(program, w, batches(outer, inner, hessian)))
+    algorithm = per_fedavg(objective, batch=8, mode="hf", delta0=delta0, alpha=alpha)
+    found = flat(direction(algorithm, w, batches(outer, inner, hessian)))
     assert relative(found, expected(delta0 / float(flat(gt).norm()))) < 1e-12
     assert relative(found, expected(delta0)) > 1e-4
     assert relative(found, expected(delta0 * float(flat(gt).norm()))) > 1e-4

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.derivatives import gradient, product, shifted
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from tests.invariants.fafed.quadratic import (
     NAME,
     Batch,
@@ -36,10 +36,10 @@ from tests.invariants.per_fedavg.wrong import FROM_ADAPTED, WRONG, wrong
 D = 4
 ALPHA = 0.3
 EYE = torch.eye(D, dtype=torch.float64)
-Make = Callable[..., Program]
+Make = Callable[..., Algorithm]
 
 
-def right(objective: Objective, **options: float) -> Program:
+def right(objective: Objective, **options: float) -> Algorithm:
     return per_fedavg(objective, batch=1, mode="hf", **{"delta": 1e-3, **options})  # type: ignore[arg-type]
 
 
@@ -48,8 +48,8 @@ def user_batch(seed: int) -> tuple[Tensor, Tensor, Batch]:
     return a, b, (sample(a, b), torch.zeros(1, dtype=torch.int64))
 
 
-def found(program: Program, w: Tensor, *given: Batch, **hyper: float) -> Tensor:
-    return direction(program, {NAME: w}, batches(*given), **hyper)[NAME]
+def found(algorithm: Algorithm, w: Tensor, *given: Batch, **hyper: float) -> Tensor:
+    return direction(algorithm, {NAME: w}, batches(*given), **hyper)[NAME]
 
 
 def steers(v: Tensor, a: Tensor) -> tuple[Batch, Batch, Batch]:
@@ -68,11 +68,11 @@ def test_01_02_03_directions_on_quadratics_are_those_of_the_formulas(
 ) -> None:
     a, b, batch = user_batch(seed)
     w = normal((D,), seed + 200)
-    program = per_fedavg(quadratic(D), batch=1, mode=mode, alpha=ALPHA)
+    algorithm = per_fedavg(quadratic(D), batch=1, mode=mode, alpha=ALPHA)
 
     expected = torch.linalg.matrix_power(EYE - ALPHA * a, power) @ (a @ w - b)
 
-    assert relative(found(program, w, batch, batch, batch), expected) < tolerance
+    assert relative(found(algorithm, w, batch, batch, batch), expected) < tolerance
 
 
 @pytest.mark.parametrize("kind", ["hf", "the gradient at w", FROM_ADAPTED])
@@ -92,14 +92,14 @@ def test_02_fails_for_what_is_not_first_order(kind: str) -> None:
 def equals_exact(make: Make, delta: float) -> bool:
     """Invariant 3 on three users."""
     objective = quadratic(D)
-    exact, program = (
+    exact, algorithm = (
         per_fedavg(objective, batch=1, mode="exact", alpha=ALPHA),
         make(objective, alpha=ALPHA, delta=delta),
     )
     errors = []
     for seed in range(3):
         given, w = [user_batch(10 * seed + k)[2] for k in range(3)], normal((D,), seed + 200)
-        errors.append(relative(found(program, w, *given), found(exact, w, *given)))
+        errors.append(relative(found(algorithm, w, *given), found(exact, w, *given)))
     return max(errors) < 1e-9
 
 
@@ -131,11 +131,13 @@ def test_06_exact_on_the_inner_batch_is_the_gradient_of_the_adapted_loss(
         random_batch(objective, 6, 2),
         random_batch(objective, 4, 3),
     )
-    program = per_fedavg(objective, batch=6, inner_batch=4, mode="exact", alpha=ALPHA, hessian_batch="inner")
+    algorithm = per_fedavg(
+        objective, batch=6, inner_batch=4, mode="exact", alpha=ALPHA, hessian_batch="inner"
+    )
 
     expected = flat(adapted_gradient(objective, w, outer, [inner]))
 
-    assert relative(flat(direction(program, w, batches(outer, inner))), expected) < 1e-7
+    assert relative(flat(direction(algorithm, w, batches(outer, inner))), expected) < 1e-7
     independent = per_fedavg(objective, batch=6, inner_batch=4, mode="exact", alpha=ALPHA)
     other = batches(outer, inner, random_batch(objective, 6, 4))
     assert relative(flat(direction(independent, w, other)), expected) > 1e-3
@@ -162,13 +164,13 @@ def test_07_exact_with_a_batch_of_its_own_is_the_dense_formula(make: Callable[[]
     objective = make(5) if make is logistic else make()
     w = random_weights(objective, 1)
     outer, inner, hessian = (random_batch(objective, 6, seed) for seed in (2, 3, 4))
-    program = per_fedavg(objective, batch=6, mode="exact", alpha=ALPHA)
+    algorithm = per_fedavg(objective, batch=6, mode="exact", alpha=ALPHA)
 
     wt = shifted(w, gradient(objective, w, batches(inner))[2], torch.tensor(-ALPHA, dtype=torch.float64))
     gt = flat(gradient(objective, wt, batches(outer))[2])
     expected = gt - ALPHA * dense_hessian(objective, w, hessian) @ gt
 
-    assert relative(flat(direction(program, w, batches(outer, inner, hessian))), expected) < 1e-7
+    assert relative(flat(direction(algorithm, w, batches(outer, inner, hessian))), expected) < 1e-7
     at_adapted = gt - ALPHA * dense_hessian(objective, wt, hessian) @ gt
     assert relative(at_adapted, expected) > 1e-4
 
@@ -191,8 +193,8 @@ def follows_the_gradient(make: Make) -> bool:
     """Invariant 11: the correction of a vector v is alpha A v, and that of v turned is alpha A times that."""
     a, v, w = positive(D, 1), normal((D,), 2), normal((D,), 3)
     turned = torch.linalg.qr(normal((D, D), 4))[0] @ v
-    program = make(quadratic(D), alpha=ALPHA, delta=0.5)
-    corrections = [along - found(program, w, *steers(along, a)) for along in (v, turned)]
+    algorithm = make(quadratic(D), alpha=ALPHA, delta=0.5)
+    corrections = [along - found(algorithm, w, *steers(along, a)) for along in (v, turned)]
     expected = [ALPHA * a @ along for along in (v, turned)]
     return all(relative(c, e) < 1e-9 for c, e in zip(corrections, expected, strict=True))
 
@@ -212,8 +214,8 @@ def test_11_fails_for_every_wrong_correction(kind: str) -> None:
 def is_scaled_by_alpha(make: Make) -> bool:
     """Invariant 12: (gt - G) / alpha is not zero and does not depend on alpha."""
     a, v, w = positive(D, 5), normal((D,), 6), normal((D,), 7)
-    program = make(quadratic(D), delta=0.5)
-    ratios = [(v - found(program, w, *steers(v, a), alpha=alpha)) / alpha for alpha in (0.1, 0.5, 2.0)]
+    algorithm = make(quadratic(D), delta=0.5)
+    ratios = [(v - found(algorithm, w, *steers(v, a), alpha=alpha)) / alpha for alpha in (0.1, 0.5, 2.0)]
     return float(ratios[0].norm()) > 1e-3 and all(relative(each, ratios[0]) < 1e-9 for each in ratios)
 
 
@@ -229,11 +231,11 @@ def test_12_fails_for_wrong_variants(kind: str) -> None:
     assert not is_scaled_by_alpha(lambda objective, **options: wrong(kind, objective, batch=1, **options))
 
 
-def stays_without_learning_rate(program: Program) -> bool:
+def stays_without_learning_rate(algorithm: Algorithm) -> bool:
     """Invariant 13, bit for bit."""
     given, w = batches(*(user_batch(seed)[2] for seed in range(5))), normal((D,), 8)
     return all(
-        torch.equal(stepped(program, {NAME: w}, given, lr=0.0, alpha=alpha)[NAME], w)
+        torch.equal(stepped(algorithm, {NAME: w}, given, lr=0.0, alpha=alpha)[NAME], w)
         for alpha in (0.01, 0.3, 5.0)
     )
 
@@ -254,14 +256,14 @@ def test_24_several_inner_steps_are_the_gradient_through_all_of_them(inner_steps
     w, outer = random_weights(objective, 1), random_batch(objective, 6, 2)
     inner = [random_batch(objective, 6, 3 + j) for j in range(inner_steps)]
     unread = random_batch(objective, 6, 9)
-    program = per_fedavg(
+    algorithm = per_fedavg(
         objective, batch=6, mode="exact", alpha=ALPHA, inner_steps=inner_steps, hessian_batch="inner"
     )
 
     given = batches(outer, *(each for batch in inner for each in (batch, unread)))
 
     expected = flat(adapted_gradient(objective, w, outer, inner))
-    assert relative(flat(direction(program, w, given)), expected) < 1e-7
+    assert relative(flat(direction(algorithm, w, given)), expected) < 1e-7
 
 
 @pytest.mark.parametrize(("mode", "tolerance"), [("exact", 1e-12), ("hf", 1e-6)])
@@ -271,7 +273,7 @@ def test_24_several_inner_steps_are_the_product_of_the_factors_on_batches_of_the
     objective = elu_net()
     w, outer = random_weights(objective, 1), random_batch(objective, 6, 2)
     others = [random_batch(objective, 6, 3 + j) for j in range(6)]
-    program = per_fedavg(objective, batch=6, mode=mode, alpha=ALPHA, inner_steps=3)
+    algorithm = per_fedavg(objective, batch=6, mode=mode, alpha=ALPHA, inner_steps=3)
 
     points, alpha = [w], torch.tensor(ALPHA, dtype=torch.float64)
     for inner in others[::2]:
@@ -280,17 +282,17 @@ def test_24_several_inner_steps_are_the_product_of_the_factors_on_batches_of_the
     for j in (2, 1, 0):
         expected = expected - ALPHA * dense_hessian(objective, points[j], others[2 * j + 1]) @ expected
 
-    assert relative(flat(direction(program, w, batches(outer, *others))), expected) < tolerance
+    assert relative(flat(direction(algorithm, w, batches(outer, *others))), expected) < tolerance
 
 
 def test_24_first_order_keeps_only_the_last_gradient() -> None:
     objective = elu_net()
     w, given = random_weights(objective, 1), [random_batch(objective, 6, 2 + j) for j in range(4)]
-    program = per_fedavg(objective, batch=6, mode="fo", alpha=ALPHA, inner_steps=2)
+    algorithm = per_fedavg(objective, batch=6, mode="fo", alpha=ALPHA, inner_steps=2)
 
     at, alpha = w, torch.tensor(ALPHA, dtype=torch.float64)
     for inner in (given[1], given[3]):
         at = shifted(at, gradient(objective, at, batches(inner))[2], -alpha)
 
     expected = flat(gradient(objective, at, batches(given[0]))[2])
-    assert relative(flat(direction(program, w, batches(*given))), expected) < 1e-12
+    assert relative(flat(direction(algorithm, w, batches(*given))), expected) < 1e-12

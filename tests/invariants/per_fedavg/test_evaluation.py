@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from edgefl.analysis.personal.evaluate import User, evaluate_users
-from edgefl.contract.program import Function, Program
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.simulation.federated import Client, federated
 from edgefl_device.data.support import Protocol, Shards, held_out, split
@@ -26,15 +26,15 @@ AT = ((0.5, 0), (0.0, 1), (0.0, 3))
 CLEAN: tuple[Protocol, ...] = ("train_support", "split_test")
 
 
-def _spied(program: Program, look: Callable[[Tensors], None]) -> Program:
-    step = program.personalize
+def _spied(algorithm: Algorithm, look: Callable[[Tensors], None]) -> Algorithm:
+    step = algorithm.personalize
     assert step is not None
 
     def fn(tensors: Tensors) -> Tensors:
         look(tensors)
         return step(tensors)
 
-    return replace(program, personalize=Function(step.name, fn, step.inputs))
+    return replace(algorithm, personalize=Function(step.name, fn, step.inputs))
 
 
 @pytest.mark.sample(2)
@@ -48,29 +48,29 @@ def _spied(program: Program, look: Callable[[Tensors], None]) -> Program:
 def test_25_evaluation_leaves_the_model_and_the_users_data_as_they_were(
     model: str, protocol: Protocol
 ) -> None:
-    spec, program = whole(model)
+    spec, algorithm = whole(model)
     weights = {name: tensor.clone() for name, tensor in spec.weights.items()}
     users = users_of(spec, SIZES)
     before = {name: tensor.clone() for name, tensor in weights.items()}
     data = [(user.x.clone(), user.y.clone()) for user in users]
 
-    evaluate_users(program, weights, users, alpha=0.5, protocol=protocol)
+    evaluate_users(algorithm, weights, users, alpha=0.5, protocol=protocol)
 
     assert all(torch.equal(weights[name], before[name]) for name in before)
     assert all(torch.equal(u.x, x) and torch.equal(u.y, y) for u, (x, y) in zip(users, data, strict=True))
 
 
 def test_25_evaluation_draws_from_no_stream_of_training() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     users = users_of(spec, SIZES)
     clients = [Client(user.number, user.x, user.y) for user in users]
 
     def trained(evaluating: bool) -> Tensors:
         weights = dict(spec.weights)
-        for done in federated(program, weights, clients, rounds=3, seed=4):
+        for done in federated(algorithm, weights, clients, rounds=3, seed=4):
             weights = dict(done.weights)
             if evaluating:
-                evaluate_users(program, weights, users, alpha=0.1, seed=4)
+                evaluate_users(algorithm, weights, users, alpha=0.1, seed=4)
         return weights
 
     plain, watched = trained(False), trained(True)
@@ -79,10 +79,10 @@ def test_25_evaluation_draws_from_no_stream_of_training() -> None:
 
 
 def test_25_evaluation_leaves_the_global_generators_alone() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()  # type: ignore[union-attr]
 
-    evaluate_users(program, spec.weights, users_of(spec, SIZES), alpha=0.1)
+    evaluate_users(algorithm, spec.weights, users_of(spec, SIZES), alpha=0.1)
 
     assert torch.equal(states[0], torch.get_rng_state())
     assert np.array_equal(states[1], np.random.get_state()[1])  # type: ignore[arg-type]
@@ -90,12 +90,12 @@ def test_25_evaluation_leaves_the_global_generators_alone() -> None:
 
 
 def test_25_every_method_gets_the_same_support_batches() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     users = users_of(spec, SIZES)
     seen: dict[str, list[Tensors]] = {"one": [], "other": []}
-    one = _spied(program, seen["one"].append)
+    one = _spied(algorithm, seen["one"].append)
     other = _spied(
-        replace(program, name="other", hyper={**program.hyper, "delta": 1.0}), seen["other"].append
+        replace(algorithm, name="other", hyper={**algorithm.hyper, "delta": 1.0}), seen["other"].append
     )
 
     evaluate_users(one, spec.weights, users, alpha=0.1)
@@ -113,11 +113,11 @@ def test_25_every_method_gets_the_same_support_batches() -> None:
 
 
 def test_25_another_seed_draws_other_batches() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     drawn: list[Tensors] = []
     for seed in (0, 1):
         evaluate_users(
-            _spied(program, drawn.append),
+            _spied(algorithm, drawn.append),
             spec.weights,
             users_of(spec, {0: (30, 5)}),
             alpha=0.1,
@@ -152,11 +152,13 @@ def test_26_what_is_held_out_of_the_only_samples_is_apart_too() -> None:
 
 
 def test_26_the_literal_protocol_adapts_to_what_judges_it_and_says_so() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     labels = np.arange(20) % 3
     parts = split("paper_literal", Shards(np.arange(12), np.arange(12, 20)), labels, seed=0)
 
-    report = evaluate_users(program, spec.weights, users_of(spec, SIZES), alpha=0.1, protocol="paper_literal")
+    report = evaluate_users(
+        algorithm, spec.weights, users_of(spec, SIZES), alpha=0.1, protocol="paper_literal"
+    )
 
     assert set(parts.support) <= set(parts.query)
     assert parts.leaks
@@ -167,9 +169,9 @@ def test_26_the_literal_protocol_adapts_to_what_judges_it_and_says_so() -> None:
 
 @pytest.mark.parametrize("protocol", CLEAN)
 def test_26_a_clean_report_says_that_nothing_leaks(protocol: Protocol) -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
 
-    report = evaluate_users(program, spec.weights, users_of(spec, SIZES), alpha=0.1, protocol=protocol)
+    report = evaluate_users(algorithm, spec.weights, users_of(spec, SIZES), alpha=0.1, protocol=protocol)
 
     assert not report.leaks
     assert report.protocol == protocol
@@ -177,11 +179,11 @@ def test_26_a_clean_report_says_that_nothing_leaks(protocol: Protocol) -> None:
 
 
 def test_26_steps_read_samples_of_the_support_only() -> None:
-    spec, program = whole()
+    spec, algorithm = whole()
     users = users_of(spec, SIZES)
     drawn: list[Tensors] = []
     for protocol in CLEAN:
-        evaluate_users(_spied(program, drawn.append), spec.weights, users[:1], alpha=0.1, protocol=protocol)
+        evaluate_users(_spied(algorithm, drawn.append), spec.weights, users[:1], alpha=0.1, protocol=protocol)
         parts = split(protocol, users[0].shards, users[0].y.numpy(), seed=0, user=0)
         allowed = {tuple(users[0].x[row].reshape(-1).tolist()) for row in parts.support}
         for step in drawn:
@@ -203,14 +205,14 @@ def test_26_steps_read_samples_of_the_support_only() -> None:
 def test_27_without_a_step_the_accuracy_is_the_plain_one(
     model: str, alpha: float, headline: int, protocol: Protocol
 ) -> None:
-    spec, program = whole(model)
+    spec, algorithm = whole(model)
     users = users_of(spec, SIZES)
 
-    report = evaluate_users(program, spec.weights, users, alpha=alpha, protocol=protocol, headline=headline)
+    report = evaluate_users(algorithm, spec.weights, users, alpha=alpha, protocol=protocol, headline=headline)
 
     for user, found in zip(users, report.users, strict=True):
         query = split(protocol, user.shards, user.y.numpy(), seed=0, user=user.number).query
-        plain = _plain(program, spec.weights, user, query)
+        plain = _plain(algorithm, spec.weights, user, query)
         assert found.value(headline) == plain == found.before
         assert found.after(headline).loss == found.curve[0].loss
     assert report.mean == report.before
@@ -218,8 +220,8 @@ def test_27_without_a_step_the_accuracy_is_the_plain_one(
 
 @pytest.mark.parametrize("model", ["mlp", "resnet8", "resnet8 static"])
 def test_27_a_step_of_size_0_leaves_every_tensor_as_it_is(model: str) -> None:
-    spec, program = whole(model)
-    step = program.personalize
+    spec, algorithm = whole(model)
+    step = algorithm.personalize
     assert step is not None
     tensors = step.example(3) | prefixed("weights", spec.weights) | {"hyper.alpha": torch.zeros(())}
 
@@ -230,15 +232,15 @@ def test_27_a_step_of_size_0_leaves_every_tensor_as_it_is(model: str) -> None:
 
 def test_27_a_step_of_some_size_does_change_accuracy() -> None:
     """Otherwise the tests above would show nothing."""
-    spec, program = whole()
+    spec, algorithm = whole()
 
-    report = evaluate_users(program, spec.weights, users_of(spec, SIZES), alpha=0.3)
+    report = evaluate_users(algorithm, spec.weights, users_of(spec, SIZES), alpha=0.3)
 
     assert report.mean > report.before
 
 
-def _plain(program: Program, weights: Tensors, user: User, rows: np.ndarray) -> float:
+def _plain(algorithm: Algorithm, weights: Tensors, user: User, rows: np.ndarray) -> float:
     at = torch.from_numpy(rows)
     batch = {"batch.0.x": user.x[at], "batch.0.y": user.y[at], "batch.0.mask": torch.ones(len(at))}
-    found = program.evaluate(prefixed("weights", weights) | batch)
+    found = algorithm.evaluate(prefixed("weights", weights) | batch)
     return float(found["metric.correct"]) / len(at)

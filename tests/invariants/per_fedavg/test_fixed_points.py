@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Program
-from edgefl.programs.baselines.fedavg import fedavg
-from edgefl.programs.personal.per_fedavg import per_fedavg
+from edgefl.algorithms.baselines.fedavg import fedavg
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm
 from edgefl.simulation.federated import Client, federated
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, user
 from tests.invariants.per_fedavg.wrong import FROM_ADAPTED, WRONG, wrong
@@ -20,7 +20,7 @@ from tests.rings.rows import mostly_slow
 POWER = {"fedavg": 0, "fo": 1, "exact": 2, "hf": 2}
 
 
-def program_of(method: str, dimension: int, *, steps: int, lr: float, alpha: float) -> Program:
+def algorithm_of(method: str, dimension: int, *, steps: int, lr: float, alpha: float) -> Algorithm:
     objective = quadratic(dimension)
     if method == "fedavg":
         return fedavg(objective, batch=1, steps=steps, lr=lr)
@@ -29,8 +29,8 @@ def program_of(method: str, dimension: int, *, steps: int, lr: float, alpha: flo
     return wrong(method, objective, batch=1, steps=steps, lr=lr, alpha=alpha)
 
 
-def led_to(program: Program, clients: Sequence[Client], start: Tensor, rounds: int) -> Tensor:
-    *_, last = federated(program, {NAME: start}, clients, rounds=rounds)
+def led_to(algorithm: Algorithm, clients: Sequence[Client], start: Tensor, rounds: int) -> Tensor:
+    *_, last = federated(algorithm, {NAME: start}, clients, rounds=rounds)
     return last.weights[NAME]
 
 
@@ -56,7 +56,7 @@ def test_20_rounds_lead_to_the_fixed_point_of_the_formula(method: str, steps: in
     clients = [user(i, positive(3, i, 0.7, 2.0), normal((3,), 50 + i)) for i in range(2)]
     setting = {"steps": steps, "lr": 0.8, "alpha": 0.1}
 
-    found = led_to(program_of(method, 3, **setting), clients, torch.zeros(3, dtype=torch.float64), rounds)
+    found = led_to(algorithm_of(method, 3, **setting), clients, torch.zeros(3, dtype=torch.float64), rounds)
 
     assert (found - fixed_point(clients, POWER[method], **setting)).abs().max() < 1e-9
     others = {p for p in (0, 1, 2) if p != POWER[method]}
@@ -74,7 +74,7 @@ def two_users() -> list[Client]:
 @functools.cache
 def led_two(method: str, rounds: int = 32) -> float:
     start = torch.tensor([5.0], dtype=torch.float64)
-    return float(led_to(program_of(method, 1, steps=1, lr=0.5, alpha=0.1), two_users(), start, rounds))
+    return float(led_to(algorithm_of(method, 1, steps=1, lr=0.5, alpha=0.1), two_users(), start, rounds))
 
 
 GOLDEN = {"fedavg": 0.8, "fo": 8 / 11, "exact": 0.64, "hf": 0.64}
@@ -116,8 +116,8 @@ def test_22_only_the_second_order_point_is_stationary_for_the_meta_loss() -> Non
 
 def _after_200_steps(method: str) -> float:
     clients = [user(0, torch.tensor([[3.0]], dtype=torch.float64), torch.zeros(1, dtype=torch.float64))]
-    program = program_of(method, 1, steps=200, lr=0.05, alpha=0.5)
-    return float(led_to(program, clients, torch.ones(1, dtype=torch.float64), 1))
+    algorithm = algorithm_of(method, 1, steps=200, lr=0.05, alpha=0.5)
+    return float(led_to(algorithm, clients, torch.ones(1, dtype=torch.float64), 1))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from edgefl.analysis.heterogeneity.curvature import (
 from edgefl.analysis.heterogeneity.labels import feature_report, label_report, majority_levels, wasserstein_1d
 from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard, batches
 from edgefl.analysis.heterogeneity.report import reading
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.groups import counts_of
 from edgefl.models.zoo.catalog import build_model

@@ -1,4 +1,4 @@
-"""Options of per_fedavg: what is refused, and what a choice leaves in the program."""
+"""Options of per_fedavg: what is refused, and what a choice leaves in the algorithm."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.federated import federated
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError
@@ -58,16 +58,16 @@ def test_values_out_of_range_are_refused_by_name(options: dict[str, Any], named:
 def test_the_scalars_of_a_round_are_those_that_the_mode_reads(
     options: dict[str, Any], scalars: dict[str, float]
 ) -> None:
-    program = per_fedavg(quadratic(2), **options)
-    assert program.hyper == scalars
-    read = {name for each in program.functions for name in each.inputs if name.startswith("hyper.")}
+    algorithm = per_fedavg(quadratic(2), **options)
+    assert algorithm.hyper == scalars
+    read = {name for each in algorithm.functions for name in each.inputs if name.startswith("hyper.")}
     assert read == {f"hyper.{name}" for name in scalars}
 
 
 def test_a_diminishing_step_falls_with_the_root_of_the_round() -> None:
     """Remark G.1: beta_k = O(1 / sqrt(tau k)); the steps of one round share it."""
-    program = per_fedavg(quadratic(2), lr=0.4, schedule="diminishing")
-    rates = [program.schedule(position, 50)["lr"] for position in range(16)]
+    algorithm = per_fedavg(quadratic(2), lr=0.4, schedule="diminishing")
+    rates = [algorithm.schedule(position, 50)["lr"] for position in range(16)]
     assert rates == pytest.approx([0.4 / (k + 1) ** 0.5 for k in range(16)])
     assert per_fedavg(quadratic(2), lr=0.4).schedule(15, 50) == {}
 
@@ -91,11 +91,11 @@ def test_in_float32_the_default_reach_is_larger() -> None:
 
 
 def test_every_batch_is_drawn_anew_and_the_server_takes_the_plain_mean() -> None:
-    program = per_fedavg(quadratic(2))
-    assert program.draws == "draw"
-    assert program.server.name == "mean"
-    assert not program.server_state
-    assert not program.whole
+    algorithm = per_fedavg(quadratic(2))
+    assert algorithm.draws == "draw"
+    assert algorithm.server.name == "mean"
+    assert not algorithm.server_state
+    assert not algorithm.whole
 
 
 def test_batches_of_unequal_size_are_refused_where_dropout_would_have_to_fit_them_all() -> None:
@@ -108,4 +108,4 @@ def test_batches_of_unequal_size_are_refused_where_dropout_would_have_to_fit_the
 
 def test_momentum_is_no_option_of_it() -> None:
     with pytest.raises(ConfigError, match="no option 'momentum'"):
-        programs.build("per_fedavg", quadratic(2), momentum=0.9)
+        algorithms.build("per_fedavg", quadratic(2), momentum=0.9)

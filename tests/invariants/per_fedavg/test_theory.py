@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.analysis.heterogeneity.theory import (
     Landscape,
     Setting,
@@ -28,7 +29,6 @@ from edgefl.analysis.heterogeneity.theory import (
     sigma_t2,
     smoothness,
 )
-from edgefl.programs.personal.per_fedavg import per_fedavg
 from edgefl.simulation.federated import Client, federated, selection
 from edgefl.wire.errors import ConfigError
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, sample
@@ -48,9 +48,9 @@ def users_of_unequal_size(count: int) -> list[Client]:
 
 
 def test_18_the_server_s_mean_does_not_count_samples() -> None:
-    program = per_fedavg(quadratic(D), batch=2, steps=2, lr=0.1, alpha=0.1, mode="exact")
+    algorithm = per_fedavg(quadratic(D), batch=2, steps=2, lr=0.1, alpha=0.1, mode="exact")
     clients, w = users_of_unequal_size(4), {NAME: normal((D,), 9)}
-    (done,) = federated(program, w, clients, rounds=1)
+    (done,) = federated(algorithm, w, clients, rounds=1)
     updates = torch.stack([done.updates[client.number][NAME] for client in clients])
     sizes = torch.tensor([float(len(client.x)) for client in clients], dtype=torch.float64)
     weighted = (sizes[:, None] * updates).sum(0) / sizes.sum()
@@ -59,28 +59,28 @@ def test_18_the_server_s_mean_does_not_count_samples() -> None:
 
 
 def test_18_the_order_of_the_users_does_not_matter() -> None:
-    program = per_fedavg(quadratic(D), batch=2, steps=2, lr=0.1, alpha=0.1, mode="exact")
+    algorithm = per_fedavg(quadratic(D), batch=2, steps=2, lr=0.1, alpha=0.1, mode="exact")
     clients, w = users_of_unequal_size(5), {NAME: normal((D,), 9)}
     forward, backward = (
-        list(federated(program, w, order, rounds=3))[-1] for order in (clients, clients[::-1])
+        list(federated(algorithm, w, order, rounds=3))[-1] for order in (clients, clients[::-1])
     )
     assert torch.allclose(forward.weights[NAME], backward.weights[NAME], rtol=0, atol=1e-14)
 
 
 def test_18_a_round_takes_exactly_r_n_users_without_replacement_and_others_the_next_time() -> None:
-    program = per_fedavg(quadratic(D), batch=2, steps=1, lr=0.1, alpha=0.1, mode="fo")
+    algorithm = per_fedavg(quadratic(D), batch=2, steps=1, lr=0.1, alpha=0.1, mode="fo")
     clients, w = users_of_unequal_size(10), {NAME: normal((D,), 9)}
-    taken = [done.selected for done in federated(program, w, clients, rounds=20, fraction=0.5)]
+    taken = [done.selected for done in federated(algorithm, w, clients, rounds=20, fraction=0.5)]
     assert all(len(set(chosen)) == len(chosen) == 5 for chosen in taken)
     assert len(set(taken)) > 1 and set().union(*taken) == set(range(10))
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.15, Fraction(1, 3), 0.0, 1.1])
 def test_18_a_fraction_that_is_no_whole_number_of_users_is_refused(fraction: float | Fraction) -> None:
-    program = per_fedavg(quadratic(D), batch=2, steps=1, lr=0.1, alpha=0.1, mode="fo")
+    algorithm = per_fedavg(quadratic(D), batch=2, steps=1, lr=0.1, alpha=0.1, mode="fo")
     clients, w = users_of_unequal_size(10), {NAME: normal((D,), 9)}
     with pytest.raises(ConfigError, match="whole number"):
-        list(federated(program, w, clients, rounds=1, fraction=fraction))
+        list(federated(algorithm, w, clients, rounds=1, fraction=fraction))
 
 
 def variance_ratio(clients: int, count: int, rounds: int, *, replacing: bool = False) -> tuple[float, float]:

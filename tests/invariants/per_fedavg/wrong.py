@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function, Phase, Program
+from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient, shifted
 from edgefl.objective.objective import Objective
-from edgefl.programs.personal.per_fedavg import per_fedavg
 
 Grads = Callable[[Tensors, int], Tensors]
 Meta = Callable[[Grads, Tensors, Tensors, Tensor, Tensor], Tensors]
@@ -73,7 +73,7 @@ FROM_ADAPTED = "outer step from the adapted point"
 TWO_BATCHES = "two batches for one quotient"
 
 
-def wrong(kind: str, objective: Objective, **options: float) -> Program:
+def wrong(kind: str, objective: Objective, **options: float) -> Algorithm:
     """HF with an absolute delta and one inner step, wrong as ``kind`` says."""
     right = per_fedavg(objective, mode="hf", **{"delta": 1e-3, **options})  # type: ignore[arg-type]
     meta = _two_batches if kind == TWO_BATCHES else WRONG.get(kind)

@@ -150,8 +150,8 @@ def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any)
 )
 def test_a_layer_left_out_now_and_then_is_announced(draw: Callable[[], float]) -> None:
     with pytest.warns(UserWarning, match=r"random number steers Python \(at .*condition is False"):
-        program = exported(Dropped(draw).train(), ROWS)
-    assert len(program.state_dict) == 4
+        algorithm = exported(Dropped(draw).train(), ROWS)
+    assert len(algorithm.state_dict) == 4
 
 
 def test_a_generator_with_a_seed_made_on_the_way_gives_constants() -> None:

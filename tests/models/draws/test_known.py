@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.draws.steering import Steered
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ModelError
 from edgefl_export.capture.graph import graph_of
 from edgefl_export.capture.trace import capture

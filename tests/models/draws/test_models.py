@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.wire.errors import ExportError, ModelError
 from edgefl_export.capture.trace import capture
 from tests.models.draws.nets import LARGE, MODELS, ROWS, Noisy, Transformer
@@ -186,8 +186,8 @@ def test_a_layer_that_draws_in_inference_is_refused_with_its_line() -> None:
             return x + torch.randn_like(x)
 
     spec = split(nn.Sequential(Always(), nn.Flatten(), nn.Linear(30, 4)), sample=ROWS, classes=4)
-    program = sgd(Objective(spec.module, spec.sample), batch=4)
+    algorithm = sgd(Objective(spec.module, spec.sample), batch=4)
 
-    assert "noise.0.uniform" in capture(program.phases[0].function).inputs
+    assert "noise.0.uniform" in capture(algorithm.phases[0].function).inputs
     with pytest.raises(ExportError, match=r"randn_like.*draws random numbers.*test_models\.py:\d+"):
-        capture(program.evaluate)
+        capture(algorithm.evaluate)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import (
     CTC,
@@ -224,13 +224,13 @@ def test_a_loss_that_cannot_read_the_output_says_so() -> None:
 
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("name", CASES)
-def test_a_program_trains_and_evaluates_with_any_loss(name: str) -> None:
+def test_an_algorithm_trains_and_evaluates_with_any_loss(name: str) -> None:
     loss, shape, _ = CASES[name]
     width = shape[-1]
     module = sequential([("first", nn.Linear(3, width)), ("head", nn.Linear(width, width))])
     spec = ModelSpec("small", module, TensorSpec((*shape[:-1], 3)), 2, loss=loss)
-    program = programs.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, lr=0.1)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, lr=0.1)
+    step = algorithm.phases[0].function
     assert step.inputs["batch.0.y"] == spec.label.rows(4)
 
     example = step.example(0) | {"hyper.lr": torch.tensor(0.1)}
@@ -241,5 +241,5 @@ def test_a_program_trains_and_evaluates_with_any_loss(name: str) -> None:
         example |= {key: value for key, value in out.items() if key.startswith("state.")}
     assert losses[-1] < losses[0]
 
-    held_out = program.evaluate.example(0) | {"batch.0.mask": torch.ones(4)}
-    assert 0.0 <= program.evaluate(held_out)["metric.correct"] <= 4.0
+    held_out = algorithm.evaluate.example(0) | {"batch.0.mask": torch.ones(4)}
+    assert 0.0 <= algorithm.evaluate(held_out)["metric.correct"] <= 4.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import CTC, CausalLM, CrossEntropy, Huber, Loss, SequenceCrossEntropy
 from edgefl.models.losses.loss import batch_mean, without_absent
@@ -85,8 +85,8 @@ def ports_of(
     name: str, loss: Loss
 ) -> tuple[dict[str, Tensor], Callable[[dict[str, Tensor]], dict[str, Tensor]]]:
     module = sequential([("head", nn.Linear(3, 5))])
-    program = programs.build(name, Objective(module, TensorSpec((7, 3)), loss), batch=4)
-    step = next(phase.function for each in program.exchanges for phase in each.phases if phase.over_data)
+    algorithm = algorithms.build(name, Objective(module, TensorSpec((7, 3)), loss), batch=4)
+    step = next(phase.function for each in algorithm.exchanges for phase in each.phases if phase.over_data)
     return step.example(3), step
 
 
@@ -156,7 +156,7 @@ def test_masked_loss_sees_the_classes_of_pixels_and_of_next_tokens() -> None:
     objective = Objective(
         sequential([("head", nn.Conv2d(1, 3, 1))]), TensorSpec((1, 4, 4)), CrossEntropy(), masked=True
     )
-    step = programs.build("sgd", objective, batch=2).phases[0].function
+    step = algorithms.build("sgd", objective, batch=2).phases[0].function
     example = step.example(0) | {"data.class_counts": counts}
     example["batch.0.y"] = example["batch.0.y"].clamp(max=0)
     assert float(step(example)["metric.loss"]) > 0.0

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgefl
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.api.model import model_spec
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import ModelLoss
@@ -19,7 +20,6 @@ from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ModelError
 from tests.pairs import FORMATS

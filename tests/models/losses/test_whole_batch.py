@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edgefl
-from edgefl import programs
+from edgefl import algorithms
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import OwnLoss, build, own_loss
@@ -26,7 +27,6 @@ from edgefl.models.losses.trial import draw
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.errors import ConfigError, ModelError
@@ -319,12 +319,12 @@ def test_a_loss_that_no_graph_can_hold_is_refused_by_name(name: str) -> None:
 def test_the_gradient_of_all_data_needs_a_loss_per_sample(name: str) -> None:
     tried = objective(network(), own_loss(TRAINED[name]))
     if name == "per sample":
-        assert programs.build("mimelite", tried, batch=4).exchanges
+        assert algorithms.build("mimelite", tried, batch=4).exchanges
         return
     with pytest.raises(
         ModelError, match=r"\(mimeadam, mimelite\) needs the loss of each sample, and the loss"
     ):
-        programs.build("mimelite", tried, batch=4)
+        algorithms.build("mimelite", tried, batch=4)
 
 
 def test_exits_are_trained_by_the_loss_of_the_whole_batch() -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl_export.capture.trace import capture
 
 SAMPLE = TensorSpec((4,))

@@ -196,11 +196,11 @@ def test_a_cache_serves_runs_with_and_without_values(way: str, filled: bool) -> 
     module = Positions(table)
     wanted = module(x) if filled else None
     for _ in range(2):
-        program = exported(module, ROWS)
+        algorithm = exported(module, ROWS)
         objective = Objective(split(nn.Sequential(module), sample=ROWS, classes=4).module, ROWS)
         objective.noise(3)
         run_meta(nn.Sequential(module), ROWS, 2)
-        torch.testing.assert_close(program.module()(x), module(x))
+        torch.testing.assert_close(algorithm.module()(x), module(x))
     found = table(6)
     assert type(found) is Tensor and found.device.type == "cpu" and found.tolist() == _made(6).tolist()
     assert wanted is None or torch.equal(module(x), wanted)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from tests.models.draws.nets import LARGE, MODELS, ROWS
 from tests.models.draws.torch_numbers import Given
 from tests.pairs import in_turn

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import ModelLoss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
@@ -23,7 +24,6 @@ from edgefl.models.split import split
 from edgefl.models.tied import borrowed
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
 from tests.pairs import by_default, slow

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.api.model import sample_spec
-from edgefl.contract.program import Program
+from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -27,7 +27,7 @@ from edgefl_device.data.samples import Batches, LabelSpec, LocalData
 from edgefl_device.round.feeds import Feeds
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.bundle.formats import format_of
-from edgefl_export.front.program import with_shorter
+from edgefl_export.front.algorithm import with_shorter
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WIDTH, WORDS, reader
 from tests.pairs import in_turn
 from tests.parity.rounds import Exported, in_torch, on_device
@@ -35,8 +35,8 @@ from tests.parity.rounds import Exported, in_torch, on_device
 SHORT = (2, 4)
 
 
-def trained(spec: ModelSpec) -> Program:
-    return programs.build("sgd", Objective.of(OutputSide(spec, 0)), batch=4, steps=6, lr=0.1)
+def trained(spec: ModelSpec) -> Algorithm:
+    return algorithms.build("sgd", Objective.of(OutputSide(spec, 0)), batch=4, steps=6, lr=0.1)
 
 
 class Bag(nn.Module):
@@ -55,16 +55,16 @@ class Bag(nn.Module):
 def tier(form: str = "onnx", make: Callable[[], nn.Module] = Bag) -> Exported:
     torch.manual_seed(0)
     spec = split(make(), sample=TEXT, classes=CLASSES)
-    program = with_shorter(trained(spec), {length: trained(spec.shortened(length)) for length in SHORT})
+    algorithm = with_shorter(trained(spec), {length: trained(spec.shortened(length)) for length in SHORT})
     bundle = build_bundle(
-        program,
+        algorithm,
         (),
         spec.units,
         label=Label(spec.name, "tier"),
         data=sample_spec(spec, None),
         format=format_of(form),
     )
-    return Exported(spec, OutputSide(spec, 0), program, (), bundle)
+    return Exported(spec, OutputSide(spec, 0), algorithm, (), bundle)
 
 
 def data(rows: int = 12) -> LocalData:
@@ -162,6 +162,6 @@ def test_what_has_one_length_says_so() -> None:
     spec = split(reader(), sample=TEXT, classes=CLASSES)
     with pytest.raises(ModelError, match="reads samples of 6 entries, and is asked for one that reads 6"):
         spec.shortened(6)
-    mime = programs.build("mimelite", Objective.of(OutputSide(spec, 0)), batch=4, steps=2)
+    mime = algorithms.build("mimelite", Objective.of(OutputSide(spec, 0)), batch=4, steps=2)
     with pytest.raises(ConfigError, match="has several exchanges or passes over the data"):
         with_shorter(mime, {2: mime})

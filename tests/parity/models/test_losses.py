@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import (
     CTC,
@@ -65,14 +65,14 @@ DEFAULT = [
     (name, "mimelite" if place in (2, 4, 11) else "sgd", FORMATS[place % 2])
     for place, name in enumerate(LOSSES)
 ]
-"""The slow ring has every loss with every program and engine; `mimelite` adds up a gradient over masked batches."""
+"""The slow ring has every loss with every algorithm and engine; `mimelite` adds up a gradient over masked batches."""
 
 
-def steps(name: str, program: str) -> list[Function]:
-    """The training steps of ``program`` on a layer with this loss, and its evaluation."""
+def steps(name: str, algorithm: str) -> list[Function]:
+    """The training steps of ``algorithm`` on a layer with this loss, and its evaluation."""
     loss, output = LOSSES[name]
     module = sequential([("head", nn.Linear(3, output[-1]))])
-    made = programs.build(program, Objective(module, TensorSpec((*output[:-1], 3)), loss), batch=4)
+    made = algorithms.build(algorithm, Objective(module, TensorSpec((*output[:-1], 3)), loss), batch=4)
     own = {id(phase.function): phase.function for each in made.exchanges for phase in each.phases}
     return [*own.values(), made.evaluate]
 
@@ -105,12 +105,12 @@ def test_masked_loss_and_distillation_read_classes_wherever_they_stand(
     loss, output = LOSSES[name]
     module = sequential([("head", nn.Linear(3, output[-1]))])
     objective = Objective(module, TensorSpec((*output[:-1], 3)), loss, **WAYS[way])
-    step = programs.build("sgd", objective, batch=4).phases[0].function
+    step = algorithms.build("sgd", objective, batch=4).phases[0].function
     assert not checked(form, step, seed=3).rounding
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize(("name", "program", "form"), by_default(sorted({*ROWS, *DEFAULT}), DEFAULT))
-def test_every_loss_is_trained_and_evaluated_as_in_torch(name: str, program: str, form: str) -> None:
-    for function in steps(name, program):
+@pytest.mark.parametrize(("name", "algorithm", "form"), by_default(sorted({*ROWS, *DEFAULT}), DEFAULT))
+def test_every_loss_is_trained_and_evaluated_as_in_torch(name: str, algorithm: str, form: str) -> None:
+    for function in steps(name, algorithm):
         assert not checked(form, function, seed=2).rounding

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from edgefl import programs
+from edgefl import algorithms
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
@@ -96,6 +96,6 @@ def test_the_exported_step_of_the_federated_papers_models_equals_torch(
 
 def _worst_error(form: str, submodel: OutputSide, batch: int = 8) -> float:
     """Largest error over loss, weights, momentum (the gradients) and statistics after one step, relative."""
-    program = programs.build("sgd", Objective.of(submodel), batch=batch)
-    step = program.phases[0].function
+    algorithm = algorithms.build("sgd", Objective.of(submodel), batch=batch)
+    step = algorithm.phases[0].function
     return checked(form, step, 7).worst

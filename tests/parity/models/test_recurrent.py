@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl import programs
-from edgefl.contract.program import Function
+from edgefl import algorithms
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.draws.reading import Reading
 from edgefl.models.zoo.catalog import build_model
@@ -179,7 +179,7 @@ def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch
 @pytest.mark.parametrize(("tier", "form"), in_turn([], rare=["strong", "moderate", "weak"]))
 def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str, form: str) -> None:
     spec = build_model("bilstm", length=8, vocabulary=20, features=6, hidden=5)
-    step = programs.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function
+    step = algorithms.build("sgd", Objective.of(tiers("bilstm")[tier].of(spec)), batch=4).phases[0].function
 
     model = written(form, step)
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses import CrossEntropy, Loss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.programs.baselines.sgd import sgd
 from tests.pairs import by_default, in_turn, pairs
 from tests.parity.forms import checked
 

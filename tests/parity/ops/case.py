@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from tests.parity.forms import NAMES, made, runner
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.contract.program import Function
+from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.decompositions.indexing import PRODUCT_ROWS
 from tests.pairs import in_turn

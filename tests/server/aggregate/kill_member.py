@@ -1,4 +1,4 @@
-"""A server whose program needs every device and can begin again, to be killed: see :mod:`tests.server.killed.kill_me`."""
+"""A server whose algorithm needs every device and can begin again, to be killed: see :mod:`tests.server.killed.kill_me`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that needs every device, three of which begin with it; and what may happen to them."""
+"""An algorithm that needs every device, three of which begin with it; and what may happen to them."""
 
 from __future__ import annotations
 

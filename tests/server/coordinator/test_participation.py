@@ -1,4 +1,4 @@
-"""Programs that need every device: who must take part, and what becomes of a round that lacks one. Pure state machine."""
+"""Algorithms that need every device: who must take part, and what becomes of a round that lacks one. Pure state machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_first_round_waits_for_all_devices_however_long_that_takes() -> None
     assert kinds(actions) == [Open] and state.members == NAMES
 
 
-def test_the_same_program_goes_on_with_fewer_after_the_timeout_where_partial_rounds_are_allowed() -> None:
+def test_the_same_algorithm_goes_on_with_fewer_after_the_timeout_where_partial_rounds_are_allowed() -> None:
     rules = replace(RULES, absent="partial")
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a", "b"), now=0.0)
     state, actions = play(rules, state, states.Tick(), now=20.0)
@@ -98,7 +98,7 @@ def test_position_and_base_follow_the_rounds_that_closed() -> None:
     assert (state.position, state.base, state.next_round) == (3, 4, 5)
 
 
-def test_a_program_that_takes_whoever_is_there_counts_its_exchanges_too() -> None:
+def test_an_algorithm_that_takes_whoever_is_there_counts_its_exchanges_too() -> None:
     rules, state = begun(whole=False, opening=0)
     state, actions = play(rules, state, *accepted("a", "b"), states.Answered("c", False))
     assert kinds(actions) == [Close, Open] and (state.position, state.base, state.members) == (1, 1, ())

@@ -1,4 +1,4 @@
-"""What the page answers to programs: tables, headers, orders; and to those who mean harm."""
+"""What the page answers to algorithms: tables, headers, orders; and to those who mean harm."""
 
 from __future__ import annotations
 

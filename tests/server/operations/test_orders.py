@@ -188,7 +188,7 @@ def test_a_version_that_is_not_there_is_refused_with_the_reason(
     server.join()
 
 
-def test_a_program_that_needs_every_device_is_not_rolled_back(
+def test_an_algorithm_that_needs_every_device_is_not_rolled_back(
     device: MakeDevice, serve: Serve, box: Mailbox
 ) -> None:
     device("strong-0", silent)

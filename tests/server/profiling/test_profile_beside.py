@@ -119,7 +119,7 @@ def test_a_command_that_is_not_there_is_refused(bundle: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_program_for_executorch_is_signed_for_the_agent(tmp_path: Path) -> None:
+def test_an_algorithm_for_executorch_is_signed_for_the_agent(tmp_path: Path) -> None:
     write_bundle(tiny_pte.make_bundle(()), tmp_path / "strong.efl")
 
     done = profile(tmp_path / "strong.efl", "--device-command", AGENT)

@@ -28,7 +28,7 @@ share = 0.25
 rounds = 4
 most_slowdown = 100
 most_loss_increase = 100
-[rollout.program]
+[rollout.algorithm]
 steps = 4
 momentum = 0.5
 [tiers.strong]

@@ -1,4 +1,4 @@
-"""Programs that need every device, under whatever happens."""
+"""Algorithms that need every device, under whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that need every device, and devices that decline, against a real Mosquitto."""
+"""Algorithms that need every device, and devices that decline, against a real Mosquitto."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Postgres:
     def __init__(self) -> None:
         found = Path(needs.require("initdb")).parent
         pytest.importorskip("psycopg")
-        self._programs = found
+        self._algorithms = found
         self._place = tempfile.TemporaryDirectory(prefix="edgefl-postgres-", ignore_cleanup_errors=True)
         self._folder = Path(self._place.name)
         self._user = "nobody" if os.geteuid() == 0 else None
@@ -51,7 +51,7 @@ class Postgres:
         """Returns once it answers."""
         options = ["-h", "127.0.0.1", "-p", str(self._port), "-k", str(self._folder), "-c", "fsync=off"]
         self._process = subprocess.Popen(
-            [self._programs / "postgres", "-D", self._folder, *options],
+            [self._algorithms / "postgres", "-D", self._folder, *options],
             user=self._user,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

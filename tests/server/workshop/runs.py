@@ -12,7 +12,7 @@ from edgefl.wire.tensors import Arrays
 TABLES: dict[str, Any] = {
     "federation": {"name": "workshop", "rounds": 3, "seed": 3},
     "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
-    "program": {"name": "tcbgd", "batch": 4, "steps": 2, "lr": 0.2},
+    "algorithm": {"name": "tcbgd", "batch": 4, "steps": 2, "lr": 0.2},
     "optimizer": {"name": "fedadam", "options": {"lr": 0.05}},
     "data": {"name": "digits", "train_samples": 40, "test_samples": 70},
     "round": {"min_devices": 2},

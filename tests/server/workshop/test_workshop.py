@@ -129,7 +129,7 @@ def test_a_killed_workshop_costs_a_new_one_and_is_told_of_once(run: Pair) -> Non
 
 
 def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: Path) -> None:
-    odd = federation(program={**TABLES["program"], "upload_mode": "nowhere"})
+    odd = federation(algorithm={**TABLES["algorithm"], "upload_mode": "nowhere"})
     with pytest.raises(ConfigError) as here:
         compose(odd, open_data(odd), tmp_path)
     with pytest.raises(ConfigError) as there:
@@ -143,7 +143,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
 @pytest.mark.slow
 def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same(tmp_path: Path) -> None:
     own: dict[str, Any] = {
-        "program": {"name": "fafed", "batch": 4, "steps": 2},
+        "algorithm": {"name": "fafed", "batch": 4, "steps": 2},
         "optimizer": {"name": "none"},
     }
     own["tiers"] = {"strong": {"devices": ["strong-*"]}}
@@ -168,8 +168,8 @@ def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same
 
 @pytest.mark.slow
 def test_the_candidate_of_a_rollout_has_bundles_of_its_own_also_in_a_new_process(tmp_path: Path) -> None:
-    own: dict[str, Any] = {"program": {"batch": 4, "steps": 2}, "optimizer": {"name": "none"}}
-    own |= {"tiers": {"strong": {"devices": ["strong-*"]}}, "rollout": {"program": {"batch": 8}}}
+    own: dict[str, Any] = {"algorithm": {"batch": 4, "steps": 2}, "optimizer": {"name": "none"}}
+    own |= {"tiers": {"strong": {"devices": ["strong-*"]}}, "rollout": {"algorithm": {"batch": 8}}}
     with Workshop(idle_s=PATIENCE_S) as workshop:
         made = pair(tmp_path, workshop, **own)
         assert made.there.tiers.keys() == made.here.tiers.keys() == {"strong", "strong@candidate"}

@@ -1,0 +1,152 @@
+"""What a training step keeps from its forward to its backward pass, stored in half precision.
+
+Rounding is part of the function: torch, the exported graphs and the simulator compute the same. What the forward pass
+makes of a batch is used there as it is; where a gradient reads it, it reads what storing has left of it::
+
+    stored(algorithm, "float16").phases[0].function      # the same ports, half the bytes that wait
+
+Nothing is differentiated through the rounding, and gradients themselves are float32: no loss has to be scaled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from edgefl.config.choices import Activations
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.tensors import Tensors, role_of
+from edgefl.submodels.channels.trace import plain_attention
+from edgefl.wire.errors import ConfigError
+
+LEAST_ENTRIES = 1 << 13
+"""Smaller values stay as they are: they take nothing, and their sums took long."""
+
+_aten = torch.ops.aten
+_OF_BATCH = frozenset({"batch", "noise"})
+# Views whose schema does not say so.
+_SAME_MEMORY = frozenset({_aten._unsafe_view.default, _aten.reshape.default})
+# Their gradients may look for the maxima again, so that they must read in the forward pass what will be left then.
+_POOLS = frozenset({_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with_indices.default})
+
+
+def stored(algorithm: Algorithm, activations: str) -> Algorithm:
+    """``algorithm`` with steps that keep large values of a batch for their backward passes as ``activations`` says:
+    ``float32``, as they are, or ``float16``. ConfigError for another word.
+
+    Numbers beyond 65,504 become infinite there, and those below 6e-8 zero.
+    """
+    if activations not in get_args(Activations):
+        raise ConfigError(
+            f"activations cannot be stored as {activations!r}; choose one of {', '.join(get_args(Activations))}",
+            activations=activations,
+        )
+    if activations == "float32":
+        return algorithm
+    return replace(
+        algorithm,
+        phases=tuple(_of_phase(phase) for phase in algorithm.phases),
+        opening=tuple(stored(each, activations) for each in algorithm.opening),
+        ahead=tuple(stored(each, activations) for each in algorithm.ahead),
+    )
+
+
+def _of_phase(phase: Phase) -> Phase:
+    shorter = {length: _of_function(each) for length, each in phase.shorter.items()}
+    return replace(phase, function=_of_function(phase.function), shorter=shorter)
+
+
+def _of_function(function: Function) -> Function:
+    def fn(tensors: Tensors) -> Tensors:
+        batch = [tensor for name, tensor in tensors.items() if role_of(name) in _OF_BATCH]
+        with plain_attention(), _Storing(batch):  # a fused kernel would keep other values than the graph does
+            return function(tensors)
+
+    return replace(function, fn=fn, activations="float16")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A view that the forward pass took of ``whole``."""
+
+    whole: Tensor
+    view: Callable[[Tensor], Tensor]
+
+
+class _Storing(TorchDispatchMode):
+    """Runs ops below autograd; in a backward pass they read what is left of what a forward pass has made of the batch."""
+
+    def __init__(self, batch: Iterable[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # Whether an op has made the tensor; others depend on no batch, such as weights.
+        self._made: Any = WeakTensorKeyDictionary()
+        self._parts: Any = WeakTensorKeyDictionary()
+        self._left: Any = WeakTensorKeyDictionary()
+        for tensor in batch:
+            self._made[tensor] = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = args, kwargs or {}
+        backward = torch._C._current_graph_task_id() != -1
+        positional, named = self._read(given) if backward or func in _POOLS else given
+        results = func(*positional, **named)
+        if not backward:
+            self._note(func, given, results)
+        return results
+
+    def _read(self, value: Any) -> Any:
+        """``value`` with what is left of each tensor in it."""
+        if isinstance(value, Tensor):
+            return self._of(value)
+        if isinstance(value, dict):
+            return {key: self._read(item) for key, item in value.items()}
+        return type(value)(map(self._read, value)) if isinstance(value, list | tuple) else value
+
+    def _of(self, tensor: Tensor) -> Tensor:
+        part = self._parts.get(tensor)
+        if part is not None:  # one store for a value and all views of it
+            whole = self._of(part.whole)
+            return tensor if whole is part.whole else part.view(whole)
+        large = tensor.is_floating_point() and tensor.numel() >= LEAST_ENTRIES
+        if not large or not self._made.get(tensor):
+            return tensor
+        if tensor not in self._left:
+            half = _aten._to_copy.default(tensor, dtype=torch.float16)
+            self._left[tensor] = _aten._to_copy.default(half, dtype=tensor.dtype)
+        left: Tensor = self._left[tensor]
+        return left
+
+    def _note(self, func: Any, given: tuple[Any, Any], results: Any) -> None:
+        """Which results depend on the batch, and which are views of others."""
+        if not any(each in self._made for each in _tensors(given)):
+            return
+        viewed = given[0][0] if func.is_view or func in _SAME_MEMORY else None
+        if isinstance(results, Tensor) and isinstance(viewed, Tensor):
+            self._made[results] = self._made.get(viewed, True)
+            if results is not viewed:
+                self._parts[results] = _Part(viewed, _again(func, given))
+            return
+        for result in _tensors(results):
+            self._made[result] = True
+
+
+def _again(func: Any, given: tuple[Any, Any]) -> Callable[[Tensor], Tensor]:
+    """The view ``func`` of another tensor."""
+    (_, *rest), named = given
+    return lambda whole: func(whole, *rest, **named)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """Those in nested lists, tuples and dictionaries."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for item in items for tensor in _tensors(item)]

@@ -1,0 +1,106 @@
+"""FAFED (Wu, Huang, Hu, Huang 2023, Algorithm 2): one preconditioner for all devices, and recursive momentum."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps, Theory, positive
+from edgefl.algorithms.adaptive.second_moment import SecondMoment, known
+from edgefl.algorithms.adaptive.storm import FirstStep, Storm
+from edgefl.contract.algorithm import Algorithm
+from edgefl.objective.objective import Objective
+from edgefl.wire.errors import ConfigError
+
+_SCHEDULED = frozenset(
+    {"lr", "alpha", "schedule", "w", "decay_unit", "epoch_steps", "smoothness", "devices", "h"}
+)
+
+
+def fafed(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.01,
+    alpha: float = 0.1,
+    beta: float = 0.9,
+    rho: float = 0.01,
+    schedule: Literal["constant", "decaying", "theory"] = "constant",
+    w: float | None = None,
+    decay_unit: DecayUnit = "iteration",
+    epoch_steps: int | None = None,
+    smoothness: float | None = None,
+    devices: int | None = None,
+    h: float | None = None,
+    first_step: FirstStep = "preconditioned",
+    second_moment: SecondMoment = "elementwise",
+    opening_steps: int | None = None,
+    clip: float | None = None,
+    ext: float = 1.0,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FAFED: recursive momentum over one preconditioner for all, made anew of averages in every round (Wu et al. 2023).
+
+    Every iteration t = 1, 2, ..., with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+
+        m <- gn + (1 - alpha_t) (m - go)       v <- beta v + (1 - beta) gn^2       x <- x - eta_t m / A
+
+    and every ``steps`` iterations v, m and x are averaged, A = sqrt(v) + rho is made anew from the average for all, and
+    the step of that iteration is made with the averages. m and v begin with the mean of the devices' gradients at x_0
+    and of their squares (an exchange of its own: ``opening_steps`` batches, by default as many as ``steps``).
+
+    ``schedule``: "constant" eta = ``lr`` and ``alpha``; "decaying" eta_t = lr / (w + t)^(1/3), w = 1 (lr is the paper's
+    rho h), by iteration or (``decay_unit``) by epoch of ``epoch_steps`` iterations; "theory", Theorem 2 from
+    ``smoothness`` L and the number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor
+    alpha. ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number
+    for the whole model (:data:`~edgefl.algorithms.adaptive.second_moment.SecondMoment`). ``first_step`` "plain" leaves A
+    out of the step from x_0, as the paper prints it (fafed.md 8.2). ``clip`` and ``ext``: see
+    :class:`~edgefl.algorithms.adaptive.storm.Storm`. ConfigError for numbers out of range.
+    """
+    positive("fafed: rho", rho)
+    known("fafed", second_moment)
+    if not 0 <= beta < 1:
+        raise ConfigError(
+            f"fafed: beta, what v keeps of its past, lies in [0, 1), found {beta}; the paper has 0.1 and 0.9",
+            beta=beta,
+        )
+    if schedule == "theory":
+        made: Steps = _theory(smoothness, devices, steps, batch, rho, h, w)
+    elif schedule == "decaying":
+        made = Decaying(lr, alpha, 1.0 if w is None else w, unit=decay_unit, epoch_steps=epoch_steps)
+    else:
+        made = Constant(lr, alpha)
+    return Storm(
+        "fafed",
+        objective,
+        made,
+        batch,
+        steps,
+        opening_steps=opening_steps,
+        eval_batch=eval_batch,
+        clip=clip,
+        ext=ext,
+        adaptive={"beta": beta, "rho": rho},
+        first_step=first_step,
+        second_moment=second_moment,
+        announced=_SCHEDULED,
+    ).algorithm()
+
+
+def _theory(
+    smoothness: float | None,
+    devices: int | None,
+    steps: int,
+    batch: int,
+    rho: float,
+    h: float | None,
+    w: float | None,
+) -> Theory:
+    if smoothness is None or devices is None:
+        raise ConfigError(
+            "fafed: the schedule 'theory' needs smoothness (L, a bound on the curvature) and devices (N); give both, or "
+            f"take 'constant' or 'decaying'; found smoothness {smoothness}, devices {devices}",
+            smoothness=smoothness,
+            devices=devices,
+        )
+    return Theory(smoothness, devices, steps, batch, rho, h, 1.5 if w is None else w)

@@ -1,0 +1,68 @@
+"""STEM (Khanduri et al. 2021): recursive momentum without a preconditioner; FAFED with A = 1 and no v."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps
+from edgefl.algorithms.adaptive.storm import Storm
+from edgefl.contract.algorithm import Algorithm
+from edgefl.objective.objective import Objective
+from edgefl.wire.errors import ConfigError
+
+_SCHEDULED = frozenset({"lr", "alpha", "schedule", "w", "sigma", "c", "decay_unit", "epoch_steps"})
+
+
+def stem(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.01,
+    alpha: float = 0.1,
+    schedule: Literal["constant", "decaying", "original"] = "constant",
+    w: float = 1.0,
+    sigma: float = 1.0,
+    c: float | None = None,
+    decay_unit: DecayUnit = "iteration",
+    epoch_steps: int | None = None,
+    opening_steps: int | None = None,
+    clip: float | None = None,
+    ext: float = 1.0,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """STEM: recursive momentum, averaged with the models; FAFED without preconditioner (Khanduri et al. 2021).
+
+    Every iteration, with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+
+        m <- gn + (1 - alpha_t) (m - go)       x <- x - eta_t m
+
+    and every ``steps`` iterations m and x are averaged, and the step of that iteration is made with the averages.
+
+    ``schedule``: "constant"; "decaying" eta_t = lr / (w + sigma^2 t)^(1/3) (lr is the paper's kbar) with constant alpha;
+    "original" the same with alpha_{t+1} = c eta_t^2, at most 1. ``decay_unit`` "epoch" counts epochs of ``epoch_steps``
+    iterations in place of t. ``opening_steps``, ``clip`` and ``ext`` are as in
+    :func:`~edgefl.algorithms.adaptive.fafed.fafed`. ConfigError for numbers out of range.
+    """
+    if schedule == "original" and c is None:
+        raise ConfigError(
+            "stem: the schedule 'original' has alpha = c eta^2 and needs c; give it, or take 'decaying'"
+        )
+    made: Steps
+    if schedule == "constant":
+        made = Constant(lr, alpha)
+    else:
+        coupling = c if schedule == "original" else None
+        made = Decaying(lr, alpha, w, sigma, decay_unit, epoch_steps, coupling)
+    return Storm(
+        "stem",
+        objective,
+        made,
+        batch,
+        steps,
+        opening_steps=opening_steps,
+        eval_batch=eval_batch,
+        clip=clip,
+        ext=ext,
+        announced=_SCHEDULED,
+    ).algorithm()

@@ -1,0 +1,326 @@
+"""Recursive momentum on many devices (STORM, Cutkosky and Orabona 2019): what STEM and FAFED share.
+
+Iteration t of device i, with ONE batch and one dropout mask for both gradients, and A = 1 unless adaptive::
+
+    gn = grad f_i(x_t; B)            go = grad f_i(x_{t-1}; B)
+    m  = gn + (1 - alpha_t) (m - ext go)
+    v  = beta v + (1 - beta) gn^2                    (adaptive; or another v of edgefl.algorithms.adaptive.second_moment)
+    x_{t+1} = x_t - eta_t m / A
+
+An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one,
+which the server makes for all with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. Until the
+next exchange A stays as it is. What a device keeps for itself is x_{t-1}: after an exchange that is its OWN x_t of
+before, not the average (fafed.md 8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.algorithms.adaptive.schedules import Steps, positive
+from edgefl.algorithms.adaptive.second_moment import SecondMoment, fresh, updated
+from edgefl.algorithms.baselines.steps import clipped, trained_specs, weight_ports
+from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import ServerOpt, beside, state_of
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
+from edgefl.wire.errors import ConfigError
+
+# What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
+
+
+def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
+    """A = sqrt(v) + rho; rho stands outside the root. Rounding on the way may have left v below 0."""
+    return v.clamp_min(0.0).sqrt() + rho
+
+
+@dataclass(frozen=True)
+class Recursion:
+    """The functions of one exchange and of the opening one; the equations are those of
+    :mod:`edgefl.algorithms.adaptive.storm`.
+
+    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs;
+    eta, alpha, beta, rho and ext are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous``
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``etas`` and ``alphas`` (q,), and ``step`` () int64, which picks
+    this iteration's own of these.
+    """
+
+    objective: Objective
+    batch: int
+    steps: int
+    opening_steps: int
+    second_moment: SecondMoment | None
+    clip: float | None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether steps are divided by A."""
+        return self.second_moment is not None
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The server's state that devices read and send: its names, in order."""
+        return ("m", "v") if self.adaptive else ("m",)
+
+    @property
+    def moved(self) -> dict[str, TensorSpec]:
+        """The tensors that gradients move."""
+        return trained_specs(self.objective)
+
+    # -- opening ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> Function:
+        """``start`` of the opening exchange: the weights, and a sum of gradients of zero."""
+
+        def fn(given: Tensors) -> Tensors:
+            state = begun(self.objective, given)
+            weights = select(state, "state.weights")
+            return state | prefixed("state.m", {name: torch.zeros_like(weights[name]) for name in self.moved})
+
+        return Function("start", fn, weight_ports(self.objective))
+
+    def gather(self) -> Function:
+        """One more batch into the sum of gradients at x_0. Moving statistics stay as they are."""
+
+        def fn(given: Tensors) -> Tensors:
+            weights, total = select(given, "state.weights"), select(given, "state.m")
+            loss, correct, grads, _ = gradient(self.objective, weights, given)
+            state = prefixed("state.m", {name: total[name] + grads[name] for name in self.moved})
+            return state | {"metric.loss": loss, "metric.correct": correct}
+
+        ports = step_ports(self.objective, self.batch) | prefixed("state.m", self.moved)
+        return Function("gather", fn, ports)
+
+    def opened(self) -> Function:
+        """``finish`` of the opening exchange: sends the mean gradient; x_0 becomes the device's x_{t-1}."""
+
+        def fn(given: Tensors) -> Tensors:
+            mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
+            (mean,) = clipped(self.clip, mean)
+            return prefixed("update", beside("m", mean)) | self._kept(given)
+
+        ports = prefixed("state.weights", self.moved) | prefixed("state.m", self.moved)
+        return Function("finish", fn, ports)
+
+    # -- every other exchange --------------------------------------------------------------------------------------
+
+    def start(self) -> Function:
+        """m and v of the server, x_{t-1} of the device's own, and A, which stays until the next exchange."""
+
+        def fn(given: Tensors) -> Tensors:
+            state = begun(self.objective, given) | prefixed("state.previous", select(given, "carry.previous"))
+            for name in self.shared:
+                state |= prefixed(f"state.{name}", state_of(select(given, "weights"), name))
+            if self.adaptive:
+                v = select(state, "state.v")
+                state |= prefixed("state.scale", {name: scaled(v[name], given["hyper.rho"]) for name in v})
+            # Once for the round: a step that read 2 q scalars would take as long as feeding them does.
+            etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
+            alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
+            # The last iteration's step is the server's: x_t stays.
+            coefficients = {
+                "etas": torch.stack([*etas, torch.zeros_like(alphas[0])]),
+                "alphas": torch.stack(alphas),
+            }
+            return (
+                state | prefixed("state", coefficients) | {"state.step": torch.zeros((), dtype=torch.int64)}
+            )
+
+        ports = weight_ports(self.objective) | prefixed("carry.previous", self.moved)
+        ports |= {f"hyper.eta.{k}": SCALAR for k in range(1, self.steps)}
+        ports |= {f"hyper.alpha.{k}": SCALAR for k in range(1, self.steps + 1)}
+        for name in self.shared:
+            ports |= prefixed("weights", beside(name, self.moved))
+        return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
+
+    def train(self) -> Function:
+        """One iteration; the step of the last one is left to the server."""
+
+        def fn(given: Tensors) -> Tensors:
+            weights, gates = select(given, "state.weights"), select(given, "state.gate")
+            previous = select(given, "state.previous")
+            loss, correct, new, statistics = gradient(self.objective, weights, given)
+            # The same batch and noise, or the difference of the two would not cancel them.
+            _, _, old, _ = gradient(self.objective, weights | previous, given)
+            m, state = self._estimates(given, *clipped(self.clip, new, old))
+            here = {name: weights[name] for name in self.moved}
+            there = self.objective.carrier.confine(self._moved(given, here, m), weights, gates)
+            state |= prefixed("state.weights", weights | there | statistics)
+            state |= prefixed("state.previous", here) | {"state.step": given["state.step"] + 1}
+            return state | {"metric.loss": loss, "metric.correct": correct}
+
+        return Function("train", fn, self._train_ports())
+
+    def finish(self) -> Function:
+        """Sends x_t, m and v; x_t becomes the device's x_{t-1}."""
+
+        def fn(given: Tensors) -> Tensors:
+            update = packed(self.objective, given)
+            for name in self.shared:
+                update |= prefixed("update", beside(name, select(given, f"state.{name}")))
+            return update | self._kept(given)
+
+        ports = held_ports(self.objective)
+        for name in self.shared:
+            ports |= prefixed(f"state.{name}", self.moved)
+        return Function("finish", fn, ports)
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
+        """(m, the new ``state.m.*`` and ``state.v.*``). Only the gradient at the new point enters v."""
+        before, ext = select(given, "state.m"), given["hyper.ext"]
+        past = 1 - _picked(given["state.alphas"], given["state.step"])
+        m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
+        state = prefixed("state.m", m)
+        if self.second_moment is not None:
+            v = updated(self.second_moment, select(given, "state.v"), new, given["hyper.beta"])
+            state |= prefixed("state.v", v)
+        return m, state
+
+    def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
+        """x_{t+1}, which in the last iteration is x_t."""
+        if self.steps == 1:
+            return here
+        eta = _picked(given["state.etas"], given["state.step"])
+        scale = select(given, "state.scale")
+        return {
+            name: here[name] - eta * (m[name] / scale[name] if self.adaptive else m[name]) for name in here
+        }
+
+    def _kept(self, given: Tensors) -> Tensors:
+        return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
+
+    def _train_ports(self) -> dict[str, TensorSpec]:
+        ports = step_ports(self.objective, self.batch)
+        for name in ("previous", *self.shared, *(("scale",) if self.adaptive else ())):
+            ports |= prefixed(f"state.{name}", self.moved)
+        ports["state.step"] = TensorSpec((), torch.int64, self.steps)
+        ports |= prefixed("state", dict.fromkeys(("etas", "alphas"), TensorSpec((self.steps,))))
+        scalars = ["ext", *(("beta",) if self.adaptive else ())]
+        return ports | prefixed("hyper", dict.fromkeys(scalars, SCALAR))
+
+
+def _picked(values: Tensor, step: Tensor) -> Tensor:
+    """This step's own of the values (q,)."""
+    return values.gather(0, step.reshape(1)).reshape(())
+
+
+FirstStep = Literal["preconditioned", "plain"]
+
+
+@dataclass(frozen=True)
+class Storm:
+    """One method of the family, on ``objective``.
+
+    ``steps`` is q. ``opening_steps`` batches make the gradient of the opening exchange. ``clip``: the norm over all
+    tensors that a gradient is scaled down to; the factor comes from the gradient at the new point and acts on both,
+    because two factors would break what their difference cancels (fafed.md 8.11). ``ext``: what the old gradient is
+    multiplied by, 1 in the paper; public code of FAFED has it, with 0.95 for images and 1 for its language model. At 0,
+    m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1; ``second_moment`` says what v is made of.
+    ``announced``: the options of the method that ``schedule`` is made of.
+    """
+
+    name: str
+    objective: Objective
+    schedule: Steps
+    batch: int
+    steps: int
+    opening_steps: int | None = None
+    eval_batch: int | None = None
+    clip: float | None = None
+    ext: float = 1.0
+    adaptive: Mapping[str, float] = field(default_factory=dict)
+    first_step: FirstStep = "preconditioned"
+    second_moment: SecondMoment = "elementwise"
+    announced: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "steps", "opening_steps", "eval_batch"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise ConfigError(
+                    f"{self.name}: {name} is at least 1, found {count}; raise it", name=name, value=count
+                )
+        if self.clip is not None:
+            positive(f"{self.name}: clip", self.clip)
+        if not 0 <= self.ext <= 1:
+            raise ConfigError(
+                f"{self.name}: ext, the weight of the old gradient, lies in [0, 1], found {self.ext}; the paper's method "
+                "has 1",
+                ext=self.ext,
+            )
+
+    def algorithm(self) -> Algorithm:
+        """The exchange that repeats, with the opening one before it."""
+        device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
+        check = evaluate(self.objective, self.eval_batch or self.batch)
+        opening = Algorithm(
+            name=self.name,
+            start=device.open(),
+            phases=(Phase("gather", device.gather(), device.opening_steps),),
+            finish=device.opened(),
+            evaluate=check,
+            hyper={"eta": self.schedule.eta(0), **self.adaptive},
+            server=ServerOpt(
+                f"{self.name} opening", state, self._first, self._unfolded, frozenset({"first_step"})
+            ),
+            carry_rule=CarryRule(exchanges=1),
+            whole=True,
+        )
+        return Algorithm(
+            name=self.name,
+            start=device.start(),
+            phases=(Phase("train", device.train(), self.steps),),
+            finish=device.finish(),
+            evaluate=check,
+            hyper=self._announced(1, 1),
+            schedule=self._announced,
+            announced=self.announced,
+            server=ServerOpt(self.name, state, self._advanced),
+            opening=(opening,),
+            carry_rule=CarryRule(exchanges=1, needed=True),
+            whole=True,
+        )
+
+    @property
+    def _device(self) -> Recursion:
+        first = self.steps if self.opening_steps is None else self.opening_steps
+        second = self.second_moment if self.adaptive else None
+        return Recursion(self.objective, self.batch, self.steps, first, second, self.clip)
+
+    def _announced(self, position: int, _rounds: int) -> Scalars:
+        """eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange's iterations, beside the scalars that never change."""
+        done = (position - 1) * self.steps  # the opening exchange is iteration 0
+        numbers = range(1, self.steps + 1)
+        etas = {f"eta.{k}": self.schedule.eta(done + k) for k in numbers}
+        alphas = {f"alpha.{k}": self.schedule.alpha(done + k) for k in numbers}
+        return {**etas, **alphas, "ext": self.ext, **self.adaptive}
+
+    def _unfolded(self, update: Tensors) -> Tensors:
+        """v_0 is the mean of squares, not the square of a mean, and follows from what was sent."""
+        if not self.adaptive:
+            return update
+        return update | beside("v", fresh(self.second_moment, state_of(update, "m")))
+
+    def _first(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
+        return stepped(mean, hyper["eta"], hyper.get("rho") if self.first_step == "preconditioned" else None)
+
+    def _advanced(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
+        return stepped(mean, hyper[f"eta.{self.steps}"], hyper.get("rho"))
+
+
+def stepped(mean: Tensors, eta: float, rho: float | None) -> Tensors:
+    """x - eta m / A for every x that has an m; A = sqrt(v) + rho, or 1 without ``rho``."""
+    v = state_of(mean, "v")
+    return {
+        name: mean[name] - eta * (m if rho is None else m / scaled(v[name], rho))
+        for name, m in state_of(mean, "m").items()
+    }

@@ -1,0 +1,96 @@
+"""AdamW on the device: for transformers, whose layers differ in scale too much for one learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from edgefl.algorithms.baselines.steps import descent, root, trained_specs, weight_ports
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed
+
+
+def adamw(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    keep: bool = False,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """Local AdamW: Adam with bias correction and decoupled decay on each device (Loshchilov and Hutter 2019).
+
+        m <- beta1 m + (1 - beta1) g,    v <- beta2 v + (1 - beta2) g^2
+        y <- y - lr ((m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y)
+
+    Decay acts on kernels only, not on biases, norms and embeddings. m, v and t are new in every round; with ``keep`` a
+    device goes on with its own from one round to the next, at the price of two models in its store.
+    """
+    counts("algorithm 'adamw'", batch=batch)
+    at_least_zero("algorithm 'adamw'", steps=steps, lr=lr, weight_decay=weight_decay)
+    above_zero("algorithm 'adamw'", eps=eps)
+    below_one("algorithm 'adamw'", beta1=beta1, beta2=beta2)
+    made = _AdamW(objective, beta1, beta2, eps, weight_decay)
+    plain = finish(objective)
+    return Algorithm(
+        name="adamw",
+        start=Function("start", made.start, weight_ports(objective) | (made.ports("carry") if keep else {})),
+        phases=(Phase("train", descent(objective, batch, made.direction, made.ports("state")), steps),),
+        finish=Function("finish", made.kept, held_ports(objective) | made.ports("state")) if keep else plain,
+        evaluate=evaluate(objective, eval_batch or batch),
+        hyper={"lr": lr},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _AdamW:
+    """``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so that zeros are the state of a new optimizer."""
+
+    objective: Objective
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+    @cached_property
+    def specs(self) -> dict[str, TensorSpec]:
+        each = trained_specs(self.objective)
+        return prefixed("m", each) | prefixed("v", each) | {"mass1": SCALAR, "mass2": SCALAR}
+
+    def ports(self, role: str) -> dict[str, TensorSpec]:
+        return prefixed(f"{role}.adam", self.specs)
+
+    def start(self, tensors: Tensors) -> Tensors:
+        """The weights, and what was kept of the optimizer, or zeros."""
+        state = begun(self.objective, tensors)
+        # Of the scalars too, so that models in float64 are trained in it.
+        dtype = dtype_of(self.objective, state)
+        adam = select(tensors, "carry.adam") or {name: spec.zeros() for name, spec in self.specs.items()}
+        return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
+
+    def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+        """The corrected moments' quotient and the decay; and the new moments."""
+        old, weights = select(tensors, "state.adam"), select(tensors, "state.weights")
+        new = {
+            f"mass{n}": beta * old[f"mass{n}"] + (1 - beta) for n, beta in ((1, self.beta1), (2, self.beta2))
+        }
+        along = {}
+        for name, g in grads.items():
+            m = new[f"m.{name}"] = self.beta1 * old[f"m.{name}"] + (1 - self.beta1) * g
+            v = new[f"v.{name}"] = self.beta2 * old[f"v.{name}"] + (1 - self.beta2) * g.square()
+            along[name] = (m / new["mass1"]) / (root(v / new["mass2"]) + self.eps)
+            if self.weight_decay and name in self.objective.kernels:
+                along[name] = along[name] + self.weight_decay * weights[name]
+        return along, prefixed("state.adam", new)
+
+    def kept(self, tensors: Tensors) -> Tensors:
+        """``update.*``, and the optimizer for the next round."""
+        return packed(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -1,0 +1,92 @@
+"""FedAvg's local training, and the two forms of it that personalization is compared with (per_fedavg.md 5)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.algorithms.baselines.steps import check_clip
+from edgefl.algorithms.personal.adapted import STEP, adapted
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.ranges import at_least_zero, counts
+from edgefl.objective.objective import Objective
+
+
+def fedavg(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.05,
+    clip: float | None = None,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
+
+    ``y <- y - lr g(y; B)``, ``steps`` times from the round's weights; ``x <- mean y``. It is ``sgd`` without momentum and
+    without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``
+    (fafed.md 4.4).
+    """
+    counts("algorithm 'fedavg'", batch=batch)
+    at_least_zero("algorithm 'fedavg'", steps=steps, lr=lr)
+    check_clip("algorithm 'fedavg'", clip)
+    algorithm = sgd(
+        objective,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=0.0,
+        weight_decay=0.0,
+        clip=clip,
+        eval_batch=eval_batch,
+    )
+    return replace(algorithm, name="fedavg")
+
+
+def fedavg_update(
+    objective: Objective,
+    *,
+    batch: int = 40,
+    steps: int = 10,
+    lr: float = 0.001,
+    alpha: float = STEP,
+    clip: float | None = None,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
+
+    ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
+    per_fedavg's outer batch, so both see the same samples; both have the same ``lr`` unless told otherwise (one beta
+    for all, per_fedavg.md 3.3).
+    """
+    algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
+    return replace(adapted(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")
+
+
+def fedavg_matched(
+    objective: Objective,
+    *,
+    batch: int = 40,
+    steps: int = 10,
+    factor: int = 2,
+    lr: float = 0.001,
+    alpha: float = STEP,
+    clip: float | None = None,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
+
+    The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps
+    (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.
+    """
+    counts("algorithm 'fedavg_matched'", factor=factor)
+    algorithm = fedavg_update(
+        objective,
+        batch=batch,
+        steps=factor * steps,
+        lr=lr,
+        alpha=alpha,
+        clip=clip,
+        eval_batch=eval_batch,
+    )
+    return replace(algorithm, name="fedavg_matched")

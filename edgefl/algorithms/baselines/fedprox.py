@@ -1,0 +1,49 @@
+"""FedProx's local training: SGD that is drawn back to the round's weights (Li et al. 2020)."""
+
+from __future__ import annotations
+
+from edgefl.algorithms.baselines.steps import check_clip, descent, trained_specs, weight_ports
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.ranges import at_least_zero, counts
+from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import begun, evaluate, finish
+
+
+def fedprox(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.05,
+    mu: float = 0.01,
+    clip: float | None = None,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FedProx: FedAvg whose local loss has a pull to the round's weights, ``mu / 2 |y - x|^2`` (Li et al. 2020).
+
+    ``y <- y - lr (g(y; B) + mu (y - x))`` with ``x`` the weights that the round began with; ``mu`` = 0 is FedAvg.
+    ``clip``: g alone, without the pull, is scaled down to this norm over all tensors.
+    """
+    counts("algorithm 'fedprox'", batch=batch)
+    at_least_zero("algorithm 'fedprox'", steps=steps, lr=lr, mu=mu)
+    check_clip("algorithm 'fedprox'", clip)
+
+    def start(tensors: Tensors) -> Tensors:
+        state = begun(objective, tensors)
+        weights = select(state, "state.weights")
+        return state | prefixed("state.anchor", {name: weights[name] for name in objective.trainable})
+
+    def pulled(tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+        y, x = select(tensors, "state.weights"), select(tensors, "state.anchor")
+        return {name: g + mu * (y[name] - x[name]) for name, g in grads.items()}, {}
+
+    step = descent(objective, batch, pulled, prefixed("state.anchor", trained_specs(objective)), clip=clip)
+    return Algorithm(
+        name="fedprox",
+        start=Function("start", start, weight_ports(objective)),
+        phases=(Phase("train", step, steps),),
+        finish=finish(objective),
+        evaluate=evaluate(objective, eval_batch or batch),
+        hyper={"lr": lr},
+    )

@@ -1,0 +1,258 @@
+"""MimeAdam and MimeLite: local steps by an Adam whose statistics are the server's (Karimireddy et al. 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from edgefl.algorithms.baselines.steps import descent, received_state, root, trained_specs, weight_ports
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import MEAN, ServerOpt, beside, state_of
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.models.losses.loss import Loss, among, check_separable, sample_weights
+from edgefl.models.spec import output_spec
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed, step_ports
+
+# The gradient of all local samples, batch by batch.
+
+
+def accumulate(objective: Objective, batch: int) -> Function:
+    """``state.full.*`` += the sum of the per-sample gradients at ``state.weights`` where ``batch.0.mask`` is 1, and
+    ``state.seen`` += their number, or what they weigh: for a phase over the data, after which :func:`mean_of` is the mean
+    over all samples.
+
+    Weights and moving statistics stay as they are. It is a pass of training: batch norm normalizes by the batch, the rows
+    that fill up the last one included, so that with it the result depends on how the samples fall into batches.
+    ModelError for a loss that reduces a batch itself, because rows that fill one up would count.
+    """
+    out = output_spec(objective.suffix, objective.boundary)
+    check_separable(objective.loss, out, "the gradient of all local samples (mimeadam, mimelite)")
+
+    def fn(tensors: Tensors) -> Tensors:
+        mask = tensors["batch.0.mask"]
+        masked = objective.with_loss(_Masked(objective.loss, mask))
+        loss, correct, grads, _ = gradient(masked, select(tensors, "state.weights"), tensors)
+        full = select(tensors, "state.full")
+        weight = sample_weights(masked.loss, tensors["batch.0.y"])
+        if weight is None:
+            rows, seen = len(mask), mask.sum()  # a mean over all rows, of which those without a mask are 0
+            sums, loss = {name: rows * g for name, g in grads.items()}, rows * loss / seen
+        else:
+            seen = weight.sum()
+            sums = {name: seen * g for name, g in grads.items()}
+        metrics = {"metric.loss": loss, "metric.correct": correct}
+        state = prefixed("state.full", {name: full[name] + added for name, added in sums.items()})
+        return state | {"state.seen": tensors["state.seen"] + seen} | metrics
+
+    ports = step_ports(objective, batch) | {"batch.0.mask": TensorSpec((batch,))}
+    return Function("full_gradient", fn, ports | full_ports(objective))
+
+
+def full_ports(objective: Objective) -> dict[str, TensorSpec]:
+    """What :func:`accumulate` adds up."""
+    return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
+
+
+def none_yet(objective: Objective, state: Tensors) -> Tensors:
+    """Its values before the first batch, in the dtype of ``state.weights.*``."""
+    dtype = dtype_of(objective, state)
+    return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
+
+
+def mean_of(tensors: Tensors) -> Tensors:
+    """The mean gradient over the samples that were seen, by name."""
+    return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
+
+
+@dataclass(frozen=True)
+class _Masked:
+    """A loss, times ``mask`` (B,); where samples weigh differently, their weights times it."""
+
+    loss: Loss
+    mask: Tensor
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.mul(among(self.loss, self.mask).each(out, y), self.mask)
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return torch.mul(among(self.loss, self.mask).correct(out, y), self.mask)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return self.loss.label(out)
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        weight = sample_weights(self.loss, y)
+        return None if weight is None else weight * self.mask
+
+
+def mimeadam(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 0.01,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
+
+    Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then
+
+        u = g(y; B) - g(x; B) + c,    y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)       ``steps`` times
+        m <- beta1 m + (1 - beta1) c,    v <- beta2 v + (1 - beta2) c^2                             after the round
+
+    on one batch and one draw of noise for both gradients. m = 0 and v = tau^2 at first, as in FedAdam. Where a round takes
+    a part of the devices, c is the mean over those of its first exchange.
+    """
+    adam = _checked("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
+    evaluated = evaluate(objective, eval_batch or batch)
+    ahead = Algorithm(
+        name="mimeadam",
+        start=Function("start", adam.gathering, weight_ports(objective)),
+        phases=(Phase("full_gradient", accumulate(objective, batch), 1, over_data=True),),
+        finish=Function("finish", adam.told, full_ports(objective)),
+        evaluate=evaluated,
+        server=replace(MEAN, name="mean gradient", state={"c": 0.0}),
+    )
+    step = descent(objective, batch, adam.corrected, adam.statistics | adam.anchor)
+    return Algorithm(
+        name="mimeadam",
+        start=Function("start", adam.start_corrected, weight_ports(objective, "c", "m", "v")),
+        phases=(Phase("train", step, steps),),
+        finish=finish(objective),
+        evaluate=evaluated,
+        hyper={"lr": lr},
+        server=adam.server("mimeadam"),
+        ahead=(ahead,),
+    )
+
+
+def mimelite(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.99,
+    tau: float = 0.01,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
+
+    A device takes its full gradient c_i at the round's x, then ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) / (sqrt(v) +
+    tau)``, ``steps`` times, and sends y and c_i; the server makes m and v (``beta2``) of c = mean c_i, as MimeAdam does.
+    """
+    adam = _checked("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
+    return Algorithm(
+        name="mimelite",
+        start=Function("start", adam.start_lite, weight_ports(objective, "m", "v")),
+        phases=(
+            Phase("full_gradient", accumulate(objective, batch), 1, over_data=True),
+            Phase("train", descent(objective, batch, adam.plain, adam.statistics), steps),
+        ),
+        finish=Function("finish", adam.both, held_ports(objective) | full_ports(objective)),
+        evaluate=evaluate(objective, eval_batch or batch),
+        hyper={"lr": lr},
+        server=adam.server("mimelite"),
+    )
+
+
+def _checked(
+    name: str,
+    objective: Objective,
+    batch: int,
+    steps: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    tau: float,
+) -> _Adam:
+    counts(f"algorithm {name!r}", batch=batch)
+    at_least_zero(f"algorithm {name!r}", steps=steps, lr=lr)
+    above_zero(f"algorithm {name!r}", tau=tau)
+    below_one(f"algorithm {name!r}", beta1=beta1, beta2=beta2)
+    return _Adam(objective, beta1, beta2, tau)
+
+
+@dataclass(frozen=True, eq=False)
+class _Adam:
+    """The functions of both, and the server's step. ``state.pull`` and ``state.scale`` are constants of a round."""
+
+    objective: Objective
+    beta1: float
+    beta2: float
+    tau: float
+
+    @property
+    def statistics(self) -> dict[str, TensorSpec]:
+        specs = trained_specs(self.objective)
+        return prefixed("state.pull", specs) | prefixed("state.scale", specs)
+
+    @property
+    def anchor(self) -> dict[str, TensorSpec]:
+        return prefixed("state.anchor", trained_specs(self.objective))
+
+    def gathering(self, tensors: Tensors) -> Tensors:
+        """Before the full gradient: the weights, and nothing seen yet."""
+        state = begun(self.objective, tensors)
+        return state | none_yet(self.objective, state)
+
+    def start_corrected(self, tensors: Tensors) -> Tensors:
+        """x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
+        c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
+        weights = select(state, "state.weights")
+        anchor = prefixed("state.anchor", {name: weights[name] for name in c})
+        pull = {name: (1 - self.beta1) * c[name] + part for name, part in self._momentum(tensors).items()}
+        return state | anchor | prefixed("state.pull", pull) | self._scale(tensors)
+
+    def start_lite(self, tensors: Tensors) -> Tensors:
+        """The pull is beta1 m."""
+        pull = prefixed("state.pull", self._momentum(tensors))
+        state = begun(self.objective, tensors)
+        return state | pull | self._scale(tensors) | none_yet(self.objective, state)
+
+    def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+        """((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
+        at_x = select(tensors, "state.weights") | select(tensors, "state.anchor")
+        old = gradient(self.objective, at_x, tensors)[2]
+        return self.plain(tensors, {name: g - old[name] for name, g in grads.items()})
+
+    def plain(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+        """((1 - beta1) g + pull) / (sqrt(v) + tau)."""
+        pull, scale = select(tensors, "state.pull"), select(tensors, "state.scale")
+        return {n: ((1 - self.beta1) * g + pull[n]) / scale[n] for n, g in grads.items()}, {}
+
+    def told(self, tensors: Tensors) -> Tensors:
+        """``update.c/*``, the device's full gradient."""
+        return prefixed("update", beside("c", mean_of(tensors)))
+
+    def both(self, tensors: Tensors) -> Tensors:
+        """The model and the full gradient."""
+        return packed(self.objective, tensors) | self.told(tensors)
+
+    def server(self, name: str) -> ServerOpt:
+        """m and v after a round, of the c that it had."""
+
+        def step(_before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
+            c, m, v = (state_of(mean, state) for state in ("c", "m", "v"))
+            new = {n: self.beta1 * m[n] + (1 - self.beta1) * g for n, g in c.items()}
+            square = {n: self.beta2 * v[n] + (1 - self.beta2) * g.square() for n, g in c.items()}
+            return beside("m", new) | beside("v", square)
+
+        return ServerOpt(name, {"c": 0.0, "m": 0.0, "v": self.tau**2}, step, options=frozenset({"beta2"}))
+
+    def _momentum(self, tensors: Tensors) -> Tensors:
+        return {n: self.beta1 * m for n, m in received_state(tensors, "m", self.objective).items()}
+
+    def _scale(self, tensors: Tensors) -> Tensors:
+        v = received_state(tensors, "v", self.objective)
+        return prefixed("state.scale", {name: root(value) + self.tau for name, value in v.items()})

@@ -1,0 +1,95 @@
+"""SGD with momentum and decoupled ports: the local training of FedAvg and EmbracingFL (embracingfl.md 2.5, 2.6)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from edgefl.algorithms.baselines.steps import check_clip, clipped, trained_specs, weight_ports
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective, SelfDistillation
+from edgefl.objective.parts import SCALAR, begun, evaluate, finish, step_ports
+
+
+def sgd(
+    objective: Objective,
+    *,
+    batch: int = 32,
+    steps: int = 10,
+    lr: float = 0.05,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-4,
+    decay_all: bool = False,
+    masked_loss: bool = False,
+    self_distillation: float | None = None,
+    temperature: float = 1.0,
+    clip: float | None = None,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """EmbracingFL Algorithm 2: ``steps`` momentum-SGD steps on the trained suffix, fresh buffers every round.
+
+    Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``.
+    Decay acts on conv and dense kernels only (embracingfl.md 8, row 12); ``decay_all`` extends it to every trained tensor.
+    Without momentum there are no buffers. ``masked_loss``: logits of classes that the device has no sample of are 0
+    in training (HeteroFL). ``self_distillation``: the weight of :class:`SelfDistillation` at ``temperature`` (FjORD).
+    ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``, before decay and momentum.
+    ``batch`` and ``eval_batch`` (default: ``batch``) are static in the graphs.
+    """
+    check_clip("algorithm 'sgd'", clip)
+    if masked_loss:
+        objective = replace(objective, masked=True)
+    if self_distillation is not None:
+        objective = replace(objective, distilled=SelfDistillation(self_distillation, temperature))
+    decayed = frozenset(objective.trainable) if decay_all else objective.kernels
+    step = _step(objective, batch, momentum, weight_decay, decayed, clip)
+    return Algorithm(
+        name="sgd",
+        start=_start(objective, buffers=bool(momentum)),
+        phases=(Phase("train", step, steps),),
+        finish=finish(objective),
+        evaluate=evaluate(objective, eval_batch or batch),
+        hyper={"lr": lr},
+    )
+
+
+def _start(objective: Objective, *, buffers: bool) -> Function:
+    def fn(tensors: Tensors) -> Tensors:
+        state = begun(objective, tensors)
+        weights = select(state, "state.weights")
+        zeros = {name: torch.zeros_like(weights[name]) for name in objective.trainable if buffers}
+        return state | prefixed("state.momentum", zeros)
+
+    return Function("start", fn, weight_ports(objective))
+
+
+def _step(
+    objective: Objective,
+    batch: int,
+    momentum: float,
+    weight_decay: float,
+    decayed: frozenset[str],
+    clip: float | None,
+) -> Function:
+    def fn(tensors: Tensors) -> Tensors:
+        weights, velocity = select(tensors, "state.weights"), select(tensors, "state.momentum")
+        loss, correct, grads, moved = gradient(objective, weights, tensors)
+        (grads,) = clipped(clip, grads)
+        new = {}
+        for name in objective.trainable:
+            w, g = weights[name], grads[name]
+            v = g + weight_decay * w if weight_decay and name in decayed else g
+            if momentum:
+                v = velocity[name] = momentum * velocity[name] + v
+            new[name] = w - tensors["hyper.lr"] * v
+        if momentum or weight_decay:  # which move entries that have no gradient
+            new = objective.carrier.confine(new, weights, select(tensors, "state.gate"))
+        state = prefixed("state.weights", weights | new | moved) | prefixed("state.momentum", velocity)
+        return state | {"metric.loss": loss, "metric.correct": correct}
+
+    ports = step_ports(objective, batch) | {"hyper.lr": SCALAR}
+    if momentum:
+        ports |= prefixed("state.momentum", trained_specs(objective))
+    return Function("train", fn, ports)

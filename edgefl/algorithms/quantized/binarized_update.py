@@ -1,0 +1,170 @@
+"""An update that is trained to be sent as a bit per entry: its tensors, its step sizes, and FedBAT's ``finish``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.algorithms.baselines.steps import weight_ports
+from edgefl.codecs.binarize import Groups, StepSize, draw, plus, unpack_signs
+from edgefl.codecs.codec import Codec
+from edgefl.codecs.coder import Change, Coder, parted, spread
+from edgefl.codecs.sections import Parts, arrays, form_of, statistics_coder, statistics_codes
+from edgefl.codecs.signs import signs
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import held_ports
+from edgefl.wire.bits import packed_bytes
+from edgefl.wire.update.form import SIGNS, Codes, Form
+
+UploadMode = Literal["resample_final", "last_forward", "det_sign"]
+
+
+@dataclass(frozen=True, eq=False)
+class Binarized:
+    """Which tensors of ``objective`` are binarized (``parts.coded``), and by which step sizes.
+
+    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups], ``hyper.rho`` is how
+    fast alpha follows. Unless ``learned``, alpha is norm_inf(m), and there is none of them.
+    """
+
+    objective: Objective
+    parts: Parts
+    groups: Groups
+    learned: bool
+    bounds: tuple[float, float] | None = None
+
+    def specs(self, names: Iterable[str]) -> dict[str, TensorSpec]:
+        return {name: self.objective.weights[name] for name in names}
+
+    @cached_property
+    def ports(self) -> dict[str, TensorSpec]:
+        """The weights that stay, the gates beside them, and m."""
+        return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
+
+    @property
+    def size_state(self) -> dict[str, TensorSpec]:
+        """What learned step sizes are made of."""
+        each = TensorSpec((self.groups.count,))
+        return {"state.scale": each, "state.log_scale": each} if self.learned else {}
+
+    @property
+    def size_ports(self) -> dict[str, TensorSpec]:
+        """What :meth:`step_sizes` reads beside m."""
+        return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
+
+    def size(self, tensors: Tensors) -> StepSize:
+        """How learned step sizes are computed and moved."""
+        return StepSize(tensors["hyper.rho"], self.bounds)
+
+    @property
+    def sent_ports(self) -> dict[str, TensorSpec]:
+        """The last step's draw and step sizes, where they are kept for the upload."""
+        size = sum(packed_bytes(entries) for entries in self.entries.values())
+        codes = TensorSpec((size,), torch.uint8, below=256)
+        return {"state.sent.scales": TensorSpec((self.groups.count,)), "state.sent.codes": codes}
+
+    @cached_property
+    def entries(self) -> dict[str, int]:
+        """Of each binarized tensor, in the shape that it is trained in."""
+        return {name: math.prod(self.objective.weights[name].shape) for name in self.parts.coded}
+
+    def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
+        """||m||_1 / d of each group, [groups], over the entries that the tier holds."""
+        counts = {name: self._count(name, held, m[name].dtype) for name in self.parts.coded}
+        return self._norms(m) / self.groups.sums(counts).clamp(min=1.0)
+
+    def step_sizes(self, tensors: Tensors) -> Tensor:
+        """alpha, [groups]; 0 where a group's m is, NaN where it is not finite (so that nobody takes it for an update)."""
+        m = select(tensors, "state.change")
+        norms = self._norms(m)
+        if self.learned:
+            alpha = self.size(tensors).of(tensors["state.scale"], tensors["state.log_scale"])
+        else:
+            alpha = self.groups.largest({name: m[name].abs().max() for name in self.parts.coded})
+        alpha = torch.where(norms <= torch.finfo(torch.float32).max, alpha, math.nan)
+        return torch.where(norms == 0, 0.0, alpha)
+
+    def _norms(self, m: Tensors) -> Tensor:
+        return self.groups.sums({name: m[name].abs().sum() for name in self.parts.coded})
+
+    def _count(self, name: str, held: Tensors, dtype: torch.dtype) -> Tensor:
+        if name in held:
+            return held[name].sum().to(dtype)
+        return torch.full((), float(self.entries[name]), dtype=dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """``finish``: the signs of one draw and their step sizes, what is not binarized as float32, moving statistics."""
+
+    update: Binarized
+    codec: Codec
+    mode: UploadMode
+    statistics_bits: int
+
+    @property
+    def last_draw(self) -> bool:
+        """Whether the steps keep what they draw."""
+        return self.mode == "last_forward"
+
+    @cached_property
+    def statistics(self) -> Coder | None:
+        return statistics_coder(self.statistics_bits)
+
+    @cached_property
+    def form(self) -> Form:
+        groups = self.update.groups.numbers
+        codec, parts = self.codec, self.update.parts
+        return form_of(codec.name, codec.version, parts, Codes(1, SIGNS), self.statistics, groups=groups)
+
+    @property
+    def ports(self) -> dict[str, TensorSpec]:
+        ports = weight_ports(self.update.objective) | self.update.ports
+        if self.last_draw:
+            return ports | self.update.sent_ports
+        return ports | self.update.size_ports | prefixed("noise", self.update.specs(self.update.parts.coded))
+
+    def finish(self, tensors: Tensors) -> Tensors:
+        """``update.*`` in :attr:`form`."""
+        parts, carrier = self.update.parts, self.update.objective.carrier
+        left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
+        base = carrier.unpack(select(tensors, "weights"))[0]
+        values = {name: left[name] - base[name] for name in parts.statistics}
+        statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
+        scales, codes = self._drawn(tensors, base)
+        packed = carrier.pack(left | select(tensors, "state.change") | codes | statistics, gates)
+        return prefixed("update", arrays(self.form, packed, [scales, *others]))
+
+    def _drawn(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
+        """(alpha [groups], codes by name): 1.0 for +, 0.0 for -."""
+        if self.last_draw:
+            return tensors["state.sent.scales"], self._kept(tensors["state.sent.codes"])
+        names, m, alpha = (
+            self.update.parts.coded,
+            select(tensors, "state.change"),
+            self.update.step_sizes(tensors),
+        )
+        change = Change.of(names, m, base, uniform=select(tensors, "noise"))
+        if self.mode == "det_sign":
+            codes = signs(change, "random")
+        else:
+            each = self.update.groups.spread(alpha)
+            codes = plus(
+                draw(change.value, spread([each[name] for name in names], change.sizes), change.draws())
+            )
+        return alpha, parted(codes, {name: m[name] for name in names})
+
+    def _kept(self, packed: Tensor) -> Tensors:
+        codes, start = {}, 0
+        for name, entries in self.update.entries.items():
+            shape = self.update.objective.weights[name].shape
+            codes[name] = unpack_signs(packed, start, entries).reshape(shape)
+            start += packed_bytes(entries)
+        return codes

@@ -1,0 +1,146 @@
+"""Training of binary weights: the local training of BiFL and BiFL-Full (fedbat.md 3, 8.17)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.tensors import Tensors
+from edgefl.facts.combinations import combination_hint
+from edgefl.objective.carrier import Carrier, Specs, Thresholded
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import inference
+from edgefl.wire.errors import ModelError
+
+
+def binary(
+    objective: Objective,
+    *,
+    batch: int = 64,
+    steps: int = 10,
+    lr: float = 0.05,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    clip: bool = False,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
+
+    The options that are not told here are those of :func:`edgefl.algorithms.baselines.sgd.sgd`.
+
+    The layers read B = mean|W| sign(W), per tensor, sign(0) = +1, for each kernel W (trained tensors of two and more
+    dimensions, embeddings excepted; :attr:`Objective.kernels`). The gradient passes straight through, dL/dW := dL/dB,
+    with ``clip`` only where |W| <= 1. All other tensors, and activations, are as they are. The update has W itself:
+    what of it travels is a matter of the codec. ModelError for a submodel that is chosen by importance.
+    """
+    trained = binarized(objective, clip=clip)
+    algorithm = sgd(
+        trained,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        eval_batch=eval_batch,
+    )
+    return replace(algorithm, name="binary", inference=inference(trained))
+
+
+def binarized(objective: Objective, *, clip: bool = False) -> Objective:
+    """``objective`` with binary kernels. ModelError as :func:`binary` has it."""
+    carrier = objective.carrier
+    if isinstance(carrier, Thresholded):
+        raise ModelError(
+            "binary weights have one magnitude per tensor, so importance has nothing to choose by: train this "
+            "submodel by sgd or tcbgd, or choose a kind that cuts by position, such as width "
+            f"({combination_hint(algorithm='binary', kind='importance')})",
+            carrier=type(carrier).__name__,
+        )
+    if not objective.kernels:
+        raise ModelError(
+            "the algorithm binary needs a trained kernel of two or more dimensions, and this submodel has none; train "
+            "it by sgd",
+            tensors=objective.trainable,
+        )
+    return replace(objective, carried=Binary(carrier, objective.kernels, clip))
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Carrier):
+    """``inner``, whose ``kernels`` are read as binary weights. What travels is what ``inner`` has."""
+
+    inner: Carrier
+    kernels: frozenset[str]
+    clip: bool = False
+
+    @property
+    def payload(self) -> Specs:
+        return self.inner.payload
+
+    @property
+    def gates(self) -> Specs:
+        return self.inner.gates
+
+    @property
+    def noise(self) -> Specs:
+        return self.inner.noise
+
+    @property
+    def update(self) -> Specs:
+        return self.inner.update
+
+    def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
+        return self.inner.unpack(payload)
+
+    def held(self, gates: Tensors) -> Tensors:
+        return self.inner.held(gates)
+
+    def effective(
+        self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
+    ) -> Tensors:
+        """Binarized first: what ``inner`` leaves out of a step is 0 in it, which no binary weight is."""
+        read = {name: self._binary(w) if name in self.kernels else w for name, w in weights.items()}
+        return self.inner.effective(read, gates, noise, training=training)
+
+    def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
+        return self.inner.descent(grads, weights, gates)
+
+    def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
+        return self.inner.confine(new, old, gates)
+
+    def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
+        return self.inner.pack(weights, gates)
+
+    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
+        return self.inner.rested(moved, before, noise)
+
+    def _binary(self, weight: Tensor) -> Tensor:
+        made: Tensor = _Binarize.apply(weight, self.clip)  # type: ignore[no-untyped-call]
+        return made
+
+
+class _Binarize(torch.autograd.Function):
+    """mean|W| sign(W), straight-through."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, clip: bool) -> Tensor:
+        size = weight.abs().mean()
+        return torch.where(weight >= 0, size, -size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        weight, ctx.clip = inputs
+        ctx.save_for_backward(weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (weight,) = ctx.saved_tensors
+        return torch.where(weight.abs() <= 1, gradient, torch.zeros(())) if ctx.clip else gradient, None

@@ -1,0 +1,235 @@
+"""FedBAT: the update is binarized while it is trained, and its step sizes are learned (fedbat.md 2; ICML'24)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.algorithms.baselines.steps import weight_ports
+from edgefl.algorithms.quantized.binarized_update import Binarized, Upload, UploadMode
+from edgefl.codecs.binarize import Granularity, Groups, draw, inside, pack_signs, slope
+from edgefl.codecs.codec import STATISTICS_BITS, Codec
+from edgefl.codecs.sections import Parts
+from edgefl.contract.algorithm import Algorithm, Function, Phase
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.derivatives import gradient
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import SCALAR, batch_ports, begun, dtype_of, evaluate
+from edgefl.wire.errors import ModelError
+
+StepSizes = Literal["learned", "largest"]
+
+
+def fedbat(
+    objective: Objective,
+    *,
+    batch: int = 64,
+    steps: int = 10,
+    lr: float = 0.1,
+    rho: float = 6.0,
+    phi: float = 0.5,
+    granularity: Granularity = "tensor",
+    binarize_1d: bool = True,
+    upload_mode: UploadMode = "resample_final",
+    step_size: StepSizes = "learned",
+    alpha_range: tuple[float, float] | None = None,
+    statistics: int = STATISTICS_BITS,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    masked_loss: bool = False,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """FedBAT Algorithm 1: the received weights w stay as they are, and an update m is trained, which begins at 0.
+
+    First floor(``phi`` * ``steps``) steps of SGD in full precision, W = w + m, then steps that draw the signs s of m:
+
+        alpha = alpha' * exp(rho * alpha_e),   alpha' = mean|m| after the warm-up,   alpha_e = 0 at first    (eq. 10, 13)
+        s = +1 if zeta < (alpha + m) / (2 alpha) else -1,   W = w + alpha * s,   g = dF/dW                    (eq. 6, 7)
+        m       <- m - lr * g * [|m| <= alpha]                                                                (eq. 8)
+        alpha_e <- alpha_e - lr * rho * alpha * sum g * (s - m / alpha, or sign(m) where |m| > alpha)         (eq. 9)
+
+    There is one alpha per tensor, module or model (``granularity``). ``finish`` sends a bit per entry and the step sizes
+    (``upload_mode``): of a new draw (``resample_final``), of the last step's (``last_forward``), or sign(m)
+    (``det_sign``; fedbat.md 8.1). Without ``binarize_1d`` biases and norms are trained in full precision and sent as
+    float32 (fedbat.md 2.7); ``statistics``: bits per entry of moving statistics. ``step_size`` "largest" is the variant
+    that the theory covers (fedbat.md 8.11): alpha = norm_inf(m) in each step, nothing to learn.
+
+    ``alpha_range`` keeps alpha between two numbers, an addition to the paper: where few entries share an alpha, or the loss
+    is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that: how far any
+    alpha has moved from its first value, as a factor, up or down, and 1 in the warm-up. A runaway ends at a factor of e^20,
+    which no number of other steps hides in a mean. ``metric.clamped`` says how many step sizes are at a limit after a step.
+
+    ``momentum`` acts on m only, ``weight_decay`` adds weight_decay * W to g of kernels; both are 0 in the paper.
+    ``masked_loss`` as in ``sgd``. ``rho`` is ``hyper.rho``: each round may announce another.
+
+    ModelError for options that contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
+    """
+    if masked_loss:
+        objective = replace(objective, masked=True)
+    warmup = math.floor(phi * steps + 1e-9)  # 0.7 * 90 is a hair below 63
+    _check(rho, phi, steps, warmup, upload_mode, step_size, alpha_range)
+    parts = Parts.of(objective, binarize_1d=binarize_1d)
+    if not parts.coded:
+        raise ModelError(
+            "fedbat has no tensor to binarize here; set binarize_1d, or train this submodel by sgd"
+        )
+    learned = step_size == "learned"
+    groups = Groups.of(parts.coded, granularity)
+    binarized = Binarized(objective, parts, groups, learned, _bounds(alpha_range))
+    upload = Upload(binarized, Codec("fedbat"), upload_mode, statistics)
+    training = _Training(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
+    phases = (
+        Phase("warmup", Function("warmup", training.warm_up, training.ports), warmup),
+        Phase("binarize", Function("binarize", training.binarize, training.binarize_ports), steps - warmup),
+    )
+    return Algorithm(
+        name="fedbat",
+        start=Function("start", training.start, weight_ports(objective)),
+        phases=tuple(phase for phase in phases if phase.steps),
+        finish=Function("finish", upload.finish, upload.ports),
+        evaluate=evaluate(objective, eval_batch or batch),
+        hyper={"lr": lr, "rho": rho} if learned else {"lr": lr},
+        form=upload.form,
+    )
+
+
+def _check(
+    rho: float,
+    phi: float,
+    steps: int,
+    warmup: int,
+    upload_mode: UploadMode,
+    step_size: StepSizes,
+    alpha_range: tuple[float, float] | None,
+) -> None:
+    problem = ""
+    if not 0.0 <= phi <= 1.0:
+        problem = f"phi is the share of warm-up steps, 0 to 1, found {phi}"
+    elif not 0.0 <= rho < math.inf:
+        problem = f"rho is at least 0 and finite, found {rho}"
+    elif step_size == "learned" and warmup < 1:
+        problem = (
+            f"learned step sizes begin at mean|m| after the warm-up, and {phi:g} of {steps} steps is none; use a larger "
+            "phi, more steps, or step_size 'largest'"
+        )
+    elif upload_mode == "last_forward" and warmup == steps:
+        problem = f"upload_mode 'last_forward' sends the last step's draw, and phi {phi:g} leaves none; use a smaller phi"
+    elif alpha_range is not None and step_size == "largest":
+        problem = "alpha_range limits learned step sizes; leave it out with step_size 'largest'"
+    elif alpha_range is not None and not (len(alpha_range) == 2 and 0.0 < alpha_range[0] <= alpha_range[1]):
+        problem = f"alpha_range is two numbers above 0, the smaller first, such as 5e-4 and 5e-2; found {alpha_range}"
+    if problem:
+        raise ModelError(
+            f"algorithm fedbat: {problem}", rho=rho, phi=phi, steps=steps, alpha_range=alpha_range
+        )
+
+
+def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | None:
+    return None if alpha_range is None else (float(alpha_range[0]), float(alpha_range[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Training:
+    """``start`` and the steps, none of which returns the trained tensors of ``state.weights``: they stay as they came."""
+
+    update: Binarized
+    batch: int
+    momentum: float
+    weight_decay: float
+    keeps_draw: bool
+
+    def start(self, tensors: Tensors) -> Tensors:
+        """w as it came, and m = 0."""
+        objective = self.update.objective
+        state = begun(objective, tensors)
+        weights = select(state, "state.weights")
+        zeros = {name: torch.zeros_like(weights[name]) for name in objective.trainable}
+        state |= prefixed("state.change", zeros)
+        if self.momentum:
+            state |= prefixed("state.momentum", zeros)
+        scalars = self.update.size_state | (self.update.sent_ports if self.keeps_draw else {})
+        dtype = dtype_of(objective, state)
+        return state | {name: spec.zeros(dtype) for name, spec in scalars.items()}
+
+    @property
+    def ports(self) -> dict[str, TensorSpec]:
+        """What a warm-up step reads."""
+        objective = self.update.objective
+        ports = self.update.ports | batch_ports(objective, self.batch)
+        if self.momentum:
+            ports |= prefixed("state.momentum", self.update.specs(objective.trainable))
+        noise = prefixed("noise", objective.noise(self.batch))
+        return ports | prefixed("data", objective.facts) | noise | {"hyper.lr": SCALAR}
+
+    def warm_up(self, tensors: Tensors) -> Tensors:
+        """One step in full precision, and alpha' of what it leaves."""
+        m = select(tensors, "state.change")
+        grads, state = self._gradient(tensors, m)
+        state |= self._descended(tensors, m, grads)
+        if self.update.learned:
+            masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
+            state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), masks)
+            dtype = dtype_of(self.update.objective, tensors)
+            state["metric.alpha_growth"] = torch.ones((), dtype=dtype)
+            state["metric.clamped"] = torch.zeros((), dtype=dtype)
+        return state
+
+    @property
+    def binarize_ports(self) -> dict[str, TensorSpec]:
+        noise = prefixed("noise", self.update.specs(self.update.parts.coded))
+        return self.ports | self.update.size_ports | noise
+
+    def binarize(self, tensors: Tensors) -> Tensors:
+        """One step through S. Both gradients are those at the (m, alpha) that the step begins with."""
+        update, m = self.update, select(tensors, "state.change")
+        alpha = update.step_sizes(tensors)
+        of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
+        grads, state = self._gradient(tensors, m | {name: of[name] * sign for name, sign in signs.items()})
+        reached = {name: torch.where(inside(m[name], of[name]), grads[name], 0.0) for name in signs}
+        state |= self._descended(tensors, m, grads | reached)
+        if update.learned:
+            pulls = {n: (grads[n] * slope(m[n], of[n], sign)).sum() for n, sign in signs.items()}
+            scale, log_scale = tensors["state.scale"], tensors["state.log_scale"]
+            size, pull = update.size(tensors), update.groups.sums(pulls)
+            state["state.log_scale"], state["metric.clamped"] = size.descended(
+                scale, log_scale, alpha, pull, tensors["hyper.lr"]
+            )
+            state["metric.alpha_growth"] = size.growth(scale, alpha)
+        if self.keeps_draw:
+            state |= {"state.sent.scales": alpha, "state.sent.codes": pack_signs([*signs.values()])}
+        return state
+
+    def _signs(self, tensors: Tensors, m: Tensors, alpha: Tensor) -> Tensors:
+        """The draw of each binarized tensor; 0 outside of what the tier holds."""
+        masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
+        signs = {}
+        for name, size in self.update.groups.spread(alpha).items():
+            sign = draw(m[name], size, tensors[f"noise.{name}"])
+            signs[name] = torch.where(masks[name], sign, 0.0) if name in masks else sign
+        return signs
+
+    def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:
+        """(g by name at W = w + ``change``, what the pass leaves beside it: moving statistics and metrics)."""
+        objective, weights = self.update.objective, select(tensors, "state.weights")
+        at = weights | {name: weights[name] + change[name] for name in objective.trainable}
+        # The objective takes noise that it does not know for tensors of the layers.
+        own = set(prefixed("noise", self.update.specs(self.update.parts.coded)))
+        others = {name: tensor for name, tensor in tensors.items() if name not in own}
+        loss, correct, grads, moved = gradient(objective, at, others)
+        if self.weight_decay:
+            grads |= {name: grads[name] + self.weight_decay * at[name] for name in objective.kernels}
+        return grads, prefixed("state.weights", moved) | {"metric.loss": loss, "metric.correct": correct}
+
+    def _descended(self, tensors: Tensors, m: Tensors, grads: Tensors) -> Tensors:
+        """m after a step along ``grads``, and its velocity."""
+        velocity = select(tensors, "state.momentum")
+        if self.momentum:
+            velocity = grads = {name: self.momentum * velocity[name] + grads[name] for name in m}
+        new = {name: m[name] - tensors["hyper.lr"] * grads[name] for name in m}
+        if self.momentum or self.weight_decay:  # which move entries that have no gradient
+            new = self.update.objective.carrier.confine(new, m, select(tensors, "state.gate"))
+        return prefixed("state.change", new) | prefixed("state.momentum", velocity)

@@ -1,0 +1,212 @@
+"""Sparse weight and activation training, SWAT: the local training of ZeroFL (fedbat.md 3, 8.16)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.contract.algorithm import Algorithm, Function
+from edgefl.contract.tensors import Tensors
+from edgefl.models.spec import skeleton
+from edgefl.models.tied import entangled
+from edgefl.objective.objective import Objective
+from edgefl.objective.parts import inference
+from edgefl.wire.errors import ModelError
+from edgefl.wire.update.form import Sparse
+
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""(input, weight, bias) to output; linear in input and in weight."""
+
+
+def swat(
+    objective: Objective,
+    *,
+    batch: int = 64,
+    steps: int = 10,
+    lr: float = 0.05,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    sparsity: float = 0.97,
+    activations: bool = True,
+    masked_loss: bool = False,
+    dense_inference: bool = False,
+    eval_batch: int | None = None,
+) -> Algorithm:
+    """:func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
+
+    It is SWAT (Raihan and Aamodt 2020; fedbat.md 3). Options that are not told here are those of sgd, ``masked_loss`` too.
+
+    With top(t) = t where |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor and 0
+    elsewhere (so ties of the last one are kept too), a layer y = f(x, w, b) of training has
+
+        y = f(x, top(w), b),    dx = f's at top(w),    dw = f's at top(x), for every entry of w,    db as ever
+
+    The top is chosen anew in each step, of ``x`` over the whole batch, as SWAT does. Without ``activations`` dw reads
+    x itself. Every weight may move, since the gradient of an entry outside of the top is the one that it would have
+    inside (straight-through). Layers of other types, those with untrained weights, biases and norms are dense. What a
+    mask of the submodel holds at 0 stays 0, and counts in d.
+
+    Inference reads top(w) too: moving statistics are those of the sparse model, with which the dense one is of no use.
+    ``dense_inference`` has it read w, for models without such statistics or after a training of little sparsity.
+
+    ModelError for a sparsity outside [0, 1), and for a submodel without a layer to make sparse.
+    """
+    if not 0.0 <= sparsity < 1.0:
+        raise ModelError(
+            f"the sparsity of swat lies in [0, 1), such as 0.97; found {sparsity}", sparsity=sparsity
+        )
+    trained = sparsely(objective, Top(1 - sparsity, activations, not dense_inference))
+    algorithm = sgd(
+        trained,
+        batch=batch,
+        steps=steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        masked_loss=masked_loss,
+        eval_batch=eval_batch,
+    )
+    return replace(algorithm, name="swat", inference=None if dense_inference else _inference(trained))
+
+
+@dataclass(frozen=True)
+class Top:
+    """What a layer computes with: the largest ``share`` of its weight's entries and, for gradients, of its input's."""
+
+    share: float
+    activations: bool = True
+    inference: bool = True
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """``tensor`` with zeros but for its largest magnitudes; a constant for gradients."""
+        tensor = tensor.detach()
+        size = tensor.abs()
+        count = max(1, Sparse(self.share).kept(size.numel()))
+        if count == size.numel():
+            return tensor
+        least = torch.topk(size.reshape(-1), count, sorted=False).values.amin(0)
+        return torch.where(size >= least, tensor, torch.zeros(()))
+
+    def apply(self, product: Product, layer: SparseLayer, x: Tensor) -> Tensor:
+        """The output of ``layer``, with the gradients of :func:`swat`."""
+        weight, bias = layer.weight, layer.bias
+        if not layer.training:
+            return product(x, self.of(weight) if self.inference else weight, bias)
+        read = self.of(x) if self.activations else x.detach()
+        result: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+            product, x, weight, bias, read, self.of(weight)
+        )
+        return result
+
+
+class _Product(torch.autograd.Function):
+    """``product`` of x and the top of the weight; the gradients are those at the top of x and the top of the weight."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        product: Product, x: Tensor, weight: Tensor, bias: Tensor | None, read: Tensor, top: Tensor
+    ) -> Tensor:
+        return product(x, top, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.product, _x, _weight, bias, read, top = inputs
+        ctx.biased = bias is not None
+        ctx.save_for_backward(read, top, *([bias] if ctx.biased else []))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        # The product itself comes out once more, unused: exporting drops it.
+        back: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(
+            lambda x, weight, bias=None: ctx.product(x, weight, bias), *ctx.saved_tensors
+        )[1]
+        x, weight, *bias = back(gradient)
+        return None, x, weight, bias[0] if ctx.biased else None, None, None
+
+
+# -- layers ----------------------------------------------------------------------------------------------------
+
+
+class SparseLinear(nn.Linear):
+    top: Top
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top.apply(F.linear, self, x)
+
+
+class _SparseConv(nn.modules.conv._ConvNd):
+    top: Top
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top.apply(self._conv_forward, self, x)
+
+
+class SparseConv1d(_SparseConv, nn.Conv1d): ...
+
+
+class SparseConv2d(_SparseConv, nn.Conv2d): ...
+
+
+class SparseConv3d(_SparseConv, nn.Conv3d): ...
+
+
+SparseLayer = SparseLinear | _SparseConv
+
+_LAYERS: dict[type[nn.Module], type[SparseLayer]] = {
+    nn.Linear: SparseLinear,
+    nn.Conv1d: SparseConv1d,
+    nn.Conv2d: SparseConv2d,
+    nn.Conv3d: SparseConv3d,
+}
+
+
+def sparsely(objective: Objective, top: Top) -> Objective:
+    """``objective`` with its layers of these types, where their weights are trained, as their sparse counterparts."""
+    suffix = skeleton(objective.suffix, training=objective.suffix.training)
+    layers = [layer for layer in suffix.modules() if type(layer) in _LAYERS and _weight(layer).requires_grad]
+    if not layers:
+        names = sorted({type(layer).__name__ for layer in suffix.modules() if layer._parameters})
+        raise ModelError(
+            "swat makes nn.Linear and nn.Conv1d to nn.Conv3d sparse, and none of them is trained here (layers: "
+            f"{', '.join(names)}); train this submodel by sgd",
+            layers=names,
+        )
+    for layer in layers:
+        # Another class for the same object: names, sharing and all settings of the layer stay.
+        layer.__class__ = _LAYERS[type(layer)]
+        layer.top = top  # type: ignore[assignment]
+    return replace(objective, suffix=suffix)
+
+
+def _inference(trained: Objective) -> Function:
+    whole = inference(trained)
+    tops = {
+        f"weights.{path}.weight": layer.top
+        for path, layer in trained.suffix.named_modules()
+        if isinstance(layer, SparseLayer)
+    }
+
+    def fn(tensors: Tensors) -> Tensors:
+        if shared := entangled(trained.suffix):
+            raise ModelError(
+                f"expected a model without shared weights, found some in {', '.join(sorted(shared))}: swat computes with "
+                "the largest entries of one use only, which one tensor cannot hold; train with dense_inference",
+                units=sorted(shared),
+            )
+        weights = whole(tensors)
+        return weights | {name: top.of(weights[name]) for name, top in tops.items()}
+
+    return Function("inference", fn, whole.inputs)
+
+
+def _weight(layer: nn.Module) -> nn.Parameter:
+    # No parameter of this layer where it is tied to one of another.
+    return cast(nn.Parameter, layer.weight)
