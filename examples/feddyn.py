@@ -5,22 +5,27 @@ From the round's model x, device k minimises ``L_k(w) - <dual_k, w> + alpha/2 |w
 part of all devices that reported, and the next model is ``mean(w_k) - h / alpha``. Duals and h begin with 0.
 """
 
-from edgefl.contract import (
+from edgefl.algorithms import (
+    SCALAR,
     Algorithm,
+    ConfigError,
     Function,
+    Objective,
     Phase,
     Scalars,
     ServerOpt,
     Tensors,
+    begun,
     beside,
+    evaluate,
+    finish,
+    gradient,
+    held_ports,
     prefixed,
     select,
     state_of,
+    step_ports,
 )
-from edgefl.objective.derivatives import gradient
-from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
-from edgefl.wire.errors import ConfigError
 
 
 def feddyn(

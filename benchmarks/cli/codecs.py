@@ -204,7 +204,8 @@ def algorithms(
         typer.Option(
             metavar="NAME[:KEY=VALUE,...]",
             help="an algorithm of `edgefl ls algorithms`, path/to/file.py:factory, or an optimizer of "
-            "`edgefl ls optimizers`, which is fedavg with it at the server and takes server_lr; may be repeated; default: all",
+            "`edgefl ls optimizers`, which is fedavg with it at the server and takes server_lr; may be repeated; "
+            "default: all",
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="a model of `edgefl ls models`")] = "cnn",

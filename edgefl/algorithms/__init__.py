@@ -1,16 +1,156 @@
-"""Local algorithms as pure functions of named tensors.
+"""Local algorithms as pure functions of named tensors, and what the author of one needs.
 
-``algorithms.build("sgd", objective, batch=32, steps=10)`` gives a :class:`~edgefl.contract.algorithm.Algorithm`;
-``build("package.module:factory", ...)`` loads a method from a package of your own, ``"file.py:factory"`` from a file.
+``edgefl.algorithms.FedProx(mu=0.1)`` names an algorithm with its options. One of your own is a function that returns an
+:class:`Algorithm`; all that it is made of is here (docs/tutorials/new-method.md), and :func:`own` names it.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edgefl.system.lazy import lazily
+
 if TYPE_CHECKING:
-    from edgefl.contract.algorithm import Algorithm
+    from edgefl.algorithms.choices import (
+        FAFED,
+        SGD,
+        STEM,
+        SWAT,
+        TCBGD,
+        AdamW,
+        Binary,
+        FedAvg,
+        FedAvgMatched,
+        FedAvgUpdate,
+        FedBAT,
+        FedProx,
+        LocalAMSGrad,
+        LocalOnly,
+        MimeAdam,
+        MimeLite,
+        MultiExit,
+        NaiveAdaptive,
+        PerFedAvg,
+        Scaffold,
+        own,
+    )
+    from edgefl.contract import (
+        Algorithm,
+        CarryRule,
+        Function,
+        Phase,
+        Scalars,
+        ServerOpt,
+        Tensors,
+        TensorSpec,
+        beside,
+        prefixed,
+        role_of,
+        select,
+        state_of,
+    )
+    from edgefl.objective.derivatives import gradient
     from edgefl.objective.objective import Objective
+    from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
+    from edgefl.wire.errors import ConfigError
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.algorithms.choices": (
+        "SGD",
+        "FedAvg",
+        "FedAvgUpdate",
+        "FedAvgMatched",
+        "PerFedAvg",
+        "LocalOnly",
+        "FedProx",
+        "Scaffold",
+        "FAFED",
+        "STEM",
+        "NaiveAdaptive",
+        "LocalAMSGrad",
+        "MimeAdam",
+        "MimeLite",
+        "AdamW",
+        "TCBGD",
+        "MultiExit",
+        "SWAT",
+        "Binary",
+        "FedBAT",
+        "own",
+    ),
+    "edgefl.contract": (
+        "Algorithm",
+        "CarryRule",
+        "Function",
+        "Phase",
+        "Scalars",
+        "ServerOpt",
+        "Tensors",
+        "TensorSpec",
+        "beside",
+        "prefixed",
+        "role_of",
+        "select",
+        "state_of",
+    ),
+    "edgefl.objective.derivatives": ("gradient",),
+    "edgefl.objective.objective": ("Objective",),
+    "edgefl.objective.parts": (
+        "SCALAR",
+        "begun",
+        "evaluate",
+        "finish",
+        "held_ports",
+        "step_ports",
+    ),
+    "edgefl.wire.errors": ("ConfigError",),
+}
+__all__ = [
+    "FAFED",
+    "SCALAR",
+    "SGD",
+    "STEM",
+    "SWAT",
+    "TCBGD",
+    "AdamW",
+    "Algorithm",
+    "Binary",
+    "CarryRule",
+    "ConfigError",
+    "FedAvg",
+    "FedAvgMatched",
+    "FedAvgUpdate",
+    "FedBAT",
+    "FedProx",
+    "Function",
+    "LocalAMSGrad",
+    "LocalOnly",
+    "MimeAdam",
+    "MimeLite",
+    "MultiExit",
+    "NaiveAdaptive",
+    "Objective",
+    "PerFedAvg",
+    "Phase",
+    "Scaffold",
+    "Scalars",
+    "ServerOpt",
+    "TensorSpec",
+    "Tensors",
+    "begun",
+    "beside",
+    "evaluate",
+    "finish",
+    "gradient",
+    "held_ports",
+    "own",
+    "prefixed",
+    "role_of",
+    "select",
+    "state_of",
+    "step_ports",
+]
+__getattr__ = lazily(__name__, _PLACES)
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from edgefl.algorithms.choices import SGD
 from edgefl.api.check_data import samples_of
-from edgefl.api.choices import SGD, LossLike, loss_of
+from edgefl.api.choices import loss_of
 from edgefl.api.compile import Target, compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.comparison.torch_side import torch_step_ms
+from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed

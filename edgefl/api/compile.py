@@ -6,17 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from edgefl.algorithms.activations import stored
+from edgefl.algorithms.choices import SGD
 from edgefl.api.bundle import Bundle
-from edgefl.api.choices import SGD, Dense, LossLike, OutputSide, codec_choice, loss_of
+from edgefl.api.choices import codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec, sample_spec
 from edgefl.codecs import catalog as codecs
+from edgefl.codecs.choices import Dense
 from edgefl.comparison.compare import compared
 from edgefl.config.choices import Activations
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice, SubmodelChoice, chosen
+from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
+from edgefl.submodels.choices import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.errors import ConfigError
@@ -61,13 +65,14 @@ def compile(
     Every graph is run once in the runtime of its format and compared with torch before the bundle exists. What was compiled
     before, of the same things by the same versions, comes out of the cache.
 
-    Choices are objects such as ``edgefl.OutputSide(cut=3)``, or their names where the defaults will do.
+    Choices are objects such as ``edgefl.submodels.OutputSide(cut=3)``, or their names where the defaults will do.
 
     Args:
         model: a model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or a
             ``ModelSpec``.
         submodel: what the tier holds and trains; by default the whole model.
-        loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
+        loss: what training minimises: a choice such as ``edgefl.losses.Huber(delta=2.0)``, its name, or a function of
+        your own,
             ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
         algorithm: the local training; by default SGD.
         codec: how the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
@@ -81,8 +86,9 @@ def compile(
         activations: how what a step's forward pass makes waits for its backward pass: ``float16`` takes half the memory, and
             gradients read what rounding has left.
         lengths: of sequences: shorter ones that there are steps for too, so that a batch of short samples costs less.
-        data: whose samples and classes the model is for: a :class:`edgefl.Dataset`, or what :func:`edgefl.federation` takes,
-            such as ``"digits"`` or a file that :meth:`edgefl.Dataset.save` wrote.
+        data: whose samples and classes the model is for: a :class:`edgefl.data.Dataset`, or what
+        :func:`edgefl.federation` takes,
+            such as ``"digits"`` or a file that :meth:`edgefl.data.Dataset.save` wrote.
         sample: without ``data``: the shape of one sample, without batch dimension (float32), or a ``TensorSpec``.
         classes: without ``data``: the number of classes.
         options: keyword arguments of the model's factory.
@@ -99,7 +105,8 @@ def compile(
         ModelError: where the model cannot be built, or not be cut so.
         ExportError: where a graph cannot be made, or disagrees with torch.
 
-    >>> bundle = edgefl.compile("mlp", submodel=edgefl.Width(gamma=0.5), algorithm=edgefl.FedProx(mu=0.1), tier="half")
+    >>> half, prox = edgefl.submodels.Width(gamma=0.5), edgefl.algorithms.FedProx(mu=0.1)
+    >>> bundle = edgefl.compile("mlp", submodel=half, algorithm=prox, tier="half")
     >>> bundle.manifest.program, bundle.manifest.tier
     ('fedprox', 'half')
     """

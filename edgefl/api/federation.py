@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl.api.choices import LossLike, address_of, codec_choice, loss_choice
+from edgefl.api.choices import codec_choice, loss_choice
 from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.broker import BrokerTable
 from edgefl.config.choices import Activations
@@ -26,7 +26,8 @@ from edgefl.contract.choice import (
     chosen,
 )
 from edgefl.lab.demo import with_demo_defaults
-from edgefl.models.user_factory import absolute
+from edgefl.losses import LossLike
+from edgefl.models.user_factory import absolute, address_of
 from edgefl.optimizers.catalog import NONE
 from edgefl.setup.data import data_table
 from edgefl.wire.bundle.formats import FormatName
@@ -108,13 +109,14 @@ def federation(
         seed: decides initial weights, partition, batches and noise.
         tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong``, the
             whole model, for a :class:`edgefl.Server`: which devices there are elsewhere is for its owner to say.
-        loss: what training minimises: a choice such as ``edgefl.Huber(delta=2.0)``, its name, or a function of your own,
+        loss: what training minimises: a choice such as ``edgefl.losses.Huber(delta=2.0)``, its name, or a function of
+        your own,
             ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the labels.
         algorithm: the local training; by default SGD.
         codec: how updates become bytes; by default float32 weights.
         optimizer: the server's; by default what the algorithm says.
-        data: the name of a dataset (``digits``), a file that :meth:`edgefl.Dataset.save` wrote, a
-            CSV or JSON lines with the column ``label``, or a :class:`edgefl.Data`.
+        data: the name of a dataset (``digits``), a file that :meth:`edgefl.data.Dataset.save` wrote, a
+            CSV or JSON lines with the column ``label``, or a :class:`edgefl.config.DataTable`.
         round: when a round starts, how many devices it selects and when it ends.
         selection: which devices a round may select, and how.
         aggregate: how the updates become one change.
@@ -131,7 +133,7 @@ def federation(
     Raises:
         ConfigError: with every key that cannot be used, and what it should be.
 
-    >>> halves = edgefl.federation("mlp", rounds=2, tiers={"half": edgefl.Tier(submodel=edgefl.Width(gamma=0.5))})
+    >>> halves = edgefl.federation("mlp", rounds=2, tiers={"half": edgefl.Tier(submodel=edgefl.submodels.Width(gamma=0.5))})
     >>> halves.tiers["half"].gamma
     0.5
     """

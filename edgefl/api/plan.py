@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from edgefl.api.choices import SGD, TCBGD, Dense, LossLike, codec_choice, loss_of
+from edgefl.algorithms.choices import SGD, TCBGD
+from edgefl.api.choices import codec_choice, loss_of
 from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
 from edgefl.codecs import catalog as codecs
+from edgefl.codecs.choices import Dense
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice
+from edgefl.losses import LossLike
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel

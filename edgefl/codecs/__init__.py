@@ -3,3 +3,63 @@ send.
 
 ``form`` describes the bytes and imports no torch; ``decode`` reads them; the server adds them up without decoding.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgefl.system.lazy import lazily
+
+if TYPE_CHECKING:
+    from edgefl.codecs.choices import (
+        BFloat16,
+        BiFL,
+        BiFLFull,
+        Dense,
+        EFSignSGD,
+        FedPAQ,
+        Float16,
+        Int8,
+        NoisySignSGD,
+        ScaledSign,
+        SignSGD,
+        StocSignSGD,
+        TopK,
+        ZeroFL,
+    )
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.codecs.choices": (
+        "Dense",
+        "Float16",
+        "BFloat16",
+        "Int8",
+        "FedPAQ",
+        "SignSGD",
+        "ScaledSign",
+        "EFSignSGD",
+        "NoisySignSGD",
+        "StocSignSGD",
+        "TopK",
+        "ZeroFL",
+        "BiFL",
+        "BiFLFull",
+    ),
+}
+__all__ = [
+    "BFloat16",
+    "BiFL",
+    "BiFLFull",
+    "Dense",
+    "EFSignSGD",
+    "FedPAQ",
+    "Float16",
+    "Int8",
+    "NoisySignSGD",
+    "ScaledSign",
+    "SignSGD",
+    "StocSignSGD",
+    "TopK",
+    "ZeroFL",
+]
+__getattr__ = lazily(__name__, _PLACES)

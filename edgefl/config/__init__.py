@@ -5,14 +5,23 @@
 
 from __future__ import annotations
 
+from edgefl.config.broker import BrokerTable
 from edgefl.config.federation import Federation, without_devices
 from edgefl.config.reading import checked, load, parse
-from edgefl.config.tables import AlgorithmTable, DataTable, TierTable
+from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
+from edgefl.config.selection import SelectionTable
+from edgefl.config.tables import AlgorithmTable, DataTable, ExportTable, TierTable
 
 __all__ = [
+    "AggregateTable",
     "AlgorithmTable",
+    "BrokerTable",
     "DataTable",
+    "DownlinkTable",
+    "ExportTable",
     "Federation",
+    "RoundTable",
+    "SelectionTable",
     "TierTable",
     "checked",
     "load",

@@ -197,7 +197,7 @@ class Federation(tables.Table):
 
 
 def without_devices(federation: Federation) -> Federation:
-    """For commands that start no devices: where no tier says how many `edgefl run` is to start, that does not matter."""
+    """Return ``federation`` for commands that start no devices: no tier has to say how many `edgefl run` starts."""
     tiers = federation.tiers
     if any(table.count for table in tiers.values()):
         return federation

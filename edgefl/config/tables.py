@@ -164,7 +164,7 @@ class DataTable(Table):
     )
     file: str = Field(
         "",
-        description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.Dataset takes them; a server "
+        description="for name file: .npz with train_x, train_y, test_x, test_y, as edgefl.data.Dataset takes them; a server "
         "whose devices have their own samples (see `devices_dir` too) needs the last two alone; .csv or .jsonl, a record "
         "in each line, a fifth of them for tests; or a folder of photos with one sub-folder for each class",
     )

@@ -1,12 +1,13 @@
-"""What every room agrees on: named tensors, an algorithm and its functions, the server's state, ranges of options.
+"""What every package agrees on: named tensors, an algorithm and its functions, the server's state, ranges of options.
 
 Names are loaded when they are first used: a server that waits for devices needs none that brings torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from edgefl.system.lazy import lazily
 
 if TYPE_CHECKING:
     from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
@@ -14,14 +15,27 @@ if TYPE_CHECKING:
     from edgefl.contract.server import ServerOpt, beside, state_of
     from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
-_PLACES = {
-    "algorithm": ("CarryRule", "Function", "Phase", "Algorithm"),
-    "schedule": ("Scalars",),
-    "server": ("ServerOpt", "beside", "state_of"),
-    "tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.contract.algorithm": (
+        "Algorithm",
+        "CarryRule",
+        "Function",
+        "Phase",
+    ),
+    "edgefl.contract.schedule": ("Scalars",),
+    "edgefl.contract.server": (
+        "ServerOpt",
+        "beside",
+        "state_of",
+    ),
+    "edgefl.contract.tensors": (
+        "TensorSpec",
+        "Tensors",
+        "prefixed",
+        "role_of",
+        "select",
+    ),
 }
-_FROM = {name: f"{__name__}.{place}" for place, names in _PLACES.items() for name in names}
-
 __all__ = [
     "Algorithm",
     "CarryRule",
@@ -37,10 +51,4 @@ __all__ = [
     "select",
     "state_of",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FROM:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_FROM[name]), name)
-    return value
+__getattr__ = lazily(__name__, _PLACES)

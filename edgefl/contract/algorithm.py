@@ -129,13 +129,14 @@ OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weigh
 
 @dataclass(frozen=True)
 class Function:
-    """One pure function of an algorithm, with the ports it reads.
+    """One pure function of an algorithm: its ``name``, the function ``fn`` and its ``inputs``, specs by port.
 
-    Outputs need no declaration: they are what ``fn`` returns, in that order.
-    ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid. ``fixed``: what
-    it closes over are numbers that no training changes, such as a filter bank, so that they may be constants of any size.
-    ``activations``: how what its forward pass makes waits for the backward pass (:mod:`edgefl.algorithms.activations`).
-    ``metrics``: of an evaluation, what its sums make (:mod:`edgefl.wire.metrics`), the one that people are shown first.
+    ``fn`` maps tensors by port, of the shapes and dtypes that ``inputs`` say, to tensors by port; outputs need no
+    declaration. ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid.
+    ``fixed``: what it closes over are numbers that no training changes, such as a filter bank, so that they may be
+    constants of any size. ``activations``: how what its forward pass makes waits for the backward pass
+    (:mod:`edgefl.algorithms.activations`). ``metrics``: of an evaluation, what its sums make
+    (:mod:`edgefl.wire.metrics`), the one that people are shown first.
     """
 
     name: str
@@ -178,7 +179,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Phase:
-    """``steps`` repetitions of one step function; phases run in order.
+    """``steps`` repetitions of one step ``function``, called ``name``; phases run in order.
 
     ``over_data``: one pass over all local samples in place of ``steps``, in their order. The last batch is filled up by
     wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the rows that were filled in, 1 elsewhere.
@@ -213,15 +214,15 @@ class CarryRule:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A client's round: ``start``, the phases in order, ``finish``; ``evaluate`` reports a loss on held-out data.
+    """A client's round: ``start``, the ``phases`` in order, ``finish``; ``evaluate`` reports a loss on held-out data.
 
     ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
     weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
-    scalar; ``schedule`` those that the server announces otherwise, exchange by exchange; ``announced`` names the options
-    that act through it alone, where it has other names than they (``eta.3`` of ``lr``). ``form`` says what the bytes of
-    ``update.*`` mean; ``masks`` names those that are packed bits, with their number of bits. ``inference``
-    maps ``weights.*`` to the ``weights.*`` that ``evaluate`` computes with, if these have another form than those that
-    travel. Units that such an algorithm does not train would not fit those that it does.
+    scalar of the algorithm called ``name``; ``schedule`` those that the server announces otherwise, exchange by exchange;
+    ``announced`` names the options that act through it alone, where it has other names than they (``eta.3`` of ``lr``).
+    ``form`` says what the bytes of ``update.*`` mean; ``masks`` names those that are packed bits, with their number of
+    bits. ``inference`` maps ``weights.*`` to the ``weights.*`` that ``evaluate`` computes with, if these have another
+    form than those that travel. Units that such an algorithm does not train would not fit those that it does.
 
     ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
     data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
@@ -229,7 +230,7 @@ class Algorithm:
 
     ``server`` is what the server makes of the averages. A method of several exchanges has those of ``opening`` once, in
     order, and then those of ``ahead`` and this one in turn; all have the same ``name``, so a carry passes from one to the
-    next. ``whole``: every device has to take part in every exchange.
+    next; ``carry_rule`` says how long it is good for. ``whole``: every device has to take part in every exchange.
     """
 
     name: str

@@ -122,7 +122,7 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
     if isinstance(value, str) and _WITH_OPTIONS.search(value):
         raise ConfigError(
             f"argument `{argument}` is {value!r}, as the command line has it; options go into an object, such as "
-            "edgefl.FedProx(mu=0.1)",
+            "edgefl.algorithms.FedProx(mu=0.1)",
             argument=argument,
         )
     made = value() if isinstance(value, Named) else kind(value) if isinstance(value, str) else value

@@ -31,7 +31,7 @@ def _as_sent(update: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class ServerOpt:
-    """What the server makes of the averages of an exchange (ServerOpt of Reddi et al. 2021).
+    """What the server makes of the averages of an exchange (ServerOpt of Reddi et al. 2021), float tensors by ``name``.
 
     ``state``: what it keeps beside the weights, by name, with the value that its entries begin with; there is one tensor
     for each trainable parameter of the model, of its shape. ``step(before, mean, hyper)`` gets the weights and the state
@@ -104,12 +104,13 @@ MEAN = ServerOpt()
 
 
 def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """``{"conv.weight": x}`` as the server's state has it: ``{"m/conv.weight": x}``."""
+    """Name ``named``, values by parameter, as the server's ``state`` has them: ``{"m/conv.weight": x}`` for ``m``."""
     return {f"{state}/{name}": value for name, value in named.items()}
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """The inverse of :func:`beside`: the tensors of one state, by the name of their parameter."""
+    """Return those of ``tensors`` that belong to one ``state``, by parameter, shapes and dtypes as they are: the inverse of
+    :func:`beside`."""
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

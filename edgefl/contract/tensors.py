@@ -55,7 +55,8 @@ def role_of(port: str) -> str:
 
 
 def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """The tensors below ``prefix``, with the prefix removed: ``select(t, "state.weights")``."""
+    """Return those of ``tensors`` whose name begins with ``prefix`` and a dot, by the rest of the name; shapes and dtypes as
+    they are: ``select(t, "state.weights")``."""
     start = prefix + "."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
@@ -66,5 +67,5 @@ def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
 
 
 def prefixed(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """The inverse of :func:`select`, for tensors and for their specs."""
+    """Put ``prefix`` and a dot before each name of ``named``, tensors or their specs: the inverse of :func:`select`."""
     return {f"{prefix}.{name}": value for name, value in named.items()}

@@ -163,3 +163,24 @@ def refuse_while_loading(what: str) -> None:
 
 def _defined_by(module: ModuleType, thing: object) -> bool:
     return inspect.isfunction(thing) and thing.__module__ == module.__name__
+
+
+def address_of(factory: Callable[..., Any], what: str) -> str:
+    """``path/to/file.py:name`` of a function at the top level of a file."""
+    name = getattr(factory, "__qualname__", "")
+    try:
+        file = inspect.getsourcefile(factory)
+    except TypeError:
+        file = None
+    if not name.isidentifier() or file is None or not Path(file).is_file():
+        raise ConfigError(
+            f"{what} of your own is a function at the top level of a file, found {_short(factory)}: other processes load "
+            "it from there",
+            factory=repr(factory),
+        )
+    return f"{Path(file).resolve()}:{name}"
+
+
+def _short(factory: object) -> str:
+    """A module would show all of its layers."""
+    return repr(factory) if inspect.isfunction(factory) else f"an object of {type(factory).__name__}"

@@ -47,9 +47,19 @@ def counting() -> Iterator[Counts]:
 def gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int = 0
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-    """(loss, correct, gradient by name, fixed tensors after the pass) at ``weights`` on ``batch.<index>``.
+    """Return loss, correct answers, gradient and fixed tensors after the pass, at ``weights`` on one batch.
 
     Back-propagation ends at the boundary: ``batch.<index>.x`` needs no gradient.
+
+    Args:
+        objective: What is minimised.
+        weights: Tensors by name, float, of the parameters' shapes.
+        tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label), gates,
+            noise and scalars.
+        index: The batch.
+
+    Returns:
+        The mean loss (), the number of right answers (), the gradient by name, and the moved statistics by name.
     """
     if (counts := _counts.get()) is not None:
         counts.gradients += 1

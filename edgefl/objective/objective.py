@@ -78,6 +78,10 @@ class SelfDistillation:
 class Objective:
     """Mean ``loss`` of ``suffix`` on a batch, its gradient's ingredients and its inference.
 
+    ``boundary``: one sample of the suffix's input, without batch dimension. ``carried``: how its tensors travel and act;
+    None: as they are. ``masked``: logits of classes that no local sample has are 0 (HeteroFL). ``distilled``:
+    self-distillation.
+
     ``suffix`` maps the boundary tensor (B, *boundary.shape) to what the loss reads: for the default, logits
     (B, classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values always come
     from the arguments. Raises ModelError for a suffix without a parameter that gradients move, and for ``masked`` or
@@ -85,12 +89,9 @@ class Objective:
     """
 
     suffix: nn.Sequential
-    # One sample of the suffix's input, without the batch dimension.
     boundary: TensorSpec
     loss: Loss = CROSS_ENTROPY
-    # How the suffix's tensors travel and act; None: as they are.
     carried: Carrier | None = None
-    # Train with the logits of classes that no local sample has set to 0 (HeteroFL's masked cross-entropy).
     masked: bool = False
     distilled: SelfDistillation | None = None
     _modes: dict[bool, nn.Sequential] = field(init=False, repr=False, default_factory=dict)

@@ -15,7 +15,16 @@ SCALAR = TensorSpec(())
 
 
 def begun(objective: Objective, tensors: Tensors) -> Tensors:
-    """``state.weights.*`` and ``state.gate.*`` from the round's ``weights.*``, beside which the server's state may lie."""
+    """Begin a round: unpack what was received into the state that the steps train.
+
+    Args:
+        objective: What is trained.
+        tensors: The round's ``weights.*`` by name, of the parameters' shapes and dtypes; the server's state may lie beside
+            them.
+
+    Returns:
+        ``state.weights.*`` and ``state.gate.*``.
+    """
     payload = {name: tensors[f"weights.{name}"] for name in objective.carrier.payload}
     weights, gates = objective.carrier.unpack(payload)
     return prefixed("state.weights", weights) | prefixed("state.gate", gates)
@@ -33,12 +42,12 @@ def packed(objective: Objective, tensors: Tensors) -> Tensors:
 
 
 def finish(objective: Objective) -> Function:
-    """Return the ``finish`` that sends the weights and nothing else."""
+    """Return the ``finish`` that sends the trained weights of ``objective`` and nothing else."""
     return Function("finish", partial(packed, objective), held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
-    """Inference of the suffix on a masked batch: sums over the rows whose ``batch.0.mask`` is 1 (0: padding).
+    """Return the inference of ``objective`` on ``batch`` rows: sums over those whose ``batch.0.mask`` is 1 (0: padding).
 
     ``metric.loss_sum``, ``metric.correct`` and ``metric.count``, and what else the loss's metrics are made of
     (:func:`edgefl.models.losses.loss.sums_of`).
@@ -72,13 +81,13 @@ def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, T
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Ports of the weights in training, and of the gates beside them."""
+    """Return the ports of the weights of ``objective`` in training, and of the gates beside them."""
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
 
 
 def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
-    """Ports of a step that takes gradients: weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts, noise, and
-    the scalars that the loss reads."""
+    """Return the ports of a step that takes gradients of ``objective``: weights, gates, ``batch.0`` to
+    ``batch.<streams - 1>`` of ``batch`` samples each, facts, noise, and the scalars that the loss reads."""
     ports = held_ports(objective) | {f"hyper.{name}": SCALAR for name in objective.scalars}
     for index in range(streams):
         ports |= batch_ports(objective, batch, index)

@@ -1,10 +1,40 @@
 """What a server makes of the mean of a round: optimizers on the change, for any algorithm that has none of its own.
 
-``with_optimizer(algorithm, "fedadam", lr=0.03)`` gives the same local training with Adam at the server (Reddi et al. 2021).
+``edgefl.optimizers.FedAdam(lr=0.03)`` names one with its options (Reddi et al. 2021).
 """
 
 from __future__ import annotations
 
-from edgefl.optimizers.catalog import OPTIMIZERS, build, with_optimizer
+from typing import TYPE_CHECKING
 
-__all__ = ["OPTIMIZERS", "build", "with_optimizer"]
+from edgefl.system.lazy import lazily
+
+if TYPE_CHECKING:
+    from edgefl.optimizers.catalog import OPTIMIZERS, build, with_optimizer
+    from edgefl.optimizers.choices import FedAdagrad, FedAdam, FedAMS, FedYogi, ServerMomentum
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.optimizers.catalog": (
+        "OPTIMIZERS",
+        "build",
+        "with_optimizer",
+    ),
+    "edgefl.optimizers.choices": (
+        "FedAdam",
+        "FedYogi",
+        "FedAdagrad",
+        "FedAMS",
+        "ServerMomentum",
+    ),
+}
+__all__ = [
+    "OPTIMIZERS",
+    "FedAMS",
+    "FedAdagrad",
+    "FedAdam",
+    "FedYogi",
+    "ServerMomentum",
+    "build",
+    "with_optimizer",
+]
+__getattr__ = lazily(__name__, _PLACES)

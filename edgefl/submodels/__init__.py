@@ -1,1 +1,41 @@
-"""Which entries of the global model a tier holds: output-side suffixes and width slices."""
+"""Which entries of the global model a tier holds: output-side suffixes, width slices, the most important entries, exits.
+
+``edgefl.submodels.Width(gamma=0.5)`` names a kind with its options. A model of your own is split into units by
+:func:`split`, or is a :class:`ModelSpec`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edgefl.system.lazy import lazily
+
+if TYPE_CHECKING:
+    from edgefl.contract.tensors import TensorSpec
+    from edgefl.models.spec import ModelSpec
+    from edgefl.models.split import split
+    from edgefl.submodels.choices import EarlyExit, Importance, ImportanceStructured, OutputSide, Width
+
+_PLACES: dict[str, tuple[str, ...]] = {
+    "edgefl.submodels.choices": (
+        "OutputSide",
+        "Width",
+        "Importance",
+        "ImportanceStructured",
+        "EarlyExit",
+    ),
+    "edgefl.models.spec": ("ModelSpec",),
+    "edgefl.models.split": ("split",),
+    "edgefl.contract.tensors": ("TensorSpec",),
+}
+__all__ = [
+    "EarlyExit",
+    "Importance",
+    "ImportanceStructured",
+    "ModelSpec",
+    "OutputSide",
+    "TensorSpec",
+    "Width",
+    "split",
+]
+__getattr__ = lazily(__name__, _PLACES)

@@ -128,7 +128,9 @@ def hold_out(paths: list[Path], target: Path, reader: dict) -> None:
             x.append(rows[part].T)
             y.append(np.bincount(labels[part]).argmax())
     x, y = np.stack(x).astype(np.float32), np.array(y)
-    edgefl.Dataset.of(x[:0], y[:0], x, y, name="activities", names=ACTIVITIES).save(target / "held-out.npz")
+    edgefl.data.Dataset.of(x[:0], y[:0], x, y, name="activities", names=ACTIVITIES).save(
+        target / "held-out.npz"
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:

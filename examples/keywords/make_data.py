@@ -152,7 +152,7 @@ def hold_out(paths: list[Path], target: Path, reader: dict) -> None:
         x = np.concatenate([features(part).numpy() for part in torch.from_numpy(waves).split(64)])
     names = tuple(WORDS)
     y = np.array([names.index(path.parent.name) for path in paths])
-    edgefl.Dataset.of(x[:0], y[:0], x, y, name="keywords", names=names).save(target / "held-out.npz")
+    edgefl.data.Dataset.of(x[:0], y[:0], x, y, name="keywords", names=names).save(target / "held-out.npz")
 
 
 def main(arguments: list[str] | None = None) -> None:

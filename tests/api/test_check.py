@@ -146,7 +146,7 @@ def test_units_that_compute_something_else_than_the_module_are_no_success() -> N
 def test_a_module_that_fails_in_torch_says_so() -> None:
     verdict = edgefl.check(
         nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)),
-        sample=edgefl.TensorSpec((2,), torch.int64, 9),
+        sample=edgefl.submodels.TensorSpec((2,), torch.int64, 9),
         classes=3,
         engines=["onnx"],
     )

@@ -33,12 +33,14 @@ def images(count: int, seed: int = 0) -> tuple[Array, Array]:
 
 @pytest.fixture(scope="module")
 def data() -> Dataset:
-    return edgefl.Dataset.of(*images(60), *images(30, seed=1), name="stripes")
+    return edgefl.data.Dataset.of(*images(60), *images(30, seed=1), name="stripes")
 
 
 @pytest.fixture(scope="module")
 def bundle(data: Dataset) -> edgefl.Bundle:
-    return edgefl.compile(tiny, data=data, algorithm=edgefl.SGD(lr=0.2, steps=8, batch=16), tier="whole")
+    return edgefl.compile(
+        tiny, data=data, algorithm=edgefl.algorithms.SGD(lr=0.2, steps=8, batch=16), tier="whole"
+    )
 
 
 def test_a_bundle_agrees_with_torch_and_is_itself_after_a_file(bundle: edgefl.Bundle, tmp_path: Path) -> None:
@@ -83,7 +85,11 @@ def test_a_tier_of_its_own_weights_gets_them_from_the_bundle_that_was_compiled_h
     data: Dataset, tmp_path: Path
 ) -> None:
     half = edgefl.compile(
-        tiny, data=data, submodel=edgefl.Width(gamma=0.5), algorithm=edgefl.SGD(steps=1), codec=edgefl.Int8()
+        tiny,
+        data=data,
+        submodel=edgefl.submodels.Width(gamma=0.5),
+        algorithm=edgefl.algorithms.SGD(steps=1),
+        codec=edgefl.codecs.Int8(),
     )
     weights = half.initial_weights()
     share = half.share(weights)
@@ -113,10 +119,10 @@ def _accuracy(weights: dict[str, Array], data: Dataset) -> float:
 
 
 def test_data_are_named_as_in_a_federation(data: Dataset, bundle: edgefl.Bundle, tmp_path: Path) -> None:
-    training = edgefl.SGD(lr=0.2, steps=8, batch=16)
+    training = edgefl.algorithms.SGD(lr=0.2, steps=8, batch=16)
     for source in (
         data.save(tmp_path / "mine.npz"),
-        edgefl.Data(name="file", file=str(tmp_path / "mine.npz")),
+        edgefl.config.DataTable(name="file", file=str(tmp_path / "mine.npz")),
     ):
         made = edgefl.compile(tiny, data=source, submodel=None, algorithm=training, tier="whole")
         assert made.manifest.data == bundle.manifest.data

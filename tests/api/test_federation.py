@@ -36,15 +36,17 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
         tiers={
             "strong": edgefl.Tier(count=2),
             "weak": edgefl.Tier(
-                submodel=edgefl.OutputSide(cut=1), memory_budget="60%", activations="float16"
+                submodel=edgefl.submodels.OutputSide(cut=1), memory_budget="60%", activations="float16"
             ),
-            "rare": edgefl.Tier(submodel=edgefl.Importance(gamma=0.25, min_keep=4), engine="executorch"),
+            "rare": edgefl.Tier(
+                submodel=edgefl.submodels.Importance(gamma=0.25, min_keep=4), engine="executorch"
+            ),
         },
-        algorithm=edgefl.FedProx(mu=0.1, lr=0.05).personal(0.01),
-        codec=edgefl.FedPAQ(bits=3),
-        optimizer=edgefl.FedAdam(lr=0.02),
+        algorithm=edgefl.algorithms.FedProx(mu=0.1, lr=0.05).personal(0.01),
+        codec=edgefl.codecs.FedPAQ(bits=3),
+        optimizer=edgefl.optimizers.FedAdam(lr=0.02),
         data="digits",
-        round=edgefl.Round(min_reports=2),
+        round=edgefl.config.RoundTable(min_reports=2),
     )
     path = tmp_path / "federation.toml"
     path.write_text(dump(made))
@@ -70,7 +72,7 @@ def test_a_model_of_your_own_is_found_by_other_processes_in_its_file() -> None:
 def test_data_of_your_own_are_a_file_of_four_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (20, 8, 8), dtype=np.uint8), np.arange(20) % 4
-    data = edgefl.Dataset.of(x, y, x[:5], y[:5], name="mine")
+    data = edgefl.data.Dataset.of(x, y, x[:5], y[:5], name="mine")
     path = data.save(tmp_path / "mine.npz")
     opened = open_data(edgefl.federation(data=path))
 
@@ -111,7 +113,7 @@ def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: floa
 def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
     tmp_path: Path,
 ) -> None:
-    own = edgefl.federation("mlp", algorithm=edgefl.own_algorithm(own_method, lr=0.2), data="digits")
+    own = edgefl.federation("mlp", algorithm=edgefl.algorithms.own(own_method, lr=0.2), data="digits")
     assert (own.algorithm.batch, own.algorithm.steps) == (None, None)
     (tmp_path / "own.toml").write_text(dump(own))
     read = edgefl.load_federation(tmp_path / "own.toml")
@@ -121,7 +123,10 @@ def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_sa
     assert (batch_size(tier.algorithm), tier.algorithm.phases[0].steps) == (6, 3)
     for name in ("sgd", "fedbat"):
         assert edgefl.federation(algorithm=name).algorithm.arguments == {"batch": 32, "steps": 10}
-    assert edgefl.federation(algorithm=edgefl.SGD(batch=5)).algorithm.arguments == {"batch": 5, "steps": 10}
+    assert edgefl.federation(algorithm=edgefl.algorithms.SGD(batch=5)).algorithm.arguments == {
+        "batch": 5,
+        "steps": 10,
+    }
 
 
 class Wide(nn.Module):
@@ -147,9 +152,9 @@ def test_a_run_s_model_goes_back_into_the_module_that_it_came_from_whatever_its_
 ) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 255, (6, 1, 4, 6), dtype=np.uint8), np.arange(6) % 3
-    data = edgefl.Dataset.of(x, y, x, y).save(tmp_path / "wide.npz")
+    data = edgefl.data.Dataset.of(x, y, x, y).save(tmp_path / "wide.npz")
     federation = edgefl.federation(wide, data=data)
-    weights = federation_model(federation, edgefl.Dataset.load(data)).weights
+    weights = federation_model(federation, edgefl.data.Dataset.load(data)).weights
     (tmp_path / "run.toml").write_text(dump(federation))
     arrays = {name: tensor.numpy() + 1 for name, tensor in weights.items()} | {
         "c/head.bias": np.zeros(3, np.float32)

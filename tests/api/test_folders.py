@@ -166,7 +166,7 @@ def test_a_run_does_not_write_where_its_devices_data_lie(tmp_path: Path) -> None
 def _of_own_data(folder: Path) -> Federation:
     data = digits()
     write_client(folder / "strong-0.npz", data.train_x[:8], data.train_y[:8])
-    held_out = edgefl.Dataset.of(data.test_x[:0], data.test_y[:0], data.test_x, data.test_y, classes=10)
+    held_out = edgefl.data.Dataset.of(data.test_x[:0], data.test_y[:0], data.test_x, data.test_y, classes=10)
     table = {"name": "file", "file": held_out.save(folder.parent / "held-out.npz"), "devices_dir": folder}
     settings = {f"data.{key}": str(value) for key, value in table.items()}
     return edgefl.load_federation(None, {"model.name": "mlp", "tiers.strong.count": 1, **settings})

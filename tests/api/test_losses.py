@@ -50,8 +50,8 @@ def speaker() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, 4), nn.Linear(4, VOCABULARY))
 
 
-def dataset(x: Any, y: Any, **facts: Any) -> edgefl.Dataset:
-    return edgefl.Dataset.of(x, y, x[:6], y[:6], name="made", **facts)
+def dataset(x: Any, y: Any, **facts: Any) -> edgefl.data.Dataset:
+    return edgefl.data.Dataset.of(x, y, x[:6], y[:6], name="made", **facts)
 
 
 RNG = np.random.default_rng(0)
@@ -67,13 +67,13 @@ TEXTS = dataset(TOKENS, PADDED, classes=VOCABULARY, below=VOCABULARY, ignored=-1
 
 
 WRITTEN: list[tuple[Any, str, dict[str, Any]]] = [
-    (edgefl.Huber(delta=2.0), "huber", {"delta": 2.0}),
-    (edgefl.CausalLM, "causal_lm", {}),
+    (edgefl.losses.Huber(delta=2.0), "huber", {"delta": 2.0}),
+    (edgefl.losses.CausalLM, "causal_lm", {}),
     ("squared_error", "squared_error", {}),
     (losses.Quantile(levels=(0.1, 0.9)), "quantile", {"levels": [0.1, 0.9]}),
     (losses.CausalLM(ignore_index=0), "causal_lm", {"ignore_index": 0}),
     (off_by, f"{HERE}:off_by", {}),
-    (edgefl.own_loss(off_by), f"{HERE}:off_by", {}),
+    (edgefl.losses.own_loss(off_by), f"{HERE}:off_by", {}),
 ]
 
 
@@ -98,11 +98,11 @@ def parse_file(text: str) -> edgefl.Federation:
             "ignore_index of the loss 'causal_lm' is None, which a file cannot say",
         ),
         (
-            edgefl.CausalLM(ignore_index=None),
+            edgefl.losses.CausalLM(ignore_index=None),
             "ignore_index of the loss 'causal_lm' is None, which a file cannot say",
         ),
         (3, "argument `loss` is 3, which other processes cannot load"),
-        (edgefl.SGD(), "argument `loss` is SGD"),
+        (edgefl.algorithms.SGD(), "argument `loss` is SGD"),
     ],
 )
 def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
@@ -138,7 +138,7 @@ def test_options_without_a_loss_are_refused() -> None:
 def test_another_loss_is_another_run() -> None:
     runs = [
         run_digest(edgefl.federation("mlp", loss=each))
-        for each in (None, "huber", edgefl.Huber(delta=2.0), off_by)
+        for each in (None, "huber", edgefl.losses.Huber(delta=2.0), off_by)
     ]
     assert len({*runs}) == 4
 
@@ -152,18 +152,22 @@ def test_one_line_names_a_loss() -> None:
     }
 
 
-def spec_of(tmp_path: Path, data: edgefl.Dataset, model: Any, **changes: Any) -> edgefl.ModelSpec:
+def spec_of(
+    tmp_path: Path, data: edgefl.data.Dataset, model: Any, **changes: Any
+) -> edgefl.submodels.ModelSpec:
     path = data.save(tmp_path / "data.npz")
     made = edgefl.federation(model, data=path, **changes)
-    return federation_model(made, edgefl.Dataset.load(path))
+    return federation_model(made, edgefl.data.Dataset.load(path))
 
 
 def test_a_model_gets_the_loss_that_its_file_names(tmp_path: Path) -> None:
-    assert spec_of(tmp_path, PRICES, regressor, loss=edgefl.Huber(delta=2.0)).loss == losses.Huber(delta=2.0)
+    assert spec_of(tmp_path, PRICES, regressor, loss=edgefl.losses.Huber(delta=2.0)).loss == losses.Huber(
+        delta=2.0
+    )
     assert spec_of(tmp_path, PICTURED, "mlp", loss="squared_error").label == TensorSpec((2,), torch.float32)
-    own = spec_of(tmp_path, PRICES, regressor, loss=edgefl.own_loss(off_by))
+    own = spec_of(tmp_path, PRICES, regressor, loss=edgefl.losses.own_loss(off_by))
     assert own.label == TensorSpec((2,), torch.float32) and own.metrics == ()
-    spoken = spec_of(tmp_path, TEXTS, speaker, loss=edgefl.CausalLM())
+    spoken = spec_of(tmp_path, TEXTS, speaker, loss=edgefl.losses.CausalLM())
     assert spoken.label == TensorSpec((LENGTH,), torch.int64, VOCABULARY, -100)
     assert spoken.metrics == ("perplexity", "accuracy")
 
@@ -178,7 +182,7 @@ def test_a_model_without_a_loss_gets_the_one_that_fits_the_labels(tmp_path: Path
     assert made.loss == losses.CrossEntropy(ignore_index=255) and made.metrics[0] == "accuracy"
 
 
-UNFIT: list[tuple[edgefl.Dataset, Any, dict[str, Any], str]] = [
+UNFIT: list[tuple[edgefl.data.Dataset, Any, dict[str, Any], str]] = [
     (
         PRICES,
         regressor,
@@ -195,19 +199,19 @@ UNFIT: list[tuple[edgefl.Dataset, Any, dict[str, Any], str]] = [
     (
         TEXTS,
         speaker,
-        {"loss": edgefl.CausalLM(shift=False)},
+        {"loss": edgefl.losses.CausalLM(shift=False)},
         r"the tokens themselves, .* repeat each token: set shift = true",
     ),
     (
         WINDOWS,
         speaker,
-        {"loss": edgefl.CausalLM()},
+        {"loss": edgefl.losses.CausalLM()},
         r"already the tokens that follow, .* after the next one: set shift = f",
     ),
     (
         TEXTS,
         speaker,
-        {"loss": edgefl.CausalLM(ignore_index=3)},
+        {"loss": edgefl.losses.CausalLM(ignore_index=3)},
         r"labels -100 of made count for nothing, .*ignore_index = -100",
     ),
     (
@@ -221,7 +225,7 @@ UNFIT: list[tuple[edgefl.Dataset, Any, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("data", "model", "changes", "message"), UNFIT)
 def test_labels_that_no_loss_or_several_read_are_told_with_what_fits(
-    tmp_path: Path, data: edgefl.Dataset, model: Any, changes: dict[str, Any], message: str
+    tmp_path: Path, data: edgefl.data.Dataset, model: Any, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(edgefl.EdgeflError, match=message):
         spec_of(tmp_path, data, model, **changes)
@@ -235,7 +239,7 @@ def test_labels_that_are_no_class_are_refused_unless_they_are_said_to_be_ignored
 
 def test_a_spec_whose_loss_reads_its_output_the_other_way_round_is_refused() -> None:
     tokens = TensorSpec((LENGTH,), torch.int64, VOCABULARY)
-    spec = edgefl.ModelSpec("speaker", cast(nn.Sequential, speaker()), tokens, VOCABULARY)
+    spec = edgefl.submodels.ModelSpec("speaker", cast(nn.Sequential, speaker()), tokens, VOCABULARY)
     with pytest.raises(
         ModelError, match=r"gives \(5, 7\) per sample, so 5 classes; 7 classes were asked for"
     ):
@@ -253,14 +257,14 @@ def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
     )
 
 
-def evaluated(spec: edgefl.ModelSpec, data: edgefl.Dataset) -> dict[str, float]:
+def evaluated(spec: edgefl.submodels.ModelSpec, data: edgefl.data.Dataset) -> dict[str, float]:
     algorithm = sgd(Objective.of(OutputSide(spec, 0)), batch=4)
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     return dict(evaluation(spec, algorithm, data, "cpu")(weights))
 
 
 def test_the_server_measures_what_the_task_is_measured_by(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, TEXTS, speaker, loss=edgefl.CausalLM())
+    spec = spec_of(tmp_path, TEXTS, speaker, loss=edgefl.losses.CausalLM())
     found = evaluated(spec, TEXTS)
     with torch.inference_mode():
         out = spec.module.eval()(torch.from_numpy(TOKENS[:6]))
@@ -271,10 +275,12 @@ def test_the_server_measures_what_the_task_is_measured_by(tmp_path: Path) -> Non
 
 
 def test_a_bundle_tells_devices_which_label_counts_for_nothing() -> None:
-    bundle = edgefl.compile(speaker, loss=edgefl.CausalLM(), data=TEXTS, algorithm=edgefl.SGD(batch=4))
+    bundle = edgefl.compile(
+        speaker, loss=edgefl.losses.CausalLM(), data=TEXTS, algorithm=edgefl.algorithms.SGD(batch=4)
+    )
     [port] = [each for each in bundle.manifest.graph("train").inputs_of("batch") if each.label == "0.y"]
     assert (port.dtype, port.shape, port.ignored) == ("int64", (4, LENGTH), -100)
-    again = origin_of(bundle.manifest, edgefl.federation(speaker, loss=edgefl.CausalLM()))
+    again = origin_of(bundle.manifest, edgefl.federation(speaker, loss=edgefl.losses.CausalLM()))
     assert again.algorithm.phases[0].function.inputs["batch.0.y"].ignored == -100
     result = edgefl.train_round(bundle, bundle.initial_weights(), TOKENS, PADDED)
     assert math.isfinite(result.metrics["loss"])

@@ -54,18 +54,20 @@ def pictures(count: int) -> tuple[Array, Array]:
 
 @pytest.fixture(scope="module")
 def bundle() -> edgefl.Bundle:
-    data = edgefl.Dataset.of(*pictures(20), *pictures(20), name="animals", names=NAMES)
-    return edgefl.compile(looks, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=4))
+    data = edgefl.data.Dataset.of(*pictures(20), *pictures(20), name="animals", names=NAMES)
+    return edgefl.compile(looks, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=4))
 
 
 @pytest.fixture(scope="module")
 def sentences() -> tuple[edgefl.Bundle, Any]:
     known = words(["the cat sat on the mat", "a dog ate"], 20)
     x, y = np.random.default_rng(0).integers(0, 20, (8, 6)), np.arange(8) % 2
-    data = edgefl.Dataset.of(
+    data = edgefl.data.Dataset.of(
         x, y, x, y, below=20, names=("bad", "good"), reader=Text(), tokenizer=known.tokenizer
     )
-    return edgefl.compile(Words, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=2)), known.encoder()
+    return edgefl.compile(
+        Words, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2)
+    ), known.encoder()
 
 
 def folders(path: Path, x: Array, y: Array) -> Path:
@@ -156,8 +158,10 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
     waves = (np.random.default_rng(1).normal(size=(6, 400)) * 6000).astype(np.int16)
     y = np.array([0, 0, 0, 1, 1, 1])
     x = edgefl.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
-    data = edgefl.Dataset.of(x, y, x, y, names=("off", "on"), reader=Sound(**MEL))
-    made = edgefl.compile(Hears, data=data, algorithm=edgefl.SGD(lr=0.1, steps=2, batch=2), target=target)
+    data = edgefl.data.Dataset.of(x, y, x, y, names=("off", "on"), reader=Sound(**MEL))
+    made = edgefl.compile(
+        Hears, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2), target=target
+    )
     path = made.save(tmp_path / "sounds.efl")
     for row, (samples, label) in enumerate(zip(waves, y, strict=True)):
         sound(tmp_path / "own" / ("off", "on")[label] / f"{row}.wav", samples)
@@ -175,7 +179,7 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
 
 def test_features_of_another_shape_than_the_samples_are_refused() -> None:
     x, y = np.zeros((4, 1, 8, 6), np.float32), np.arange(4) % 2
-    data = edgefl.Dataset.of(x, y, x, y, reader=Sound(**MEL))
+    data = edgefl.data.Dataset.of(x, y, x, y, reader=Sound(**MEL))
 
     with pytest.raises(ExportError, match=r"shape \(1, 8, 6\), and the log-mel features .* \(1, 8, 7\)"):
         edgefl.compile(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), data=data)
@@ -240,8 +244,8 @@ def test_the_command_prints_the_report_and_exits_as_it_says(bundle: edgefl.Bundl
 )
 def test_a_federation_says_how_files_are_read(reader: Any, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32), np.arange(6) % 2
-    file = edgefl.Dataset.of(x, y, x, y).save(tmp_path / "d.npz")
-    made = edgefl.federation("mlp", data=edgefl.Data(name="file", file=str(file), reader=reader))
+    file = edgefl.data.Dataset.of(x, y, x, y).save(tmp_path / "d.npz")
+    made = edgefl.federation("mlp", data=edgefl.config.DataTable(name="file", file=str(file), reader=reader))
     again = parse(made.model_dump(exclude_unset=True), source="again")
 
     assert open_data(made).reader == Table(columns=("a", "b"), label="y") == open_data(again).reader
@@ -266,10 +270,10 @@ def test_a_reader_that_cannot_be_used_is_named_with_its_key(reader: Any, message
 )
 def test_a_dataset_keeps_its_reader_in_its_file(reader: Reader | None, tmp_path: Path) -> None:
     x, y = pictures(4)
-    made = edgefl.Dataset.of(
+    made = edgefl.data.Dataset.of(
         x, y, x, y, names=NAMES, classes=3, reader=reader, tokenizer=b"{}" if reader else b""
     )
-    read = edgefl.Dataset.load(made.save(tmp_path / "d.npz"))
+    read = edgefl.data.Dataset.load(made.save(tmp_path / "d.npz"))
 
     assert (read.reader, read.tokenizer, read.names) == (made.reader, made.tokenizer, NAMES)
 
@@ -288,11 +292,11 @@ def test_a_federation_of_texts_tells_its_devices_how_it_reads_them(tmp_path: Pat
 def test_classes_have_as_many_names() -> None:
     x, y = pictures(9)
     with pytest.raises(DataError, match="own data: 3 classes have as many different names, found ant, bee"):
-        edgefl.Dataset.of(x, y, x, y, names=("ant", "bee"))
+        edgefl.data.Dataset.of(x, y, x, y, names=("ant", "bee"))
 
 
 def test_pixels_that_do_not_reach_255_say_what_white_is() -> None:
     x, y = pictures(9)
-    data = edgefl.Dataset.of(x // 16, y, x // 16, y)
+    data = edgefl.data.Dataset.of(x // 16, y, x // 16, y)
 
     assert data_spec(data).reader == Image(white=15)

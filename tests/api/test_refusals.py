@@ -35,23 +35,26 @@ CLOSED = RoundClosed(
 def test_names_and_entries_without_options_stand_for_choices() -> None:
     made = edgefl.federation(
         algorithm="fedprox",
-        codec=edgefl.FedPAQ,
+        codec=edgefl.codecs.FedPAQ,
         optimizer="fedadam",
         tiers={"half": edgefl.Tier(submodel="width")},
     )
     assert (made.algorithm.name, made.codec.name, made.optimizer.name) == ("fedprox", "fedpaq", "fedadam")
     assert made.tiers["half"].kind == "width"
-    assert edgefl.federation(codec=edgefl.FedBAT(rho=5.0)).codec.options == {"rho": 5.0}
+    assert edgefl.federation(codec=edgefl.algorithms.FedBAT(rho=5.0)).codec.options == {"rho": 5.0}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"codec": edgefl.OutputSide()}, "argument `codec` is OutputSide"),
-        ({"algorithm": edgefl.Dense()}, "argument `algorithm` is Dense"),
+        ({"codec": edgefl.submodels.OutputSide()}, "argument `codec` is OutputSide"),
+        ({"algorithm": edgefl.codecs.Dense()}, "argument `algorithm` is Dense"),
         ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
         ({"activations": "bfloat16"}, "stored as 'bfloat16'; choose one of float32, float16"),
-        ({"algorithm": "fedprox:mu=0.1"}, r"options go into an object, such as edgefl.FedProx\(mu=0.1\)"),
+        (
+            {"algorithm": "fedprox:mu=0.1"},
+            r"options go into an object, such as edgefl.algorithms.FedProx\(mu=0.1\)",
+        ),
         ({"data": "digit"}, "digit"),
         ({"data": 3}, "argument `data` is int; give a dataset's name"),
         ({"sample": (1, 2, 2)}, "argument `sample` has no effect here: model 'mlp' brings its own"),
@@ -68,7 +71,9 @@ def test_options_of_a_model_that_is_made_already_are_refused() -> None:
 
 
 def test_what_a_federation_is_made_of_reads_back_from_its_file(tmp_path: Path) -> None:
-    made = edgefl.federation("mlp", options={"hidden": (4, 3)}, codec=edgefl.FedBAT(alpha_range=None))
+    made = edgefl.federation(
+        "mlp", options={"hidden": (4, 3)}, codec=edgefl.algorithms.FedBAT(alpha_range=None)
+    )
     (tmp_path / "f.toml").write_text(dump(made))
 
     assert edgefl.load_federation(tmp_path / "f.toml") == made
@@ -103,7 +108,7 @@ def test_what_cannot_be_trained_leaves_the_run_that_was_there(tmp_path: Path) ->
     (tmp_path / "run.toml").write_text("")
     (tmp_path / "model.safetensors").write_bytes(b"trained")
     wrong = edgefl.federation(
-        "mlp", data="digits", tiers={"a": edgefl.Tier(submodel=edgefl.OutputSide(cut=99))}
+        "mlp", data="digits", tiers={"a": edgefl.Tier(submodel=edgefl.submodels.OutputSide(cut=99))}
     )
     with pytest.raises(ModelError, match="a cut of mlp lies in"):
         edgefl.run(wrong, tmp_path, fresh=True)
@@ -111,7 +116,9 @@ def test_what_cannot_be_trained_leaves_the_run_that_was_there(tmp_path: Path) ->
 
 
 def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
-    federation = edgefl.federation(broker=edgefl.Broker(host="broker.lan", port=8883, ca_file="ca.pem"))
+    federation = edgefl.federation(
+        broker=edgefl.config.BrokerTable(host="broker.lan", port=8883, ca_file="ca.pem")
+    )
 
     assert reached_at(federation, "", "").ca_file == "ca.pem"
     assert reached_at(federation, "other:1884", "own.pem") == Address("other", 1884, ca_file="own.pem")
@@ -128,9 +135,9 @@ def test_the_address_s_user_comes_with_the_file_s_password(
     monkeypatch.setenv("EDGEFL_BROKER_PASSWORD", "another")
 
     for table in (secret, {"username": "server", **secret}, {"password": "s3cret"}):
-        federation = edgefl.federation(broker=edgefl.Broker(**table))
+        federation = edgefl.federation(broker=edgefl.config.BrokerTable(**table))
         assert reached_at(federation, line) == expected
-    other = edgefl.federation(broker=edgefl.Broker(username="other", **secret))
+    other = edgefl.federation(broker=edgefl.config.BrokerTable(username="other", **secret))
     assert reached_at(other, line) == replace(expected, password="another")
 
 
@@ -169,7 +176,7 @@ def test_a_history_with_a_damaged_line_tells_the_others_and_a_full_disk_is_told(
 )
 def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
     x, y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
-    whole = edgefl.Dataset.of(x, y, x, y, classes=2)
+    whole = edgefl.data.Dataset.of(x, y, x, y, classes=2)
     with pytest.raises(DataError, match=message):
         replace(whole, **changes)
 
@@ -177,14 +184,14 @@ def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object]
 def test_whole_numbers_that_are_neither_pixels_nor_tokens_are_told_what_there_is() -> None:
     x, y = np.zeros((2, 16), np.int32), np.array([0, 1])
     with pytest.raises(DataError, match=r"or token numbers, which have `below`, .*; found int32 \(2, 16\)"):
-        edgefl.Dataset.of(x, y, x, y)
+        edgefl.data.Dataset.of(x, y, x, y)
     with pytest.raises(DataError, match="token numbers go from 0 to 7, and 5 tokens are 0 to 4"):
-        edgefl.Dataset.of(x + 7 * y[:, None], y, x, y, below=5)
+        edgefl.data.Dataset.of(x + 7 * y[:, None], y, x, y, below=5)
 
 
 def test_a_dataset_that_is_not_there_is_told_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"there is no file .*gone.npz; `Dataset.save` writes one"):
-        edgefl.Dataset.load(tmp_path / "gone.npz")
+        edgefl.data.Dataset.load(tmp_path / "gone.npz")
 
 
 def test_a_folder_in_place_of_a_file_of_weights_is_told(tmp_path: Path) -> None:
@@ -214,7 +221,7 @@ def test_a_submodel_in_place_of_a_tier_is_told() -> None:
     with pytest.raises(
         ConfigError, match=r"OutputSide\(cut=1\) for 'weak'; give edgefl.Tier\(submodel="
     ) as told:
-        edgefl.federation("mlp", tiers={"weak": edgefl.OutputSide(cut=1)})  # type: ignore[dict-item]
+        edgefl.federation("mlp", tiers={"weak": edgefl.submodels.OutputSide(cut=1)})  # type: ignore[dict-item]
     assert told.value.details["argument"] == "tiers"
 
 
@@ -233,7 +240,7 @@ def test_an_option_that_an_algorithm_of_ones_own_has_not_is_refused_at_once(
     options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        edgefl.own_algorithm(own_method, **options)
+        edgefl.algorithms.own(own_method, **options)
 
 
 def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:

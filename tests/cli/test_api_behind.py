@@ -17,8 +17,8 @@ import edgefl
 from edgefl.cli.commands import app
 
 API = {
-    "run": "edgefl.prepare",
-    "simulate": "edgefl.prepare_simulation",
+    "run": "edgefl.api.run.prepare",
+    "simulate": "edgefl.api.simulate.prepare_simulation",
     "broker": "edgefl.serve_broker",
     "acl": "edgefl_server.access.files.written",
     "server": "edgefl.Server",
@@ -34,12 +34,12 @@ API = {
     "key rotate": "edgefl.wire.keys.rotate",
     "audit verify": "edgefl_server.storage.audit.verify",
     "dashboard": "edgefl_server.dashboard.web.serve.serve",
-    "replay": "edgefl.replay",
+    "replay": "edgefl.analysis.replay.replay",
     "device": "edgefl.Agent",
     "data check": "edgefl.check_data",
     "data spread": "edgefl.spread",
     "device personalize": "edgefl.adapt",
-    "device build-engine": "edgefl.build_engine",
+    "device build-engine": "edgefl_device.engine.executorch.build.build_engine",
     "check": "edgefl.check",
     "plan": "edgefl.plan",
     "export": "edgefl.api.export.exporting",
@@ -50,7 +50,7 @@ API = {
     "ls": "edgefl.catalog",
     "inspect": "edgefl.Bundle",
     "validate": "edgefl.validate",
-    "cache": "edgefl.BundleCache",
+    "cache": "edgefl_export.front.cache.BundleCache",
     "heterogeneity": "edgefl.heterogeneity",
     "personalize": "edgefl.personalize",
 }

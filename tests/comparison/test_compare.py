@@ -303,7 +303,11 @@ def test_a_planted_fault_is_named_and_passes_without_the_comparison(
         monkeypatch.setattr(place, ours)
     monkeypatch.setattr("edgefl.api.model.compared", lambda spec, *_: spec)
     bundle = edgefl.compile(
-        seeded(make), sample=(4,), classes=3, algorithm=edgefl.SGD(batch=2, steps=1), loss=options.get("loss")
+        seeded(make),
+        sample=(4,),
+        classes=3,
+        algorithm=edgefl.algorithms.SGD(batch=2, steps=1),
+        loss=options.get("loss"),
     )
 
     assert bundle.verify().ok

@@ -42,7 +42,7 @@ def shifted(by: float, act: nn.Module) -> nn.Module:
 
 
 def cut(module: nn.Module, cuts: tuple[str, ...] | None = None) -> ModelSpec:
-    return edgefl.split(module, cuts, sample=TensorSpec((64,)), classes=3)
+    return edgefl.submodels.split(module, cuts, sample=TensorSpec((64,)), classes=3)
 
 
 @pytest.mark.sample(3)

@@ -32,7 +32,7 @@ def flowers(path: Path, rows: int = 30) -> Path:
 
 
 def dataset(path: Path, **table: object) -> Dataset:
-    data = edgefl.Data(name="file", file=str(path), **table)
+    data = edgefl.config.DataTable(name="file", file=str(path), **table)
     return open_data(edgefl.federation("mlp", data=data))
 
 

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor, nn
 
 import edgefl
+from edgefl.api.run import prepare
 from edgefl.cli.federation.live import View
 from edgefl.data.dataset import Dataset
 
@@ -58,17 +59,19 @@ def test_a_language_model_is_told_by_its_perplexity(
 ) -> None:
     tiers = {
         "strong": edgefl.Tier(count=1),
-        "weak": edgefl.Tier(submodel=edgefl.OutputSide(cut=1), engine="executorch"),
+        "weak": edgefl.Tier(submodel=edgefl.submodels.OutputSide(cut=1), engine="executorch"),
     }
     federation = edgefl.federation(
         speaker,
-        loss=edgefl.CausalLM(),
+        loss=edgefl.losses.CausalLM(),
         rounds=3,
         tiers=tiers,
-        algorithm=edgefl.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
-        data=edgefl.Data(name="file", file=str(counting().save(tmp_path / "counting.npz")), partition="iid"),
+        algorithm=edgefl.algorithms.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
+        data=edgefl.config.DataTable(
+            name="file", file=str(counting().save(tmp_path / "counting.npz")), partition="iid"
+        ),
     )
-    prepared = edgefl.prepare(federation, tmp_path / "run")
+    prepared = prepare(federation, tmp_path / "run")
     view = View(prepared.federation, list(prepared.lab.devices), prepared.updates, live=True)
     with view:
         run = prepared.train(view.take)

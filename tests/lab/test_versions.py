@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import edgefl
+from edgefl.analysis.replay import replay
 from edgefl.cli.commands import app
 from edgefl.config import Federation, parse
 from edgefl.lab.faults.schedule import Fault, Schedule
@@ -92,7 +92,7 @@ def test_each_version_has_its_updates_and_each_update_is_in_one(ran: Ran) -> Non
 
 
 def test_it_is_repeated_from_its_journal_to_the_same_bits(ran: Ran) -> None:
-    done = edgefl.replay(ran.folder)
+    done = replay(ran.folder)
     assert done.same and [each.updates for each in done.rounds] == [BUFFER] * VERSIONS
     model = tensors.load((ran.folder / "model.safetensors").read_bytes())
     assert all((array == model[name]).all() for name, array in done.rounds[-1].weights.items())
@@ -105,5 +105,5 @@ def test_the_first_round_with_other_bits_is_named(ran: Ran) -> None:
     told = runner().invoke(app, ["replay", str(ran.folder), "--json"])
     rows = [json.loads(line) for line in told.stdout.splitlines()]
     assert told.exit_code == 1 and [row["same"] for row in rows] == [True] * 3 + [False]
-    done = edgefl.replay(ran.folder)
+    done = replay(ran.folder)
     assert done.first == 4 and "head.dense.weight" in done.differ

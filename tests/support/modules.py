@@ -289,11 +289,11 @@ def _loss(random: Random, classes: int) -> _Loss:
         return _Loss(classes, None, mean_cross_entropy, None)
     if kind == "squared":
         labels = TensorSpec((2,))
-        return _Loss(2, edgefl.own_loss(F.smooth_l1_loss, labels=labels), F.smooth_l1_loss, labels)
+        return _Loss(2, edgefl.losses.own_loss(F.smooth_l1_loss, labels=labels), F.smooth_l1_loss, labels)
     if kind == "each":
         each = partial(F.cross_entropy, reduction="none")
         return _Loss(
-            classes, edgefl.own_loss(each, labels=numbers), lambda out, y: each(out, y).mean(), numbers
+            classes, edgefl.losses.own_loss(each, labels=numbers), lambda out, y: each(out, y).mean(), numbers
         )
     own: Any = {
         "weights": nn.CrossEntropyLoss(weight=torch.linspace(0.2, 3.0, classes)),
@@ -301,4 +301,4 @@ def _loss(random: Random, classes: int) -> _Loss:
         "ignored": nn.CrossEntropyLoss(ignore_index=classes - 1),
         "sum": lambda out, y: 0.2 * F.cross_entropy(out, y, reduction="sum"),
     }[kind]
-    return _Loss(classes, edgefl.own_loss(own, labels=numbers), own, numbers)
+    return _Loss(classes, edgefl.losses.own_loss(own, labels=numbers), own, numbers)

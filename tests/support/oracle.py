@@ -127,7 +127,9 @@ def _compiled(case: Case, feeds: Feeds, target: str, batch: int, lr: float) -> D
             sample=case.sample,
             classes=case.classes,
             loss=case.loss,
-            algorithm=edgefl.SGD(batch=batch, steps=len(feeds), lr=lr, momentum=0.0, weight_decay=0.0),
+            algorithm=edgefl.algorithms.SGD(
+                batch=batch, steps=len(feeds), lr=lr, momentum=0.0, weight_decay=0.0
+            ),
             target=target,  # type: ignore[arg-type]
             **case.options,
         )

@@ -10,20 +10,10 @@ from typing import Any
 
 import msgspec
 
-from edgefl.api.choices import (
-    FAFED,
-    SGD,
-    TCBGD,
-    FedBAT,
-    FedPAQ,
-    Importance,
-    MimeLite,
-    OutputSide,
-    PerFedAvg,
-    Scaffold,
-    TopK,
-)
+from edgefl.algorithms.choices import FAFED, SGD, TCBGD, FedBAT, MimeLite, PerFedAvg, Scaffold
 from edgefl.api.compile import compile
+from edgefl.codecs.choices import FedPAQ, TopK
+from edgefl.submodels.choices import Importance, OutputSide
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl_conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
 

@@ -17,12 +17,13 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.api.choices import SGD, TCBGD, EarlyExit, Importance, OutputSide, Width
+from edgefl.algorithms.choices import SGD, TCBGD
 from edgefl.api.compile import Target, compile
 from edgefl.api.model import model_spec
 from edgefl.contract.choice import AlgorithmChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
+from edgefl.submodels.choices import EarlyExit, Importance, OutputSide, Width
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.errors import EdgeflError
 from edgefl_conformance.memory.measure import RoundMemory, measured

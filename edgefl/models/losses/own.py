@@ -102,7 +102,7 @@ class OwnLoss:
         if self.labels is None:
             raise ModelError(
                 f"the loss {self.name!r} does not say what labels it reads: give `data`, or "
-                f"edgefl.own_loss({self.name}, labels=...) with the TensorSpec of one sample's label",
+                f"edgefl.losses.own_loss({self.name}, labels=...) with the TensorSpec of one sample's label",
                 loss=self.name,
             )
         return try_loss(self.function, self.name, out, self.labels, self.each)
@@ -113,7 +113,7 @@ def own_loss(function: Function | Loss, labels: TensorSpec | None = None) -> Los
 
     Example::
 
-        edgefl.own_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])))
+        edgefl.losses.own_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.2])))
 
     Args:
         function: Maps outputs (B, ...) and labels (B, ...), int64 or float32, to one loss, (), or one per sample, (B,).

@@ -38,7 +38,7 @@ class ModelLoss:
         if label is None:
             raise ModelError(
                 "the loss `model` does not say what labels it reads: give `data`, or the TensorSpec of one sample's label "
-                "as `labels` of edgefl.split"
+                "as `labels` of edgefl.submodels.split"
             )
         return label
 

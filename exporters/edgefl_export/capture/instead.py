@@ -21,7 +21,8 @@ _SAMPLING = (
 _SPECIAL = "Write the series or the approximation that the model needs"
 
 FORMLESS = {
-    "_ctc_loss": "Use loss=edgefl.CTC(length) with labels padded by its blank, instead of F.ctc_loss in a loss of your own",
+    "_ctc_loss": "Use loss=edgefl.losses.CTC(length) with labels padded by its blank, instead of F.ctc_loss in a "
+    "loss of your own",
     "grid_sampler_2d_backward": _SAMPLING,
     "grid_sampler_3d_backward": _SAMPLING,
     "lgamma": _GAMMA,

@@ -24,38 +24,50 @@ TINY = {"size": 4, "hidden": (5,)}
 NET = {"size": 8, "widths": (3, 4)}
 TEXT = {"length": 6, "vocabulary": 11, "features": 4, "hidden": 5}
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {"model": "mlp", "options": TINY, "algorithm": edgefl.SGD(batch=8, steps=7)},
+    "plain": {"model": "mlp", "options": TINY, "algorithm": edgefl.algorithms.SGD(batch=8, steps=7)},
     "a prefix of two chunks": {
         "model": "fedbat_cnn",
         "options": NET,
-        "submodel": edgefl.OutputSide(cut=2, chunks=2),
-        "algorithm": edgefl.SGD(batch=8, steps=4),
+        "submodel": edgefl.submodels.OutputSide(cut=2, chunks=2),
+        "algorithm": edgefl.algorithms.SGD(batch=8, steps=4),
     },
-    "noise and codes": {"model": "mlp", "options": TINY, "algorithm": edgefl.FedBAT(batch=8, steps=6)},
-    "independent batches": {"model": "mlp", "options": TINY, "algorithm": edgefl.PerFedAvg(batch=4, steps=3)},
+    "noise and codes": {
+        "model": "mlp",
+        "options": TINY,
+        "algorithm": edgefl.algorithms.FedBAT(batch=8, steps=6),
+    },
+    "independent batches": {
+        "model": "mlp",
+        "options": TINY,
+        "algorithm": edgefl.algorithms.PerFedAvg(batch=4, steps=3),
+    },
     "kept and from the server": {
         "model": "mlp",
         "options": TINY,
-        "algorithm": edgefl.Scaffold(batch=8, steps=3),
+        "algorithm": edgefl.algorithms.Scaffold(batch=8, steps=3),
     },
-    "a pass over the data": {"model": "mlp", "options": TINY, "algorithm": edgefl.MimeAdam(batch=8, steps=3)},
+    "a pass over the data": {
+        "model": "mlp",
+        "options": TINY,
+        "algorithm": edgefl.algorithms.MimeAdam(batch=8, steps=3),
+    },
     "an exchange of its own": {
         "model": "mlp",
         "options": TINY,
-        "algorithm": edgefl.FAFED(batch=8, steps=3, opening_steps=2),
+        "algorithm": edgefl.algorithms.FAFED(batch=8, steps=3, opening_steps=2),
         "exchange": "opening",
     },
     "masks": {
         "model": "mlp",
         "options": TINY,
-        "submodel": edgefl.Importance(gamma=0.3),
-        "algorithm": edgefl.SGD(batch=8, steps=3),
+        "submodel": edgefl.submodels.Importance(gamma=0.3),
+        "algorithm": edgefl.algorithms.SGD(batch=8, steps=3),
     },
     "lengths": {
         "model": "lstm_lm",
         "options": TEXT,
         "lengths": (3,),
-        "algorithm": edgefl.SGD(batch=4, steps=6),
+        "algorithm": edgefl.algorithms.SGD(batch=4, steps=6),
     },
 }
 
@@ -273,7 +285,9 @@ def pictures(folder: Path, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_in_class_folders_become_the_samples_that_pillow_makes(tmp_path: Path, channels: int) -> None:
     options = {**TINY, "in_channels": channels}
-    bundle = edgefl.compile("mlp", target="onnx", options=options, algorithm=edgefl.SGD(batch=40, steps=2))
+    bundle = edgefl.compile(
+        "mlp", target="onnx", options=options, algorithm=edgefl.algorithms.SGD(batch=40, steps=2)
+    )
     pictures(tmp_path / "pictures", np.random.default_rng(6))
     weights = random_weights(bundle.manifest)
     place = Place.of(tmp_path, bundle.contents, weights, tmp_path / "pictures")

@@ -69,8 +69,10 @@ def test_automatic_cuts_lie_between_the_uses_where_little_would_be_left_otherwis
 def test_a_bundle_of_a_cut_between_them_is_verified_and_trains(
     model: str, cut: int, chunks: int, units: tuple[tuple[str, ...], ...], tmp_path: Path
 ) -> None:
-    submodel = edgefl.OutputSide(cut=cut, chunks=chunks)
-    made = edgefl.compile(model, data="digits", submodel=submodel, algorithm=edgefl.SGD(batch=4, steps=2))
+    submodel = edgefl.submodels.OutputSide(cut=cut, chunks=chunks)
+    made = edgefl.compile(
+        model, data="digits", submodel=submodel, algorithm=edgefl.algorithms.SGD(batch=4, steps=2)
+    )
     made.save(tmp_path / "weak.efl")
 
     read = edgefl.Bundle.load(tmp_path / "weak.efl")

@@ -207,7 +207,8 @@ def test_a_function_that_is_not_defined_on_random_outputs_is_taken() -> None:
 
 def test_a_function_reads_the_labels_of_the_data_or_says_what_it_needs() -> None:
     with pytest.raises(
-        ModelError, match=r"'relative' does not say what labels it reads: give `data`, or edgefl.own_loss"
+        ModelError,
+        match=r"'relative' does not say what labels it reads: give `data`, or edgefl.losses.own_loss",
     ):
         fitted(OwnLoss(relative), NUMBERS).label(NUMBERS)
     assert fitted(OwnLoss(relative), NUMBERS, NUMBERS).label(NUMBERS) == NUMBERS

@@ -110,7 +110,7 @@ def test_its_training_step_equals_torch(form: str) -> None:
 
 
 def test_it_is_named_in_a_call_and_needs_to_know_the_labels() -> None:
-    assert edgefl.ModelLoss(labels="targets", key="cost").name == "model"
+    assert edgefl.losses.ModelLoss(labels="targets", key="cost").name == "model"
     with pytest.raises(ModelError, match="does not say what labels it reads: give `data`, or"):
         model_spec(Reader(), sample=WORDS, classes=CLASSES, loss=TAKEN)
 

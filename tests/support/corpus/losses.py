@@ -38,7 +38,7 @@ def add(name, function, *, classes=3, labels=None, make=None, sample=ROW, answer
             make or partial(classifier, classes),
             sample,
             classes,
-            edgefl.own_loss(function, labels=spec),
+            edgefl.losses.own_loss(function, labels=spec),
             mean,
             spec,
             answers=answers,
