@@ -147,10 +147,11 @@ def _alone(arguments: list[str]) -> typer.Typer | None:
 
         register(alone)
     else:
+        from edgefl.cli.help import ShortHelp
         from edgefl.cli.options import help_of
 
         command = getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name)
-        alone.command(help=help_of(command))(command)
+        alone.command(help=help_of(command), cls=ShortHelp)(command)
     return alone
 
 

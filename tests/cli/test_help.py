@@ -69,3 +69,18 @@ def test_no_help_text_has_markup() -> None:
             expected.append(text.replace("\\[", "["))
 
     assert shown == expected
+
+
+def test_help_is_short_and_help_all_has_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    command = typer.main.get_command(app)
+    firsts = {name: (each.help or "").split("\n")[0] for name, each in command.commands.items()}  # type: ignore[attr-defined]
+    short, whole = (runner().invoke(app, ["run", option]).output for option in ("--help", "--help-all"))
+
+    assert {name: text for name, text in firsts.items() if not 0 < len(text) <= 80} == {}
+    assert len(short.splitlines()) <= 40 and "--help-all" in short
+    options = command.commands["run"].params  # type: ignore[attr-defined]
+    assert [
+        each.opts[0] for each in options if each.opts[0].startswith("--") and each.opts[0] not in whole
+    ] == []

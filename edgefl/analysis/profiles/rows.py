@@ -22,7 +22,7 @@ PARTS = ("forward", "backward", "update")
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
     """The tier, with whatever else tells it from the profiles ``beside`` it."""
     parts = [profile.tier, *([profile.exchange] if profile.exchange else [])]
-    for field in ("model", "algorithm", "engine", "batch"):
+    for field in ("model", "program", "engine", "batch"):
         if len({getattr(other, field) for other in beside}) > 1:
             parts.append(f"batch {profile.batch}" if field == "batch" else str(getattr(profile, field)))
     return " · ".join(parts)

@@ -39,7 +39,9 @@ def heterogeneity(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Measure how different the users of a federation are: in their labels, inputs, gradients and Hessians, at one model.
+    """Measure how different the users of a federation are.
+
+    It compares their labels, inputs, gradients and Hessians, at one model.
 
     The most useful number is kappa, the part of a meta-gradient that first-order Per-FedAvg (FO) leaves out: below 0.05 all
     variants coincide, from 0.2 to 0.8 HF differs visibly, and with alpha * lambda_max above 1 FO is unsafe. Each distance is

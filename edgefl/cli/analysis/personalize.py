@@ -40,8 +40,10 @@ def personalize(
     html: Annotated[Path | None, typer.Option(callback=writable_file, help="a page with charts")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object with every user")] = False,
 ) -> None:
-    """Adapt the model of a finished run or simulation to each of its devices' data, and report the metric of its task before
-    and after, over all users: accuracy, perplexity, the mean absolute error, or the loss.
+    """Adapt the model of a run to each device's data.
+
+    The metric of the task is reported before and after, over all users: accuracy, perplexity, the mean absolute error, or
+    the loss. The run may be a simulation.
 
     Each user has its training samples and a test shard of the same class proportions. Three protocols say what is adapted to
     and what judges: train_support (training samples, test shard), split_test (halves of the test shard, a user who is new)

@@ -164,7 +164,9 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="bundle file (.efl)")],
     as_json: Annotated[bool, typer.Option("--json", help="the whole manifest as JSON")] = False,
 ) -> None:
-    """Show what is in a bundle: graphs, ports, sizes, and how a device runs it. Every digest is checked.
+    """Show what is in a bundle.
+
+    It shows graphs, ports, sizes, and how a device runs it. Every digest is checked.
 
     Examples:
 
@@ -242,7 +244,9 @@ def validate(
         typer.Option(help="what a hosted broker would not take; with --build, of the announcement too"),
     ] = None,
 ) -> None:
-    """Check a federation file and list every problem in it: keys, values, names, options and their types, cuts.
+    """Check a federation file and list every problem in it.
+
+    Keys, values, names, options and their types, and cuts are checked.
 
     With --build the data are opened and the model is built, cut and given its algorithm, too. That takes seconds, finds what
     does not fit together, warns of tiers that would not learn, and prints the size of an update of each tier in bytes.

@@ -17,7 +17,9 @@ from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.topics import checked_name
 
 _EXAMPLES = """
-Run a device agent: take tasks, train on local data, send updates. Needs no torch.
+Run a device agent. Needs no torch.
+
+It takes tasks, trains on local data and sends updates.
 
 Examples:
 

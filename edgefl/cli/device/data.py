@@ -26,7 +26,9 @@ def check(
     bundle: Annotated[Path, typer.Option("--for", help="the bundle of a tier, as `edgefl export` writes it")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Say whether local data fit a bundle: what was found, and what does not fit, row by row.
+    """Say whether local data fit a bundle.
+
+    It says what was found, and what does not fit, row by row.
 
     Exit code 0 where all rows fit, 3 where one does not or the data cannot be used. Needs no torch and no broker.
 
@@ -104,8 +106,9 @@ def spread(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Show how a federation's samples are spread over its devices: how many each has, of which classes, and how unlike they
-    are.
+    """Show how samples are spread over the devices.
+
+    How many each device has, of which classes, and how unlike the devices are.
 
     Nothing is trained. The same file and seed give the same spread in `edgefl run`.
 

@@ -78,7 +78,9 @@ def personalize(
     insecure_password: InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Adapt the federation's current model to this device's data by a few steps, and say what that is worth.
+    """Adapt the current model to this device's data.
+
+    It takes a few steps, and says what they are worth.
 
     The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges
     it: train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held

@@ -24,7 +24,7 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object, by graph")] = False,
 ) -> None:
-    """Try the variants of a bundle's graphs on this machine, and say which is fastest.
+    """Find the fastest form of each graph on this machine.
 
     A bundle may hold a graph in several forms: one that any ONNX runtime runs, and others that some processors run faster,
     such as convolutions on a blocked layout. Each is run on the same random inputs, one that fails or gives something else
@@ -75,7 +75,9 @@ def build_engine(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Compile the binding of --engine executorch now: in an image, or for a like machine that has no compiler.
+    """Compile the binding of --engine executorch now.
+
+    For an image, or for a like machine that has no compiler.
 
     Needs the package executorch and a C++ compiler. Without it, a device compiles the binding when it first needs it.
 

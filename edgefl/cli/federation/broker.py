@@ -79,9 +79,9 @@ def broker(
 
     import tempfile
 
-    from edgefl import mosquitto_command, serve_broker
+    from edgefl import serve_broker
     from edgefl.wire.errors import ConfigError
-    from edgefl_server.broker import run_mosquitto
+    from edgefl_server.broker import mosquitto_command, run_mosquitto
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
@@ -171,8 +171,10 @@ def acl(
         Path | None, typer.Option(callback=writable_folder, help="folder for the files; default: print them")
     ] = None,
 ) -> None:
-    """Write who may read and write which topic, as a broker reads it: the server, askers (`edgefl profile --fleet`), and
-    each device, whose user, or whose certificate's common name, is its name.
+    """Write an access list for a broker.
+
+    It says who may read and write which topic: the server, askers (`edgefl profile --fleet`), and each device, whose
+    user, or whose certificate's common name, is its name.
 
     Examples:
 

@@ -39,7 +39,9 @@ def dashboard(
     alerts: Annotated[bool, typer.Option("--alerts", help="print Prometheus's alert rules (YAML)")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="say where it listens as JSON")] = False,
 ) -> None:
-    """Show a run and its fleet in a browser: rounds, devices, times, bytes, memory, and what the server says.
+    """Show a run and its fleet in a browser.
+
+    The page has rounds, devices, times, bytes, memory, and what the server says.
 
     It reads what the server keeps in its folder, in a process of its own: killing it changes nothing in the run. Whoever
     reaches the page may read it. With an operator's token it takes orders: pause, resume, drain, roll back.

@@ -25,7 +25,9 @@ def mirror(
     most: Annotated[str, typer.Option(help="size of the cache; the longest unused leave first")] = "10GiB",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
-    """Serve weights over HTTP beside the broker: the folder that a server writes, or a gateway's cache of another mirror.
+    """Serve weights over HTTP beside the broker.
+
+    It serves the folder that a server writes, or is a gateway's cache of another mirror.
 
     Devices check all that comes from a mirror, and turn to the broker where it fails. See docs/fleets/mirrors.md.
 

@@ -35,7 +35,9 @@ def replay(
     device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
-    """Repeat a run from its journal, bit for bit, and say where the first difference lies, if there is one.
+    """Repeat the sums of a run from its journal.
+
+    They are repeated bit for bit; the first difference is named, if there is one.
 
     The run needs its updates: set round.keep_updates = true before it begins. Synchronous and buffered runs are repeated
     alike. Exit code 1: a round came to other bits.
@@ -106,7 +108,7 @@ def _verdict(done: Replayed) -> str:
 
 
 _HELP = """
-The log of who did what in each round of a run, `audit.jsonl`, whose lines vouch for each other.
+Check the log of who did what in each round of a run.
 """
 
 
@@ -118,7 +120,9 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="folder of a run, or of a server (its --out)")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Check every line of a run's log; exit code 1 if one was changed, removed or added.
+    """Check every line of a run's log.
+
+    Exit code 1 if one was changed, removed or added.
 
     Whoever can write the folder can write the whole log anew: keep the last hash, which is printed, where they cannot.
 

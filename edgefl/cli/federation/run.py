@@ -14,6 +14,7 @@ import typer
 from edgefl.cli import interrupts
 from edgefl.cli.federation.beside import Dashboard, page_beside
 from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
+from edgefl.cli.help import HelpAll
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
 from edgefl.cli.paths import writable_folder
@@ -29,16 +30,18 @@ Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
 
 def run(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML)")] = None,
-    out: Annotated[
-        Path, typer.Option(callback=writable_folder, help="folder for everything the run leaves behind")
-    ] = Path("runs/latest"),
+    out: Annotated[Path, typer.Option(callback=writable_folder, help="folder of the run")] = Path(
+        "runs/latest"
+    ),
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds to train")] = None,
     seed: Seed = None,
-    data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
+    data: Annotated[
+        Path | None, typer.Option(rich_help_panel=MACHINE, help="folder with the dataset's standard files")
+    ] = None,
     model: ModelName = None,
     tiers: Annotated[
         str | None,
-        typer.Option(help="[NAME=]KIND[:SIZE][*DEVICES], by commas; `edgefl ls kinds` lists them"),
+        typer.Option(metavar="TIER,...", help="[NAME=]KIND[:SIZE][*DEVICES]; see `edgefl ls kinds`"),
     ] = None,
     loss: Annotated[
         str | None,
@@ -51,7 +54,8 @@ def run(
     algorithm: Annotated[
         str | None,
         typer.Option(
-            help="NAME[:KEY=VALUE,...], how devices train; `edgefl ls algorithms` lists them, FILE.py:FACTORY is your own"
+            metavar="NAME[:KEY=VALUE]",
+            help="how devices train; see `edgefl ls algorithms`, or FILE.py:FACTORY",
         ),
     ] = None,
     optimizer: Annotated[
@@ -62,11 +66,14 @@ def run(
         ),
     ] = None,
     engine: Annotated[
-        Engine | None, typer.Option(help="runtime of every device; default: as each tier of the file says")
+        Engine | None,
+        typer.Option(
+            rich_help_panel=MACHINE, help="runtime of every device; default: as each tier of the file says"
+        ),
     ] = None,
     codec: Annotated[
         str | None,
-        typer.Option(help="NAME[:KEY=VALUE,...], how updates become bytes; `edgefl ls codecs` lists them"),
+        typer.Option(metavar="NAME[:KEY=VALUE]", help="how updates become bytes; see `edgefl ls codecs`"),
     ] = None,
     downlink: Annotated[
         Downlink | None,
@@ -86,7 +93,7 @@ def run(
             rich_help_panel=MACHINE, help="faults on purpose: bad links, killed processes, ... (TOML or JSON)"
         ),
     ] = None,
-    fresh: Annotated[bool, typer.Option(help="discard what an earlier run left in --out")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="discard an earlier run in --out")] = False,
     dashboard: Dashboard = "",
     web: Web = "",
     web_devices: Annotated[
@@ -106,9 +113,10 @@ def run(
             help="which agents are the devices, in place of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round")] = False,
+    help_all: HelpAll = False,
 ) -> None:
-    """Train on one machine: a broker, a server and device agents as separate processes, watched live.
+    """Train on one machine: broker, server and devices as processes.
 
     Without a federation file it runs the demo: 2 strong, 2 moderate and 2 weak devices train a ResNet-8 with EmbracingFL.
 
@@ -118,7 +126,7 @@ def run(
 
       edgefl run federation.toml --rounds 20 --seed 1 --out runs/second
 
-      edgefl run --tiers "strong,weak,half=width:1/4,sparse=importance:1/16" --out runs/mixed
+      edgefl run --tiers "strong,weak,half=width:1/4" --out runs/mixed
 
     Methods:
 

@@ -72,7 +72,9 @@ def server(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
-    """Run the server of a federation: it exports the tiers' bundles, opens rounds and averages what devices send.
+    """Run the server of a federation.
+
+    It exports the tiers' bundles, opens rounds and averages what devices send.
 
     Kill it at any time and start it again with the same --out: it resumes the open round.
 

@@ -54,7 +54,9 @@ def simulate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
-    """Train a federation on this machine: no broker, no devices, nothing compiled, and the same weights.
+    """Train on one machine in torch alone.
+
+    No broker, no devices, nothing is compiled, and the weights are the same.
 
     It takes every file that `edgefl run` takes. A tier's `count` is its number of clients.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from edgefl_server.identity.registry import DeviceKey, Registry
 
 _HELP = """
-Keep the list of the devices that a server lets in: `edgefl server --enrolled LIST`.
+Keep the list of the devices that a server lets in.
 
 A device comes onto it by a one-time token, which is given to it as `edgefl device --token @FILE`, or by a request for a
 certificate that it wrote. The list may be changed while the server runs. A server without a list trusts the first key of
@@ -79,7 +79,9 @@ def token(
     hours: Annotated[float, typer.Option(min=0, help="how long it can be used")] = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Make a token that lets one device in, once. It holds the server's public key: the device trusts that one."""
+    """Make a token that lets one device in, once.
+
+    It holds the server's public key: the device trusts that one."""
     from edgefl.wire import folders
     from edgefl.wire.enrolment import new_token
     from edgefl.wire.keys import KeyPair
@@ -104,7 +106,9 @@ def request(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """On a device: write a certificate-signing request with its public key, which is made if there is none."""
+    """Write a certificate-signing request, on a device.
+
+    It has the device's public key, which is made if there is none."""
     from edgefl.system.files import write_whole
     from edgefl.wire import folders
     from edgefl.wire.keys import KeyPair
@@ -122,7 +126,9 @@ def add(
     list_file: List,
     as_json: Json = False,
 ) -> None:
-    """Let the device of a request in. Make sure first that the request comes from the device."""
+    """Let the device of a request in.
+
+    Make sure first that the request comes from the device."""
     from edgefl.wire.requests import read_request
 
     found = read_request(file.read_bytes(), str(file))
@@ -156,7 +162,9 @@ def revoke(device: Device, list_file: List, federation: Federation = "demo", as_
 
 
 def forget(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
-    """Take a device off the list, as if it had never been seen: for one whose store was lost."""
+    """Take a device off the list.
+
+    It is then as if it had never been seen: for one whose store was lost."""
     with _opened(list_file, federation) as registry:
         count = registry.forget(device)
     _some(device, count)

@@ -44,7 +44,9 @@ def check(
         bool, typer.Option("--json", help="one JSON object: ok, problem, units, engines, ...")
     ] = False,
 ) -> None:
-    """Try a model as it comes: trace it, cut it, export its training, run steps on each engine, compare with torch.
+    """Try whether a model can be trained on devices.
+
+    It is traced, cut and exported as it comes; each engine runs steps, which are compared with torch.
 
     Exit code 0: it can be trained on all of them. 1: it cannot, and the verdict says why, with the line of your code and the
     smallest change that helps.

@@ -16,7 +16,6 @@ from edgefl.system.collecting import built_to_stay
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.metric_text import number
-from edgefl_export.deploy.measuring import FileMeasurement
 from edgefl_export.deploy.target import files_of, refuse_existing, target_of
 
 if TYPE_CHECKING:
@@ -97,7 +96,9 @@ def deploy(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Cut a submodel out of a trained model and write it as one file for inference: weights inside, samples in, logits out.
+    """Write a trained model, or a submodel of it, for inference.
+
+    It is one file: weights inside, samples in, logits out.
 
     The suffix of --out decides the format: .onnx, .pte (ExecuTorch) or .safetensors. The file is loaded by its stock
     runtime and compared with torch on test samples. Its own metadata and a JSON file of the same name describe inputs,
@@ -134,6 +135,8 @@ def deploy(
     files = files_of(out)
     if not force:
         refuse_existing(files)
+    from edgefl_export.deploy.measuring import FileMeasurement
+
     _keep_weights(weights, files)
     _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
     with FileMeasurement(target) as measurement:  # its process loads the runtime meanwhile

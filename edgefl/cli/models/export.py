@@ -63,7 +63,9 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list")] = False,
 ) -> None:
-    """Export each tier's bundle: its graphs, compiled with the training algorithm, and their manifest.
+    """Export each tier's bundle.
+
+    A bundle holds the tier's graphs, compiled with the training algorithm, and their manifest.
 
     Every graph is run once in the runtime of its format and compared with torch before its bundle is written. Samples have
     the shape of the federation's data; where it has none, that which the model has by itself.

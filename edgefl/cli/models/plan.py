@@ -46,7 +46,9 @@ def plan(
         bool, typer.Option("--json", help="one JSON object: submodels, recommended, ...")
     ] = False,
 ) -> None:
-    """List the submodels of a model that fit a device, with what each would cost it, and recommend one.
+    """List the submodels that fit a device, and recommend one.
+
+    Each is listed with what it would cost the device.
 
     Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most; bytes
     count a round's downloads and upload. Recommended is what trains most of the model: the largest geometric

@@ -96,11 +96,13 @@ def profile(
     password_file: PasswordFile = "",
     insecure_password: InsecurePassword = False,
 ) -> None:
-    """Measure bundles on this machine, graph by graph, without torch: time, memory, energy, and the ops that cost most.
+    """Measure time and memory of a bundle's graphs here.
+
+    It measures graph by graph and without torch: time, memory, energy, and the ops that cost most.
 
     Each graph runs in a fresh process on random inputs. Memory is anonymous memory above the idle agent, as in
     `edgefl plan`: planned at export, held by the engine's arena, and measured. Times of a step's forward, backward and
-    update parts are measured by op where the engine supports it. Otherwise they are measured by instruction of its algorithm
+    update parts are measured by op where the engine supports it. Otherwise they are measured by instruction of its program
     and shared out within one. A federation file or a model's name is exported first.
 
     Examples:
