@@ -237,6 +237,8 @@ class _OnceAMinute(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True if the record is to be logged."""
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
+            return False  # a second after it could not accept, and the server has stopped meanwhile
         if isinstance(error, OSError) and str(record.msg).startswith(_NOT_ACCEPTED):
             record.msg, record.args, record.exc_info = (
                 f"a web server accepts no connection now: {error}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import logging
 import socket
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,6 +174,25 @@ def test_the_same_holds_where_no_handshake_of_tls_comes(tmp_path: Path) -> None:
     with served(tmp_path / "log", str(issued.certificate), str(issued.key)) as port, ExitStack() as stack:
         hold(stack, port, b"")
         assert ask(port, context) == b"here"
+
+
+def test_a_server_that_stops_before_its_next_try_to_accept_logs_no_traceback() -> None:
+    """asyncio's handler of exceptions has the callback in its message."""
+    loop, errors = asyncio.new_event_loop(), list[dict[str, Any]]()
+    loop.set_exception_handler(lambda _, context: errors.append(context))
+    closed = socket.socket()
+    closed.close()
+    loop.call_soon(loop._start_serving, None, closed)  # type: ignore[attr-defined]
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    loop.close()
+    (context,) = errors
+    error = context["exception"]
+    record = logging.LogRecord(
+        "asyncio", 40, "", 0, context["message"], (), (type(error), error, error.__traceback__)
+    )
+
+    assert isinstance(error, ValueError) and not _OnceAMinute().filter(record)
 
 
 def test_a_message_is_logged_once_a_minute_whatever_it_is_about() -> None:
