@@ -35,34 +35,31 @@ from edgefl.system.lazy import lazily as _lazily  # noqa: E402
 import_module("edgefl.system.silence")
 
 if TYPE_CHECKING:
-    from edgefl import algorithms, codecs, config, data, losses, optimizers, submodels
+    from edgefl import algorithms, codecs, config, data, losses, models, optimizers, submodels
     from edgefl.api.adapt import adapt
     from edgefl.api.analysis import heterogeneity, personalize
     from edgefl.api.bundle import Bundle
-    from edgefl.api.check import Verdict, check
+    from edgefl.api.check import check
     from edgefl.api.check_data import check_data
     from edgefl.api.compile import compile
-    from edgefl.api.deploy import deploy
-    from edgefl.api.device import Agent, train_round
+    from edgefl.api.deploy import DeployOptions, deploy
+    from edgefl.api.device import Agent, DeviceLimits, Trust, train_round
     from edgefl.api.export import export
     from edgefl.api.federation import Tier, federation, load_federation
+    from edgefl.api.model import Model
     from edgefl.api.plan import plan
     from edgefl.api.run import Run, load_run, run
     from edgefl.api.serve import Server
-    from edgefl.api.simulate import Simulation, simulate
+    from edgefl.api.simulate import simulate
     from edgefl.api.spread import spread
+    from edgefl.api.training import CompileOptions, Training
     from edgefl.api.tune import tune
-    from edgefl.config import Federation
-    from edgefl.config.reading import checked as validate
     from edgefl.facts import shipped as catalog
-    from edgefl.models.layers.log_mel import LogMel
     from edgefl.wire.errors import EdgeflError
     from edgefl_device.personal.personalize import Wanted as Adaptation
-    from edgefl_device.round.runner import RoundResult
     from edgefl_export.device import Device
-    from edgefl_server.embedded_broker import run_amqtt as serve_broker
 
-_SPACES = ("algorithms", "codecs", "config", "data", "losses", "optimizers", "submodels")
+_SPACES = ("algorithms", "codecs", "config", "data", "losses", "models", "optimizers", "submodels")
 _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.adapt": ("adapt",),
     "edgefl.api.analysis": (
@@ -70,17 +67,11 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "personalize",
     ),
     "edgefl.api.bundle": ("Bundle",),
-    "edgefl.api.check": (
-        "Verdict",
-        "check",
-    ),
+    "edgefl.api.check": ("check",),
     "edgefl.api.check_data": ("check_data",),
     "edgefl.api.compile": ("compile",),
-    "edgefl.api.deploy": ("deploy",),
-    "edgefl.api.device": (
-        "Agent",
-        "train_round",
-    ),
+    "edgefl.api.deploy": ("DeployOptions", "deploy"),
+    "edgefl.api.device": ("Agent", "DeviceLimits", "Trust", "train_round"),
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": (
         "Tier",
@@ -95,35 +86,30 @@ _PLACES: dict[str, tuple[str, ...]] = {
     ),
     "edgefl.api.serve": ("Server",),
     "edgefl.api.spread": ("spread",),
-    "edgefl.api.simulate": (
-        "Simulation",
-        "simulate",
-    ),
+    "edgefl.api.simulate": ("simulate",),
+    "edgefl.api.model": ("Model",),
+    "edgefl.api.training": ("CompileOptions", "Training"),
     "edgefl.api.tune": ("tune",),
-    "edgefl.config": ("Federation",),
-    "edgefl.config.reading": ("validate=checked",),
     "edgefl.facts": ("catalog=shipped",),
-    "edgefl.models.layers.log_mel": ("LogMel",),
     "edgefl.wire.errors": ("EdgeflError",),
     "edgefl_device.personal.personalize": ("Adaptation=Wanted",),
-    "edgefl_device.round.runner": ("RoundResult",),
     "edgefl_export.device": ("Device",),
-    "edgefl_server.embedded_broker": ("serve_broker=run_amqtt",),
 }
 __all__ = [
     "Adaptation",
     "Agent",
     "Bundle",
+    "CompileOptions",
+    "DeployOptions",
     "Device",
+    "DeviceLimits",
     "EdgeflError",
-    "Federation",
-    "LogMel",
-    "RoundResult",
+    "Model",
     "Run",
     "Server",
-    "Simulation",
     "Tier",
-    "Verdict",
+    "Training",
+    "Trust",
     "adapt",
     "algorithms",
     "catalog",
@@ -140,17 +126,16 @@ __all__ = [
     "load_federation",
     "load_run",
     "losses",
+    "models",
     "optimizers",
     "personalize",
     "plan",
     "run",
-    "serve_broker",
     "simulate",
     "spread",
     "submodels",
     "train_round",
     "tune",
-    "validate",
 ]
 _named = _lazily(__name__, _PLACES)
 

@@ -77,7 +77,7 @@ def models(
     from benchmarks.suite.page import page as written
     from benchmarks.suite.page import share
     from benchmarks.suite.rows import ENGINES, SuiteSettings, left_out, read, tried, write
-    from edgefl.api.compile import Target
+    from edgefl.api.training import Target
 
     engines: list[Target] = [each.value for each in engine] if engine else list(ENGINES)
     absent = left_out(architectures)

@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.common.machine import machine
 from benchmarks.suite.architecture import OUTSIDE, Architecture, Library, installed
 from benchmarks.suite.worker import FOUND, LOG, work
-from edgefl.api.compile import Target
+from edgefl.api.training import Target
 from edgefl.system.files import write_whole
 from edgefl.system.processes import last_line
 from edgefl.wire.errors import ConfigError

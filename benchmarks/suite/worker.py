@@ -18,7 +18,8 @@ import torch
 from benchmarks.suite.architecture import Architecture
 from benchmarks.suite.catalog import named
 from edgefl.api.check import Verdict, check
-from edgefl.api.compile import Target
+from edgefl.api.model import Model
+from edgefl.api.training import Target
 from edgefl.contract.choice import LossChoice
 from edgefl.setup.one_line import parse_loss
 from edgefl_export.front.cache import FOLDER
@@ -53,9 +54,7 @@ def _try(architecture: Architecture, batch: int, engines: Sequence[Target], file
     write(stage="building the model")
     torch.manual_seed(SEED)
     verdict = check(
-        architecture.make(),
-        sample=architecture.sample,
-        classes=architecture.classes,
+        Model(architecture.make(), sample=architecture.sample, classes=architecture.classes),
         loss=LossChoice(**parse_loss(architecture.loss)) if architecture.loss else None,
         batch=batch,
         seed=SEED,

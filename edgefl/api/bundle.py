@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from edgefl.system.html import table
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.errors import BundleError
@@ -138,6 +139,10 @@ class Bundle:
             f"Bundle({manifest.model!r}, tier={manifest.tier!r}, algorithm={manifest.program!r}, "
             f"codec={manifest.codec!r}, format={self.format!r}, nbytes={self.nbytes})"
         )
+
+    def _repr_html_(self) -> str:
+        graphs = self.manifest.graphs
+        return table(repr(self), [{"graph": each.name, "bytes": f"{each.blob.size:,}"} for each in graphs])
 
 
 def _file(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +15,14 @@ from torch import nn
 from edgefl.algorithms.choices import SGD
 from edgefl.api.check_data import samples_of
 from edgefl.api.choices import loss_of
-from edgefl.api.compile import Target, compile
+from edgefl.api.compile import compile
 from edgefl.api.device import train_round
-from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
+from edgefl.api.model import DataSource, Factory, Model, dataset
+from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
+from edgefl.system.html import table
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
@@ -72,16 +74,24 @@ class Verdict:
         trained = f"can be trained on {' and '.join(able)}" if able else "can be trained on no engine"
         return "; ".join([f"{self.model} {trained}, {len(self.units)} units", *failed])
 
+    def _repr_html_(self) -> str:
+        rows = [
+            {
+                "engine": each.engine,
+                "problem": each.problem or "none",
+                "step": f"{each.step_ms:.1f} ms",
+                "largest error": f"{each.max_rel_error:.1e}",
+            }
+            for each in self.engines
+        ]
+        return table(str(self), rows)
+
 
 def check(
-    model: Model,
+    model: Model | Factory,
     *,
     data: DataSource | None = None,
-    sample: Sample | None = None,
-    classes: int | None = None,
-    options: Mapping[str, Any] | None = None,
     loss: LossLike | None = None,
-    output: str | int | None = None,
     batch: int = 8,
     seed: int = 0,
     engines: Sequence[Target] = (),
@@ -92,14 +102,10 @@ def check(
 
     Args:
         model: as :func:`edgefl.compile` takes it.
-        sample: without ``data``, the shape of one sample.
-        classes: without ``data``, the number of classes.
-        options: keyword arguments of the model's factory.
-        loss: what training minimises.
-        output: which of the things that the model returns is its output, as in :func:`edgefl.compile`.
         data: as :func:`edgefl.compile` takes it, or what a device has: its file or folder.
+        loss: what training minimises.
         batch: rows of a step.
-        seed: of the initial weights and of the random samples that are trained on.
+        seed: of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.
         progress: is told of each part before it begins.
         so_far: is told the verdict after each engine; the last of these is what is returned.
@@ -114,24 +120,15 @@ def check(
     >>> print(edgefl.check("mlp", engines=["onnx"]))
     mlp can be trained on onnx, 3 units
     """
-    seed = checked_seed(seed)
+    seed, model = checked_seed(seed), Model.of(model)
     source = samples_of(data) if isinstance(data, str | Path) else dataset(data)
     progress("tracing and cutting the model")
     try:
-        spec = model_spec(
-            model,
-            data=source,
-            sample=sample,
-            classes=classes,
-            seed=seed,
-            options=options,
-            loss=loss_of(loss),
-            output=output,
-        )
+        spec = model.spec(source, loss_of(loss))
         progress("training by torch")
-        torch_ms = torch_step_ms(spec, batch, seed) if isinstance(model, nn.Module) else 0.0
+        torch_ms = torch_step_ms(spec, batch, seed) if isinstance(model.factory, nn.Module) else 0.0
     except (ModelError, ExportError) as error:
-        return Verdict(_name(model), problem=error.message)
+        return Verdict(_name(model.factory), problem=error.message)
     installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
     verdict = Verdict(
         spec.name,
@@ -153,7 +150,8 @@ def _on(
     """The whole model's training on one engine."""
     try:
         progress(f"exporting for {engine}")
-        bundle = compile(spec, target=engine, algorithm=SGD(batch=batch, steps=STEPS), seed=seed)
+        training = Training(algorithm=SGD(batch=batch, steps=STEPS))
+        bundle = compile(spec, training=training, options=CompileOptions(target=engine))
         progress(f"comparing {engine} with torch")
         compared = bundle.verify(seed=seed)
         if not compared.ok:
@@ -164,9 +162,8 @@ def _on(
         train_round(
             bundle,
             bundle.initial_weights(),
-            x,
+            {"x": x, **others},
             y,
-            others=others,
             seed=seed,
             watch=lambda step: times.append(step.step_ms),
         )
@@ -186,7 +183,7 @@ def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]
     return np.asarray(made.x), made.y, dict(made.others)
 
 
-def _name(model: Model) -> str:
+def _name(model: Factory) -> str:
     if isinstance(model, str):
         return model
     return getattr(model, "name", "") or getattr(model, "__name__", type(model).__name__)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -29,25 +29,42 @@ if TYPE_CHECKING:  # they load the server
     from edgefl.api.simulate import Simulation
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeployOptions:
+    """How a model for inference is written.
+
+    Attributes:
+        format: ``onnx``, ``executorch`` (a .pte file), or ``safetensors`` with a loader for torch.
+        batch: Samples of one call.
+        dynamic_batch: Accept any number of samples in one call.
+        quantize: ``int8``, calibrated on the server's rows, ``float16``, or ``none``.
+        opset: Opset of an ONNX file; None for 18, which ONNX Runtime 1.14 loads.
+        backend: Kernels of a .pte file: ``xnnpack``, with portable ones for the rest, or ``portable``.
+        preprocessing: Put the preprocessing of samples into the file, as far as its operators allow.
+        compact: Without the channels that the cut has emptied; computes the same.
+    """
+
+    format: Format = "onnx"
+    batch: int = 1
+    dynamic_batch: bool = False
+    quantize: Quantize = "none"
+    opset: int | None = None
+    backend: Backend = "xnnpack"
+    preprocessing: bool = False
+    compact: bool = False
+
+
 def deploy(
     source: Run | Simulation | str | Path,
     submodel: SubmodelChoice | None = None,
     *,
     tier: str | None = None,
     gamma: float | None = None,
-    options: Mapping[str, Any] | None = None,
     federation: Federation | str | Path | None = None,
     data: str | Path | None = None,
     bn_eval: BnEval = "frozen",
-    batch: int = 1,
     samples: int = STATISTICS_ROWS,
-    compact: bool = False,
-    format: Format = "onnx",
-    quantize: Quantize = "none",
-    dynamic_batch: bool = False,
-    opset: int | None = None,
-    backend: Backend = "xnnpack",
-    preprocessing: bool = False,
+    options: DeployOptions = DeployOptions(),
 ) -> Deployment:
     """Cut a submodel out of a trained model, as one file: weights inside, samples in, logits out. Its ``save`` writes it.
 
@@ -59,20 +76,12 @@ def deploy(
         submodel: of any size; by default the whole model. Omitted options come from the tiers of its kind.
         tier: cut as this tier is, instead of ``submodel``.
         gamma: another size of the tier.
-        options: other options of the tier's kind.
         federation: what the weights were trained with; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
         bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from test
             samples without any; for comparison those of each ``batch``, or the ``moving`` ones.
-        batch: samples of one call.
         samples: most samples for the statistics; 0: all.
-        compact: without the channels that the cut has emptied; computes the same.
-        format: ``onnx``, ``executorch`` (a .pte file), or ``safetensors`` with a loader for torch.
-        quantize: ``int8``, calibrated on the server's rows, ``float16``, or ``none``.
-        dynamic_batch: accept any number of samples in one call.
-        opset: opset of an ONNX file; None for 18, which ONNX Runtime 1.14 loads.
-        backend: kernels of a .pte file: ``xnnpack``, with portable ones for the rest, or ``portable``.
-        preprocessing: put the preprocessing of samples into the file, as far as its operators allow.
+        options: format of the file, and what is in it.
 
     Raises:
         ConfigError: where these do not go together, or a package is missing.
@@ -80,28 +89,23 @@ def deploy(
         ModelError: if the weights are not the model's.
         ExportError: if the file does not agree with torch.
     """
-    target = DeployTarget(
-        format=format,
-        batch=batch,
-        dynamic_batch=dynamic_batch,
-        quantize=quantize,
-        opset=opset,
-        backend=backend,
-        preprocessing=preprocessing,
-    )
+    wishes = {
+        field.name: getattr(options, field.name) for field in fields(options) if field.name != "compact"
+    }
+    target = DeployTarget(**wishes)
     weights, settings, origin = _opened(source, federation, data)
     dataset = open_data(settings)
-    workshop = Workshop.of(settings, dataset, weights, bn_eval=bn_eval, batch=batch, samples=samples)
+    workshop = Workshop.of(settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples)
     spec = workshop.spec
-    own = {**(submodel.options if submodel else {}), **(options or {})}
+    own = dict(submodel.options) if submodel else {}
     if gamma is not None and own.get("gamma", gamma) != gamma:
         raise ConfigError(f"`gamma` is {gamma:g}, and {submodel!r} has another; leave one out", gamma=gamma)
     size = own.pop("gamma", gamma)
-    kind = submodel.name if submodel else None
+    kind = (submodel.name or None) if submodel else None
     cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
     return workshop.deployment(
         cut,
-        _smaller(spec) if compact else lambda module: module,
+        _smaller(spec) if options.compact else lambda module: module,
         target=target,
         origin=replace(origin, tier=tier or ""),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,32 +39,74 @@ if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceLimits:
+    """What training may take of a device, and under which conditions.
+
+    Attributes:
+        memory: What the device offers to training, bytes or like ``64MiB``; 0: what it has.
+        engine: ``onnx`` or ``executorch``.
+        threads: The most that the engine may have; 0: as many as this process has processors where they are tuned (ONNX
+            Runtime); what is not tuned has 1 then.
+        tune: Whether forms of graphs that may be faster here are tried in the first round, and how many threads a step
+            gains from; without it two equal devices compute the same bits.
+        sandbox: Whether the engine has a process of its own that may little (:mod:`edgefl_device.sandbox`): ``always``,
+            ``never``, or ``auto`` for where no server's key vouches for what it loads.
+        bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` and count such rows.
+        policy: What the owner lets the device do, and when (:mod:`edgefl_device.policy`), or a file.
+        surroundings_command: Prints in what conditions this device is, where the system does not say
+            (:mod:`edgefl_device.conditions`).
+        mirrors: URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
+            the broker (:mod:`edgefl_device.link.mirrors`).
+        sizes: Sizes and timeouts of messages.
+    """
+
+    memory: str | int = 0
+    engine: str = "onnx"
+    threads: int = 0
+    tune: bool = True
+    sandbox: str = "auto"
+    bad_rows: str = "refuse"
+    policy: Policy | str | Path | None = None
+    surroundings_command: str = ""
+    mirrors: Sequence[str] = ()
+    sizes: Limits = Limits()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """Which server a device listens to, and how it is let in.
+
+    Attributes:
+        server_key: Listen to this key of the server only, hexadecimal; several with commas between them. Without one the
+            first that is seen is trusted from then on.
+        token: The one-time token that brings this device's key onto the server's list of devices; it holds the server's key.
+        ca_file: The certificate of the broker's authority; switches TLS on.
+    """
+
+    server_key: str = ""
+    token: str = ""
+    ca_file: str = ""
+
+
 class Agent:
     """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
 
-    ``data`` is a file or a folder of samples that stay here (:func:`edgefl_device.data.sources.load`), or a function
-    that gives them: ``(x, y)``, ``(x, y, others)`` or a mapping. ``bad_rows``: ``refuse`` data with rows that cannot
-    be read or do not fit, or ``skip`` and count such rows. ``broker`` is ``host:port``,
-    ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``,
-    ``federation`` the name of the one to join; ``ca_file``, the certificate of the
-    broker's authority, switches TLS on. ``tier`` is the one to ask for; the server decides. ``folder`` keeps what
-    outlives the process, by default ``~/.edgefl/FEDERATION/ID``. ``memory`` is what this device offers to training,
-    bytes or like ``64MiB`` (0: what it has). ``server_key``: listen to this key of the server only, hexadecimal;
-    several with commas between them. Without one the first that is seen is trusted from then on. ``token``: the one-time
-    token that brings this device's key onto the server's list of devices; it holds the server's key.
-    ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
-    be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
-    compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
-    they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
-    that may little (:mod:`edgefl_device.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
-    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`edgefl_device.policy`), or a file.
-    ``mirrors`` are URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
-    the broker (:mod:`edgefl_device.link.mirrors`).
-    ``surroundings_command`` prints in what conditions this device is, where the system does not say
-    (:mod:`edgefl_device.conditions`).
-    ``report`` is told what happens, from the threads of the agent.
+    Args:
+        device: Its name.
+        data: A file or a folder of samples that stay here (:func:`edgefl_device.data.sources.load`), or a function that
+            gives them: ``(x, y)``, ``(x, y, others)`` or a mapping.
+        broker: ``host:port``, ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``.
+        federation: The name of the one to join.
+        tier: The one to ask for; the server decides.
+        folder: Keeps what outlives the process; by default ``~/.edgefl/FEDERATION/ID``.
+        until_done: End when the training is done.
+        trust: The server's key, and the token of this device.
+        limits: What training may take of the device.
+        report: Is told what happens, from the threads of the agent.
 
-    ConfigError for an argument that cannot be used.
+    Raises:
+        ConfigError: An argument cannot be used.
     """
 
     def __init__(
@@ -72,52 +114,41 @@ class Agent:
         device: str,
         data: str | Path | Source,
         *,
-        bad_rows: str = "refuse",
         broker: str | Address = "localhost:1883",
         federation: str = "demo",
-        folder: str | Path | None = None,
         tier: str = "",
-        memory: str | int = 0,
-        engine: str = "onnx",
-        threads: int = 0,
+        folder: str | Path | None = None,
         until_done: bool = False,
-        server_key: str = "",
-        token: str = "",
-        ca_file: str = "",
-        tune: bool = True,
-        sandbox: str = "auto",
-        policy: Policy | str | Path | None = None,
-        mirrors: Sequence[str] = (),
-        surroundings_command: str = "",
-        limits: Limits = Limits(),
+        trust: Trust = Trust(),
+        limits: DeviceLimits = DeviceLimits(),
         report: Callable[[AgentEvent], None] = lambda _: None,
     ) -> None:
-        given = parse_token(token) if token else None
-        vouched = bool(server_key or given)
-        boxed = checked_sandbox(sandbox) == "always" or (sandbox == "auto" and not vouched)
+        given = parse_token(trust.token) if trust.token else None
+        vouched = bool(trust.server_key or given)
+        sandbox = checked_sandbox(limits.sandbox)
         config = AgentConfig(
             federation=checked_name("federation", federation),
             device=checked_name("device", device),
-            broker=broker_address(broker, ca_file),
+            broker=broker_address(broker, trust.ca_file),
             data=Path(data) if isinstance(data, str) else data,
-            bad_rows=checked_policy(bad_rows),
+            bad_rows=checked_policy(limits.bad_rows),
             folder=Path(folder) if folder else folders.store(federation, device),
             tier=tier,
-            memory_bytes=memory_bytes(memory),
-            server_keys=(*parse_keys(server_key), *((given.server,) if given else ())),
+            memory_bytes=memory_bytes(limits.memory),
+            server_keys=(*parse_keys(trust.server_key), *((given.server,) if given else ())),
             token=given,
             until_done=until_done,
-            threads=threads or 1,
-            tune=tune,
-            limits=limits,
-            mirrors=tuple(Mirror.parse(text) for text in mirrors),
-            policy=owner_policy(policy, surroundings_command),
+            threads=limits.threads or 1,
+            tune=limits.tune,
+            limits=limits.sizes,
+            mirrors=tuple(Mirror.parse(text) for text in limits.mirrors),
+            policy=owner_policy(limits.policy, limits.surroundings_command),
         )
-        most = most_threads(threads, tune=tune)
+        threads, most = limits.threads or 1, most_threads(limits.threads, tune=limits.tune)
         chosen = (
-            boxed_engine(engine, threads or 1, most, config)
-            if boxed
-            else open_engine(engine, threads or 1, config.folder, most)
+            boxed_engine(limits.engine, threads, most, config)
+            if sandbox == "always" or (sandbox == "auto" and not vouched)
+            else open_engine(limits.engine, threads, config.folder, most)
         )
         self._agent = _Agent(config, chosen, report)
 
@@ -193,17 +224,14 @@ def checked_sandbox(sandbox: str) -> str:
 def train_round(
     bundle: Bundle | str | Path,
     weights: Mapping[str, Array] | str | Path,
-    x: Array | str | Path | Source,
+    x: Array | Mapping[str, Array] | str | Path | Source,
     y: Array | None = None,
     *,
-    others: Mapping[str, Array] | None = None,
-    bad_rows: str = "refuse",
     seed: int = 0,
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Array] | None = None,
     samples: int = 0,
-    engine: str = "",
-    threads: int = 1,
+    limits: DeviceLimits | None = None,
     watch: Callable[[Step], None] = lambda _: None,
 ) -> RoundResult:
     """One round of a bundle in this process, without a broker: the same steps as a device of a federation makes.
@@ -214,17 +242,15 @@ def train_round(
         bundle: a bundle, or its file.
         weights: the model's, float arrays by global name, or what the server cuts out for the tier
             (:meth:`edgefl.Bundle.share`); or a file of them.
-        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype. Without ``y``, what
-            :class:`Agent` takes as ``data``: a file, a folder or a function.
+        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype; where a model reads more,
+            those inputs by name beside ``x``: ``{"x": x, "age": age}``. Without ``y``, what :class:`Agent` takes as
+            ``data``: a file, a folder or a function.
         y: labels (n, *label): class numbers, or floats where the loss takes targets.
-        others: inputs beside x by name, (n, *their shape), where the model reads some.
-        bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` such rows.
         seed: decides batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
         carry: what the last round left (``RoundResult.carry``), where the algorithm keeps something.
         samples: most rows to use; 0: all.
-        engine: by default the one of the bundle's format.
-        threads: of the engine.
+        limits: ``bad_rows``, ``engine`` and ``threads``; by default the engine of the bundle's format, with one thread.
         watch: is told each step.
 
     Returns:
@@ -245,8 +271,8 @@ def train_round(
     return offline.train_round(
         read.contents,
         held,
-        _local(x, y, others, bad_rows),
-        open_engine(engine or read.format, threads),
+        _local(x, y, limits.bad_rows if limits else "refuse"),
+        open_engine(limits.engine if limits else read.format, limits.threads or 1 if limits else 1),
         seed=checked_seed(seed),
         hyper=hyper,
         carry=carry,
@@ -262,23 +288,24 @@ def _suited() -> SuitedForms:
     return SuitedForms()
 
 
-def _local(
-    x: Array | str | Path | Source, y: Array | None, others: Mapping[str, Array] | None, bad_rows: str
-) -> Local:
+def _local(x: Array | Mapping[str, Array] | str | Path | Source, y: Array | None, bad_rows: str) -> Local:
     policy = checked_policy(bad_rows)
     if isinstance(x, str | Path) or callable(x):
-        if y is not None or others is not None:
-            raise ConfigError("argument `x` names samples and their labels: leave `y` and `others` out")
+        if y is not None:
+            raise ConfigError("argument `x` names samples and their labels: leave `y` out")
         return load_data(Path(x) if isinstance(x, str) else x, policy)
     if y is None:
         raise ConfigError("argument `y` is missing: the labels of the samples `x`", argument="y")
-    data = LocalData(
-        np.asarray(x),
-        np.asarray(y),
-        "the data",
-        {name: np.asarray(rows) for name, rows in (others or {}).items()},
-        policy,
+    inputs = (
+        {name: np.asarray(rows) for name, rows in x.items()}
+        if isinstance(x, Mapping)
+        else {"x": np.asarray(x)}
     )
+    if "x" not in inputs:
+        raise ConfigError(
+            f"argument `x` has no input 'x'; it has {', '.join(inputs) or 'none'}", argument="x"
+        )
+    data = LocalData(inputs.pop("x"), np.asarray(y), "the data", inputs, policy)
     data.check()
     return data
 

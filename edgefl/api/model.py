@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
 
-Model = str | nn.Module | ModelSpec | Callable[..., Any]
+Factory = str | nn.Module | ModelSpec | Callable[..., Any]
 """The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""
 
 Sample = Sequence[int] | TensorSpec | Mapping[str, TensorSpec]
@@ -35,6 +36,49 @@ names that forward gives them."""
 
 DataSource = Dataset | DataTable | str | Path
 """A dataset, or what a federation names one by: a name, a file, or its table."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with what it is made with, and what it reads and returns.
+
+    Attributes:
+        factory: A model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or
+            a :class:`edgefl.submodels.ModelSpec`.
+        sample: Where there are no data: the shape of one sample, without batch dimension (float32), or a
+            :class:`edgefl.submodels.TensorSpec`.
+        classes: Where there are no data: the number of classes.
+        options: Keyword arguments of the factory.
+        output: Which of the things that a model of your own returns is its output: a key, an attribute or a position; by
+            default ``logits``, or else the first tensor of floats.
+        seed: Of the initial weights.
+    """
+
+    factory: Factory
+    _: KW_ONLY
+    sample: Sample | None = None
+    classes: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    output: Output = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, model: Model | Factory) -> Model:
+        """Return ``model`` where it is one, else one that is made without more."""
+        return model if isinstance(model, Model) else cls(model)
+
+    def spec(self, data: Dataset | None = None, loss: Loss | None = None) -> ModelSpec:
+        """Return the model cut into units, as :func:`model_spec` does."""
+        return model_spec(
+            self.factory,
+            data=data,
+            sample=self.sample,
+            classes=self.classes,
+            seed=self.seed,
+            options=self.options or None,
+            loss=loss,
+            output=self.output,
+        )
 
 
 def dataset(data: DataSource | None) -> Dataset | None:
@@ -47,7 +91,7 @@ def dataset(data: DataSource | None) -> Dataset | None:
 
 
 def model_spec(
-    model: Model,
+    model: Factory,
     *,
     data: Dataset | None = None,
     sample: Sample | None = None,
@@ -116,7 +160,7 @@ def _dtype(sample: TensorSpec) -> str:
     return str(sample.dtype).removeprefix("torch.")
 
 
-def _check_used(model: Model, data: Dataset | None, given: Mapping[str, object]) -> None:
+def _check_used(model: Factory, data: Dataset | None, given: Mapping[str, object]) -> None:
     """ConfigError for an argument that would have no effect."""
     reasons: dict[str, str] = {}
     if data is not None:

@@ -1,13 +1,16 @@
-"""Progress in notebooks, which otherwise show nothing of a run until its end."""
+"""What notebooks show of a run: progress, and its rounds as a table."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from edgefl.wire.metric_text import headline
+
+MOST_ROUNDS = 12
 
 
 def in_notebook() -> bool:
@@ -23,3 +26,16 @@ def print_round(news: Any) -> None:
     print(
         f"round {told['round']}: {headline(told) or 'not evaluated'}, {told['reports']} reports", flush=True
     )
+
+
+def rounds_shown(history: Iterable[Any]) -> list[dict[str, object]]:
+    """Return the last rounds of a run or a simulation as rows of a table."""
+    return [
+        {
+            "round": row["round"],
+            "metric": headline(row) or "not evaluated",
+            "training loss": "" if row["train_loss"] is None else f"{row['train_loss']:.4g}",
+            "reports": row["reports"],
+        }
+        for row in map(msgspec.to_builtins, list(history)[-MOST_ROUNDS:])
+    ]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 
-from edgefl.algorithms.choices import SGD, TCBGD
-from edgefl.api.choices import codec_choice, loss_of
-from edgefl.api.model import DataSource, Model, Sample, dataset, model_spec
+from edgefl.algorithms.choices import TCBGD
+from edgefl.api.choices import loss_of
+from edgefl.api.model import DataSource, Factory, Model, dataset
+from edgefl.api.training import Training
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.choices import Dense
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice
-from edgefl.losses import LossLike
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
@@ -25,34 +24,28 @@ from edgefl_export.offers import Fit
 
 
 def plan(
-    model: Model,
+    model: Model | Factory,
     device: Device = Device(),
     *,
-    loss: LossLike | None = None,
-    algorithm: AlgorithmChoice | Callable[[Submodel], AlgorithmChoice] | None = None,
-    codec: CodecChoice | AlgorithmChoice | str = Dense(),
-    optimizer: OptimizerChoice | None = None,
+    training: Training | Callable[[Submodel], Training] = Training(),
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     data: DataSource | None = None,
-    sample: Sample | None = None,
-    classes: int | None = None,
-    options: Mapping[str, Any] | None = None,
-    output: str | int | None = None,
     progress: Callable[[str], None] = lambda _: None,
     processes: int = 1,
 ) -> Fit:
     """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
 
     Args:
-        model: as in :func:`edgefl.compile`, with ``data``, ``sample``, ``classes``, ``options`` and ``output``.
+        model: as in :func:`edgefl.compile`.
         device: what it offers; 0 is unknown.
-        loss: what training minimises, as in :func:`edgefl.compile`.
-        algorithm: the local training, of all submodels or of each; by default SGD, and TCBGD for submodels of single
-        entries. codec: how the update becomes bytes. optimizer: the server's. kinds: of submodels; by default all.
-        gammas: shares of the parameters; by default the paper's. progress: is told of each size before it is looked at; a
-        size takes some seconds. processes: how many sizes are looked at side by side, forked from this process. Where
-        torch cannot compute there any
+        training: algorithm, codec, optimizer and loss, of all submodels; or a function that gives those of each. Without an
+            algorithm SGD, and TCBGD for submodels of single entries.
+        kinds: of submodels; by default all.
+        gammas: shares of the parameters; by default the paper's.
+        data: whose samples and classes the model is for.
+        progress: is told of each size before it is looked at; a size takes some seconds.
+        processes: how many sizes are looked at side by side, forked from this process. Where torch cannot compute there any
             more, which depends on what this process has done before, they are looked at here.
 
     Raises:
@@ -62,28 +55,20 @@ def plan(
     >>> fit.recommended().kind
     'width'
     """
-    spec = model_spec(
-        model,
-        data=dataset(data),
-        sample=sample,
-        classes=classes,
-        options=options,
-        loss=loss_of(loss),
-        output=output,
-    )
-    coding = codec_choice(codec)
-    coder = codecs.build(coding.name, **coding.options)
+    whole = training if isinstance(training, Training) else Training()
+    spec = Model.of(model).spec(dataset(data), loss_of(whole.loss))
+    own = training if callable(training) else partial(_suited, training)
 
     def functions(submodel: Submodel) -> tuple[Algorithm, Sequence[Prefix]]:
-        own = algorithm if isinstance(algorithm, AlgorithmChoice) else (algorithm or suited)(submodel)
+        algorithm, codec, optimizer = own(submodel).choices
         tier = Tier(
             "",
             submodel,
             coded_algorithm(
                 submodel,
-                own.name,
-                own.options,
-                coder,
+                algorithm.name,
+                algorithm.options,
+                codecs.build(codec.name, **codec.options),
                 optimizer=optimizer.name if optimizer else NONE,
                 optimizer_options=optimizer.options if optimizer else None,
             ),
@@ -98,10 +83,12 @@ def plan(
         gammas=gammas,
         say=progress,
         processes=processes,
-        alike=algorithm is None or isinstance(algorithm, AlgorithmChoice),
+        alike=isinstance(training, Training),
     )
 
 
-def suited(submodel: Submodel) -> AlgorithmChoice:
-    """SGD, or the algorithm that makes use of a submodel's thresholds."""
-    return TCBGD() if isinstance(submodel.carrier, Thresholded) else SGD()
+def _suited(training: Training, submodel: Submodel) -> Training:
+    """Return ``training``; without an algorithm, with the one that makes use of a submodel's thresholds."""
+    if training.algorithm is None and isinstance(submodel.carrier, Thresholded):
+        return replace(training, algorithm=TCBGD())
+    return training

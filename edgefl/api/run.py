@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgefl.api.federation import load_federation
-from edgefl.api.notebook import in_notebook, print_round
+from edgefl.api.notebook import in_notebook, print_round, rounds_shown
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -28,6 +28,7 @@ from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.folder_lock import FolderLock
+from edgefl.system.html import table
 from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.size import UpdateSize
@@ -113,6 +114,9 @@ class Run:
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"
         return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), rounds_shown(self.history))
 
 
 def load_run(folder: str | Path) -> Run:

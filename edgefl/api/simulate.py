@@ -14,7 +14,7 @@ import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
-from edgefl.api.notebook import in_notebook, print_round
+from edgefl.api.notebook import in_notebook, print_round, rounds_shown
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.lab.written import without_password
@@ -42,6 +42,7 @@ from edgefl.simulator.row import Row
 from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
+from edgefl.system.html import table
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array, Arrays
@@ -116,6 +117,9 @@ class Simulation:
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"
         return f"Simulation({str(self.folder)!r}, {len(self.history)} rounds, {state})"
+
+    def _repr_html_(self) -> str:
+        return table(repr(self), rounds_shown(self.history))
 
 
 @dataclass(frozen=True)

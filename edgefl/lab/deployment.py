@@ -31,6 +31,7 @@ from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone
 from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
+from edgefl.system.html import table
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
@@ -73,6 +74,13 @@ class Deployment:
             f"{key}={value!r}" for key, value in self.facts.items() if isinstance(value, str | float | int)
         )
         return f"Deployment({size(len(self.artifact.model))}, {facts[:_SHOWN]})"
+
+    def _repr_html_(self) -> str:
+        facts = {key: value for key, value in self.facts.items() if isinstance(value, str | float | int)}
+        return table(
+            f"Deployment, {size(len(self.artifact.model))}",
+            [{"fact": key, "value": value} for key, value in facts.items()],
+        )
 
     def measured(self, measurement: FileMeasurement | None = None, saved: Path | None = None) -> Deployment:
         """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts.

@@ -47,7 +47,7 @@ def split(
     module: nn.Module,
     cuts: Cuts = None,
     *,
-    sample: TensorSpec | Mapping[str, TensorSpec],
+    sample: Sequence[int] | TensorSpec | Mapping[str, TensorSpec],
     classes: int,
     units: int | None = None,
     name: str = "custom",
@@ -56,9 +56,9 @@ def split(
     labels: TensorSpec | None = None,
     output: Output = None,
 ) -> ModelSpec:
-    """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape and dtype of one input without
-    batch dimension, or those of several by the names that forward gives them; ``classes`` how many a label chooses from,
-    ``name`` what the model is called.
+    """``module`` as a :class:`ModelSpec` that computes the same; ``sample`` is the shape of one float32 input without
+    batch dimension, or its shape and dtype, or those of several by the names that forward gives them; ``classes`` how
+    many a label chooses from, ``name`` what the model is called.
 
     Its forward may return a tensor, or a mapping, a dataclass or a tuple with one: ``output``, a key, an attribute or a
     position, by default ``logits`` or else the first floating tensor.
@@ -82,8 +82,9 @@ def split(
     cannot be traced or draws in inference.
     """
     chosen = cuts if cuts is None or isinstance(cuts, str) else tuple(cuts)
+    spec = sample if isinstance(sample, TensorSpec | Mapping) else TensorSpec(tuple(sample))
     request = Request(
-        chosen, sample, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
+        chosen, spec, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
     )
     with blamed(f"torch cannot list the parts of {type(module).__name__}"):
         inner = unwrapped(module)

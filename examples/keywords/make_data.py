@@ -146,7 +146,7 @@ def deal(source: Path, target: Path, federation: dict, speakers: int) -> None:
 
 def hold_out(paths: list[Path], target: Path, reader: dict) -> None:
     """The server's samples: features made as the devices make theirs."""
-    features = edgefl.LogMel(**{key: value for key, value in reader.items() if key != "kind"})
+    features = edgefl.models.LogMel(**{key: value for key, value in reader.items() if key != "kind"})
     waves = np.stack([read(path, reader["length"]) for path in paths])
     with torch.no_grad():
         x = np.concatenate([features(part).numpy() for part in torch.from_numpy(waves).split(64)])

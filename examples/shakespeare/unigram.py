@@ -11,7 +11,7 @@ import edgefl
 from edgefl.setup.data import open_data
 
 
-def baseline(federation: edgefl.Federation) -> tuple[float, float]:
+def baseline(federation: edgefl.config.Federation) -> tuple[float, float]:
     """Perplexity on the test set of the training set's frequencies (one added to each), and the accuracy of always saying
     the most frequent word."""
     data = open_data(federation)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import edgefl
+from edgefl.api.check import Verdict
 from edgefl.cli.commands import app
 from edgefl.wire.errors import ConfigError, DataError
 from tests.cli.runner import runner
@@ -44,7 +45,7 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_a_model_that_both_engines_train() -> None:
-    verdict = edgefl.check(reader(), sample=TEXT, classes=CLASSES, batch=4)
+    verdict = edgefl.check(edgefl.Model(reader(), sample=TEXT, classes=CLASSES), batch=4)
 
     assert verdict.ok and str(verdict) == "reader can be trained on onnx and executorch, 4 units"
     assert (verdict.inputs, verdict.loss) == (("x", "attention_mask"), "CrossEntropy")
@@ -53,7 +54,7 @@ def test_a_model_that_both_engines_train() -> None:
 
 @pytest.mark.slow
 def test_a_small_gpt_is_trained_by_both() -> None:
-    assert edgefl.check("gpt", options={"length": 8, "width": 16, "depth": 2}, batch=4).ok
+    assert edgefl.check(edgefl.Model("gpt", options={"length": 8, "width": 16, "depth": 2}), batch=4).ok
 
 
 def test_what_stands_in_the_way_is_said_with_the_line_of_the_users_code(own: Path) -> None:
@@ -87,7 +88,7 @@ def test_an_engine_that_cannot_says_so_beside_the_others() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x).cummax(1).values
 
-    verdict = edgefl.check(Largest(), sample=(4,), classes=4, engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(Largest(), sample=(4,), classes=4), engines=["onnx"])
     assert not verdict.ok
     told = "largest can be trained on no engine, 1 units; not on onnx: op aten.cummax.default"
     assert str(verdict).startswith(told)
@@ -102,7 +103,7 @@ def test_an_op_that_no_engine_has_is_refused_for_all() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.linalg.inv(self.layer(x).unflatten(1, (2, 2)) + 3 * torch.eye(2)).flatten(1)
 
-    verdict = edgefl.check(Inverse(), sample=(4,), classes=4, engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(Inverse(), sample=(4,), classes=4), engines=["onnx"])
     assert not verdict.ok and not verdict.engines
     assert "Inverse cannot be trained: op aten.linalg_inv_ex.default" in str(verdict)
     assert "has no form for any engine" in verdict.problem and Path(__file__).name in verdict.problem
@@ -110,13 +111,16 @@ def test_an_op_that_no_engine_has_is_refused_for_all() -> None:
 
 def test_arguments_that_do_not_go_together_are_no_verdict() -> None:
     with pytest.raises(ConfigError, match="argument 'sample' is missing"):
-        edgefl.check(nn.Linear(2, 2), classes=2)
+        edgefl.check(edgefl.Model(nn.Linear(2, 2), classes=2))
 
 
 def test_a_module_is_compared_with_its_units_and_timed_in_torch() -> None:
-    verdicts: list[edgefl.Verdict] = []
+    verdicts: list[Verdict] = []
     verdict = edgefl.check(
-        reader(), sample=TEXT, classes=CLASSES, batch=4, engines=["onnx"], so_far=verdicts.append
+        edgefl.Model(reader(), sample=TEXT, classes=CLASSES),
+        batch=4,
+        engines=["onnx"],
+        so_far=verdicts.append,
     )
 
     assert verdict.torch_ms > 0 and verdicts == [verdict]
@@ -137,7 +141,7 @@ def test_units_that_compute_something_else_than_the_module_are_no_success() -> N
         def forward(self, x: Tensor) -> Tensor:
             return self.layer(x)
 
-    verdict = edgefl.check(Switching(), sample=(4,), classes=3, engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(Switching(), sample=(4,), classes=3), engines=["onnx"])
     assert not verdict.ok
     assert "Switching would not be trained as torch trains it: after three steps" in verdict.problem
     assert "submodule 'layer' (Linear)" in verdict.problem
@@ -145,9 +149,11 @@ def test_units_that_compute_something_else_than_the_module_are_no_success() -> N
 
 def test_a_module_that_fails_in_torch_says_so() -> None:
     verdict = edgefl.check(
-        nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)),
-        sample=edgefl.submodels.TensorSpec((2,), torch.int64, 9),
-        classes=3,
+        edgefl.Model(
+            nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(8, 3)),
+            sample=edgefl.submodels.TensorSpec((2,), torch.int64, 9),
+            classes=3,
+        ),
         engines=["onnx"],
     )
     assert "Sequential fails in torch on random samples: IndexError: index out of range" in verdict.problem

@@ -68,7 +68,7 @@ def marked(model: type[nn.Module]) -> int:
     ],
 )
 def test_the_line_is_the_user_s(model: type[nn.Module], text: str) -> None:
-    told = str(edgefl.check(model(), sample=(4,), classes=3, engines=["onnx"], batch=2))
+    told = str(edgefl.check(edgefl.Model(model(), sample=(4,), classes=3), engines=["onnx"], batch=2))
 
     assert text in told
     assert f"at {__file__}:{marked(model)}" in told
@@ -79,7 +79,7 @@ def test_where_only_layers_of_torch_run_the_layer_is_named() -> None:
     model = nn.Sequential(
         nn.BatchNorm2d(1), nn.Upsample(4, mode="nearest-exact"), nn.Flatten(), nn.Linear(16, 3)
     )
-    told = str(edgefl.check(model, sample=(1, 3, 3), classes=3, engines=["onnx"], batch=2))
+    told = str(edgefl.check(edgefl.Model(model, sample=(1, 3, 3), classes=3), engines=["onnx"], batch=2))
 
     assert "has no ONNX form (in the gradient of what is called, in module 1 (Upsample))" in told
     assert str(Path(edgefl.__file__).parent) not in told

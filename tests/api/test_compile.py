@@ -39,7 +39,10 @@ def data() -> Dataset:
 @pytest.fixture(scope="module")
 def bundle(data: Dataset) -> edgefl.Bundle:
     return edgefl.compile(
-        tiny, data=data, algorithm=edgefl.algorithms.SGD(lr=0.2, steps=8, batch=16), tier="whole"
+        tiny,
+        data=data,
+        tier="whole",
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(lr=0.2, steps=8, batch=16)),
     )
 
 
@@ -88,8 +91,7 @@ def test_a_tier_of_its_own_weights_gets_them_from_the_bundle_that_was_compiled_h
         tiny,
         data=data,
         submodel=edgefl.submodels.Width(gamma=0.5),
-        algorithm=edgefl.algorithms.SGD(steps=1),
-        codec=edgefl.codecs.Int8(),
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(steps=1), codec=edgefl.codecs.Int8()),
     )
     weights = half.initial_weights()
     share = half.share(weights)
@@ -106,9 +108,9 @@ def test_what_is_missing_or_wrong_is_told_by_the_arguments_name(data: Dataset) -
     with pytest.raises(ConfigError, match="argument 'sample' is missing"):
         edgefl.compile(tiny())
     with pytest.raises(ConfigError, match="argument 'classes' is missing"):
-        edgefl.compile(tiny(), sample=(1, 4, 4))
+        edgefl.compile(edgefl.Model(tiny(), sample=(1, 4, 4)))
     with pytest.raises(ConfigError, match="takes samples of shape"):
-        edgefl.compile("mlp", data=data, options={"in_channels": 3})
+        edgefl.compile(edgefl.Model("mlp", options={"in_channels": 3}), data=data)
 
 
 def _accuracy(weights: dict[str, Array], data: Dataset) -> float:
@@ -124,7 +126,9 @@ def test_data_are_named_as_in_a_federation(data: Dataset, bundle: edgefl.Bundle,
         data.save(tmp_path / "mine.npz"),
         edgefl.config.DataTable(name="file", file=str(tmp_path / "mine.npz")),
     ):
-        made = edgefl.compile(tiny, data=source, submodel=None, algorithm=training, tier="whole")
+        made = edgefl.compile(
+            tiny, data=source, submodel=None, tier="whole", training=edgefl.Training(algorithm=training)
+        )
         assert made.manifest.data == bundle.manifest.data
     assert edgefl.compile("mlp", data="digits").manifest.data.shape == (1, 8, 8)
 

@@ -42,11 +42,13 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
                 submodel=edgefl.submodels.Importance(gamma=0.25, min_keep=4), engine="executorch"
             ),
         },
-        algorithm=edgefl.algorithms.FedProx(mu=0.1, lr=0.05).personal(0.01),
-        codec=edgefl.codecs.FedPAQ(bits=3),
-        optimizer=edgefl.optimizers.FedAdam(lr=0.02),
         data="digits",
-        round=edgefl.config.RoundTable(min_reports=2),
+        training=edgefl.Training(
+            algorithm=edgefl.algorithms.FedProx(mu=0.1, lr=0.05).personal(0.01),
+            codec=edgefl.codecs.FedPAQ(bits=3),
+            optimizer=edgefl.optimizers.FedAdam(lr=0.02),
+        ),
+        tables={"round": edgefl.config.RoundTable(min_reports=2)},
     )
     path = tmp_path / "federation.toml"
     path.write_text(dump(made))
@@ -113,7 +115,9 @@ def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: floa
 def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
     tmp_path: Path,
 ) -> None:
-    own = edgefl.federation("mlp", algorithm=edgefl.algorithms.own(own_method, lr=0.2), data="digits")
+    own = edgefl.federation(
+        "mlp", data="digits", training=edgefl.Training(algorithm=edgefl.algorithms.own(own_method, lr=0.2))
+    )
     assert (own.algorithm.batch, own.algorithm.steps) == (None, None)
     (tmp_path / "own.toml").write_text(dump(own))
     read = edgefl.load_federation(tmp_path / "own.toml")
@@ -122,8 +126,13 @@ def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_sa
     (tier,) = tiers_of(read, federation_model(read, open_data(read))).values()
     assert (batch_size(tier.algorithm), tier.algorithm.phases[0].steps) == (6, 3)
     for name in ("sgd", "fedbat"):
-        assert edgefl.federation(algorithm=name).algorithm.arguments == {"batch": 32, "steps": 10}
-    assert edgefl.federation(algorithm=edgefl.algorithms.SGD(batch=5)).algorithm.arguments == {
+        assert edgefl.federation(training=edgefl.Training(algorithm=name)).algorithm.arguments == {
+            "batch": 32,
+            "steps": 10,
+        }
+    assert edgefl.federation(
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=5))
+    ).algorithm.arguments == {
         "batch": 5,
         "steps": 10,
     }

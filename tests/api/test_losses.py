@@ -79,11 +79,11 @@ WRITTEN: list[tuple[Any, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("loss", "name", "options"), WRITTEN)
 def test_a_loss_is_a_table_of_the_file(loss: Any, name: str, options: dict[str, Any]) -> None:
-    made = edgefl.federation("mlp", loss=loss)
+    made = edgefl.federation("mlp", training=edgefl.Training(loss=loss))
     assert made.loss.name == name and parse_file(dump(made)).loss.options == options
 
 
-def parse_file(text: str) -> edgefl.Federation:
+def parse_file(text: str) -> edgefl.config.Federation:
     import tomllib
 
     return parse(tomllib.loads(text), source="the test")
@@ -107,7 +107,7 @@ def parse_file(text: str) -> edgefl.Federation:
 )
 def test_what_is_no_loss_is_refused(loss: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        edgefl.federation("mlp", loss=loss)
+        edgefl.federation("mlp", training=edgefl.Training(loss=loss))
 
 
 PROBLEMS: list[tuple[dict[str, Any], str]] = [
@@ -137,7 +137,7 @@ def test_options_without_a_loss_are_refused() -> None:
 
 def test_another_loss_is_another_run() -> None:
     runs = [
-        run_digest(edgefl.federation("mlp", loss=each))
+        run_digest(edgefl.federation("mlp", training=edgefl.Training(loss=each)))
         for each in (None, "huber", edgefl.losses.Huber(delta=2.0), off_by)
     ]
     assert len({*runs}) == 4
@@ -156,7 +156,7 @@ def spec_of(
     tmp_path: Path, data: edgefl.data.Dataset, model: Any, **changes: Any
 ) -> edgefl.submodels.ModelSpec:
     path = data.save(tmp_path / "data.npz")
-    made = edgefl.federation(model, data=path, **changes)
+    made = edgefl.federation(model, data=path, training=edgefl.Training(**changes))
     return federation_model(made, edgefl.data.Dataset.load(path))
 
 
@@ -276,11 +276,15 @@ def test_the_server_measures_what_the_task_is_measured_by(tmp_path: Path) -> Non
 
 def test_a_bundle_tells_devices_which_label_counts_for_nothing() -> None:
     bundle = edgefl.compile(
-        speaker, loss=edgefl.losses.CausalLM(), data=TEXTS, algorithm=edgefl.algorithms.SGD(batch=4)
+        speaker,
+        data=TEXTS,
+        training=edgefl.Training(loss=edgefl.losses.CausalLM(), algorithm=edgefl.algorithms.SGD(batch=4)),
     )
     [port] = [each for each in bundle.manifest.graph("train").inputs_of("batch") if each.label == "0.y"]
     assert (port.dtype, port.shape, port.ignored) == ("int64", (4, LENGTH), -100)
-    again = origin_of(bundle.manifest, edgefl.federation(speaker, loss=edgefl.losses.CausalLM()))
+    again = origin_of(
+        bundle.manifest, edgefl.federation(speaker, training=edgefl.Training(loss=edgefl.losses.CausalLM()))
+    )
     assert again.algorithm.phases[0].function.inputs["batch.0.y"].ignored == -100
     result = edgefl.train_round(bundle, bundle.initial_weights(), TOKENS, PADDED)
     assert math.isfinite(result.metrics["loss"])

@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_federation_names_the_output(model: str, tmp_path: Path) -> None:
-    made = edgefl.federation(model, data="digits", output="end")
+    made = edgefl.federation(edgefl.Model(model, output="end"), data="digits")
     assert made.model.output == "end"
     file = tmp_path / "federation.toml"
     file.write_text(f'[model]\nname = "{model}"\noutput = "end"\n[data]\nname = "digits"\n')
@@ -92,9 +92,10 @@ def test_an_output_without_effect_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_checking_and_planning_take_the_output_that_training_would(model: str) -> None:
-    layout = {"sample": (64,), "classes": 10, "output": "end"}
-    assert edgefl.check(model, **layout, engines=["onnx"]).units == ("hidden", "end")
-    fit = edgefl.plan(model, **layout, kinds=["output_side"])
+    made = edgefl.Model(model, sample=(64,), classes=10, output="end")
+    assert edgefl.check(made, engines=["onnx"]).units == ("hidden", "end")
+    fit = edgefl.plan(made, kinds=["output_side"])
     assert {offer.size for offer in fit.offers} == {
-        offer.size for offer in edgefl.plan(model, sample=(64,), classes=10, kinds=["output_side"]).offers
+        offer.size
+        for offer in edgefl.plan(edgefl.Model(model, sample=(64,), classes=10), kinds=["output_side"]).offers
     }

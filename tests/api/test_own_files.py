@@ -55,7 +55,9 @@ def pictures(count: int) -> tuple[Array, Array]:
 @pytest.fixture(scope="module")
 def bundle() -> edgefl.Bundle:
     data = edgefl.data.Dataset.of(*pictures(20), *pictures(20), name="animals", names=NAMES)
-    return edgefl.compile(looks, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=4))
+    return edgefl.compile(
+        looks, data=data, training=edgefl.Training(algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=4))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +68,7 @@ def sentences() -> tuple[edgefl.Bundle, Any]:
         x, y, x, y, below=20, names=("bad", "good"), reader=Text(), tokenizer=known.tokenizer
     )
     return edgefl.compile(
-        Words, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2)
+        Words, data=data, training=edgefl.Training(algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2))
     ), known.encoder()
 
 
@@ -131,9 +133,9 @@ def test_bad_rows_are_skipped_where_the_device_wants_that(bundle: edgefl.Bundle,
 
     with pytest.raises(DataError, match=r"ant/broken\.jpg: is no image"):
         edgefl.train_round(bundle, weights, own)
-    assert edgefl.train_round(bundle, weights, own, bad_rows="skip").samples == 10
+    assert edgefl.train_round(bundle, weights, own, limits=edgefl.DeviceLimits(bad_rows="skip")).samples == 10
     with pytest.raises(ConfigError, match="bad rows cannot be 'drop': one of refuse, skip"):
-        edgefl.train_round(bundle, weights, own, bad_rows="drop")
+        edgefl.train_round(bundle, weights, own, limits=edgefl.DeviceLimits(bad_rows="drop"))
     with pytest.raises(ConfigError, match="argument `y` is missing"):
         edgefl.train_round(bundle, weights, pictures(2)[0])
 
@@ -157,10 +159,13 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
     """The same on a device as where the features were made by torch."""
     waves = (np.random.default_rng(1).normal(size=(6, 400)) * 6000).astype(np.int16)
     y = np.array([0, 0, 0, 1, 1, 1])
-    x = edgefl.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
+    x = edgefl.models.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
     data = edgefl.data.Dataset.of(x, y, x, y, names=("off", "on"), reader=Sound(**MEL))
     made = edgefl.compile(
-        Hears, data=data, algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2), target=target
+        Hears,
+        data=data,
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2)),
+        options=edgefl.CompileOptions(target=target),
     )
     path = made.save(tmp_path / "sounds.efl")
     for row, (samples, label) in enumerate(zip(waves, y, strict=True)):

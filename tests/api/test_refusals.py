@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -34,50 +35,67 @@ CLOSED = RoundClosed(
 
 def test_names_and_entries_without_options_stand_for_choices() -> None:
     made = edgefl.federation(
-        algorithm="fedprox",
-        codec=edgefl.codecs.FedPAQ,
-        optimizer="fedadam",
         tiers={"half": edgefl.Tier(submodel="width")},
+        training=edgefl.Training(algorithm="fedprox", codec=edgefl.codecs.FedPAQ, optimizer="fedadam"),
     )
     assert (made.algorithm.name, made.codec.name, made.optimizer.name) == ("fedprox", "fedpaq", "fedadam")
     assert made.tiers["half"].kind == "width"
-    assert edgefl.federation(codec=edgefl.algorithms.FedBAT(rho=5.0)).codec.options == {"rho": 5.0}
+    assert edgefl.federation(
+        training=edgefl.Training(codec=edgefl.algorithms.FedBAT(rho=5.0))
+    ).codec.options == {"rho": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"codec": edgefl.submodels.OutputSide()}, "argument `codec` is OutputSide"),
+        ({"algorithm": edgefl.codecs.Dense()}, "argument `algorithm` is Dense"),
+        (
+            {"algorithm": "fedprox:mu=0.1"},
+            r"options go into an object, such as edgefl.algorithms.FedProx\(mu=0.1\)",
+        ),
+    ],
+)
+def test_a_wrong_choice_is_named(training: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        edgefl.Training(**training)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"codec": edgefl.submodels.OutputSide()}, "argument `codec` is OutputSide"),
-        ({"algorithm": edgefl.codecs.Dense()}, "argument `algorithm` is Dense"),
-        ({"memory_budget": 0.6}, "argument `memory_budget` is 0.6"),
-        ({"activations": "bfloat16"}, "stored as 'bfloat16'; choose one of float32, float16"),
+        ({"options": edgefl.CompileOptions(memory_budget=0.6)}, "argument `memory_budget` is 0.6"),  # type: ignore[arg-type]
         (
-            {"algorithm": "fedprox:mu=0.1"},
-            r"options go into an object, such as edgefl.algorithms.FedProx\(mu=0.1\)",
+            {"options": edgefl.CompileOptions(activations="bfloat16")},  # type: ignore[arg-type]
+            "stored as 'bfloat16'; choose one of float32, float16",
         ),
         ({"data": "digit"}, "digit"),
         ({"data": 3}, "argument `data` is int; give a dataset's name"),
-        ({"sample": (1, 2, 2)}, "argument `sample` has no effect here: model 'mlp' brings its own"),
+        (
+            {"model": edgefl.Model("mlp", sample=(1, 2, 2))},
+            "argument `sample` has no effect here: model 'mlp' brings its own",
+        ),
     ],
 )
 def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        edgefl.compile("mlp", **arguments)
+        edgefl.compile(**{"model": "mlp", **arguments})
 
 
 def test_options_of_a_model_that_is_made_already_are_refused() -> None:
     with pytest.raises(ConfigError, match="`options` has no effect here: they go to a factory"):
-        edgefl.compile(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3})
+        edgefl.compile(edgefl.Model(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3}))
 
 
 def test_what_a_federation_is_made_of_reads_back_from_its_file(tmp_path: Path) -> None:
     made = edgefl.federation(
-        "mlp", options={"hidden": (4, 3)}, codec=edgefl.algorithms.FedBAT(alpha_range=None)
+        edgefl.Model("mlp", options={"hidden": (4, 3)}),
+        training=edgefl.Training(codec=edgefl.algorithms.FedBAT(alpha_range=None)),
     )
     (tmp_path / "f.toml").write_text(dump(made))
 
     assert edgefl.load_federation(tmp_path / "f.toml") == made
-    assert edgefl.validate(str(tmp_path / "f.toml")) == made
+    assert edgefl.config.checked(str(tmp_path / "f.toml")) == made
 
 
 def test_a_model_in_a_file_is_valid_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
@@ -87,9 +105,9 @@ def test_a_model_in_a_file_is_valid_and_one_that_is_not_there_is_not(tmp_path: P
         (tmp_path / "f.toml").write_text(text)
         if problem:
             with pytest.raises(ConfigError, match=problem):
-                edgefl.validate(tmp_path / "f.toml")
+                edgefl.config.checked(tmp_path / "f.toml")
         else:
-            assert edgefl.validate(tmp_path / "f.toml").model.name.endswith("mine.py:model")
+            assert edgefl.config.checked(tmp_path / "f.toml").model.name.endswith("mine.py:model")
 
 
 def test_a_script_that_would_start_itself_again_says_how_not_to(tmp_path: Path) -> None:
@@ -117,7 +135,7 @@ def test_what_cannot_be_trained_leaves_the_run_that_was_there(tmp_path: Path) ->
 
 def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
     federation = edgefl.federation(
-        broker=edgefl.config.BrokerTable(host="broker.lan", port=8883, ca_file="ca.pem")
+        tables={"broker": edgefl.config.BrokerTable(host="broker.lan", port=8883, ca_file="ca.pem")}
     )
 
     assert reached_at(federation, "", "").ca_file == "ca.pem"
@@ -135,9 +153,9 @@ def test_the_address_s_user_comes_with_the_file_s_password(
     monkeypatch.setenv("EDGEFL_BROKER_PASSWORD", "another")
 
     for table in (secret, {"username": "server", **secret}, {"password": "s3cret"}):
-        federation = edgefl.federation(broker=edgefl.config.BrokerTable(**table))
+        federation = edgefl.federation(tables={"broker": edgefl.config.BrokerTable(**table)})
         assert reached_at(federation, line) == expected
-    other = edgefl.federation(broker=edgefl.config.BrokerTable(username="other", **secret))
+    other = edgefl.federation(tables={"broker": edgefl.config.BrokerTable(username="other", **secret)})
     assert reached_at(other, line) == replace(expected, password="another")
 
 
@@ -249,7 +267,7 @@ def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:
 
 def test_an_option_that_a_factory_has_not_is_refused_with_those_that_it_has() -> None:
     with pytest.raises(ModelError, match="has no option 'width'; it takes hidden, classes"):
-        edgefl.compile(own_model, sample=(1, 2, 2), classes=4, options={"width": 3})
+        edgefl.compile(edgefl.Model(own_model, sample=(1, 2, 2), classes=4, options={"width": 3}))
 
 
 def test_what_a_plain_model_needs_is_asked_for_at_once() -> None:

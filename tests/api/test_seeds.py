@@ -20,7 +20,7 @@ WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\),
     "take",
     [
         checked_seed,
-        lambda seed: edgefl.compile("mlp", seed=seed),
+        lambda seed: edgefl.compile(edgefl.Model("mlp", seed=seed)),
         lambda seed: edgefl.check("mlp", seed=seed),
         lambda seed: edgefl.spread(seed=seed),
         lambda seed: edgefl.personalize("nowhere", seed=seed),
@@ -40,5 +40,5 @@ def test_commands_refuse_a_seed_out_of_range(command: str) -> None:
 
 
 def test_the_largest_seed_is_taken() -> None:
-    assert edgefl.compile("mlp", seed=SEED_MAX).manifest.program == "sgd"
+    assert edgefl.compile(edgefl.Model("mlp", seed=SEED_MAX)).manifest.program == "sgd"
     assert edgefl.spread(seed=SEED_MAX).seed == SEED_MAX

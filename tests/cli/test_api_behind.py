@@ -19,7 +19,7 @@ from edgefl.cli.commands import app
 API = {
     "run": "edgefl.api.run.prepare",
     "simulate": "edgefl.api.simulate.prepare_simulation",
-    "broker": "edgefl.serve_broker",
+    "broker": "edgefl_server.embedded_broker.run_amqtt",
     "acl": "edgefl_server.access.files.written",
     "server": "edgefl.Server",
     "mirror": "edgefl.mirror.serve.MirrorServer",
@@ -49,7 +49,7 @@ API = {
     "tune": "edgefl.tune",
     "ls": "edgefl.catalog",
     "inspect": "edgefl.Bundle",
-    "validate": "edgefl.validate",
+    "validate": "edgefl.config.reading.checked",
     "cache": "edgefl_export.front.cache.BundleCache",
     "heterogeneity": "edgefl.heterogeneity",
     "personalize": "edgefl.personalize",

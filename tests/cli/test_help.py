@@ -12,6 +12,7 @@ import edgefl
 from edgefl.cli.commands import app
 from edgefl.cli.federation.broker import broker
 from edgefl.wire.errors import BrokerError, ConfigError
+from edgefl_server import embedded_broker
 from tests.cli.runner import runner
 
 
@@ -30,7 +31,7 @@ def test_the_short_option_for_help_is_known_everywhere(command: list[str]) -> No
 def test_a_broker_says_who_may_come(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(edgefl, "serve_broker", lambda *_: None)
+    monkeypatch.setattr(embedded_broker, "run_amqtt", lambda *_: None)
     broker(port=1884)
     text = "for this machine alone and without passwords"
     assert capsys.readouterr().out == f"starting an MQTT broker on 127.0.0.1:1884, {text}\n"

@@ -303,11 +303,8 @@ def test_a_planted_fault_is_named_and_passes_without_the_comparison(
         monkeypatch.setattr(place, ours)
     monkeypatch.setattr("edgefl.api.model.compared", lambda spec, *_: spec)
     bundle = edgefl.compile(
-        seeded(make),
-        sample=(4,),
-        classes=3,
-        algorithm=edgefl.algorithms.SGD(batch=2, steps=1),
-        loss=options.get("loss"),
+        edgefl.Model(seeded(make), sample=(4,), classes=3),
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=2, steps=1), loss=options.get("loss")),
     )
 
     assert bundle.verify().ok
@@ -407,7 +404,7 @@ def test_the_key_of_a_remembered_result_holds_no_copy_of_an_array() -> None:
 
 
 def test_check_says_what_the_comparison_says() -> None:
-    verdict = edgefl.check(seeded(Clipped), sample=(4,), classes=3, engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(seeded(Clipped), sample=(4,), classes=3), engines=["onnx"])
 
     assert not verdict.ok
     assert "writes the parameter 'second.weight'" in str(verdict)

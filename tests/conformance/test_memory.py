@@ -43,7 +43,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip(
         "executorch"
     )  # onnxruntime reserves addresses that it never uses, and the limit counts them
-    made = edgefl.compile("mlp", algorithm=edgefl.algorithms.SGD(batch=2048, steps=2), target="executorch")
+    made = edgefl.compile(
+        "mlp",
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=2048, steps=2)),
+        options=edgefl.CompileOptions(target="executorch"),
+    )
     return made.save(tmp_path_factory.mktemp("bundle") / "mlp.efl")
 
 

@@ -106,7 +106,7 @@ def features(spec: DataSpec) -> tuple[DataSpec, Parts]:
     """As a bundle has it: with the graph that makes features of sounds."""
     if not isinstance(spec.reader, Sound):
         return spec, Parts()
-    log_mel = edgefl.LogMel.of(spec.reader)
+    log_mel = edgefl.models.LogMel.of(spec.reader)
     reader = msgspec.structs.replace(spec.reader, features="features")
 
     def graph(waves: Array) -> Array:

@@ -88,7 +88,7 @@ def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent
         federation=federation,
         folder=folder / name,
         until_done=True,
-        tune=False,  # a form that is quicker here may round otherwise
+        limits=edgefl.DeviceLimits(tune=False),
     )
 
 

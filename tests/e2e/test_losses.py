@@ -63,12 +63,14 @@ def test_a_language_model_is_told_by_its_perplexity(
     }
     federation = edgefl.federation(
         speaker,
-        loss=edgefl.losses.CausalLM(),
         rounds=3,
         tiers=tiers,
-        algorithm=edgefl.algorithms.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
         data=edgefl.config.DataTable(
             name="file", file=str(counting().save(tmp_path / "counting.npz")), partition="iid"
+        ),
+        training=edgefl.Training(
+            loss=edgefl.losses.CausalLM(),
+            algorithm=edgefl.algorithms.SGD(lr=0.2, momentum=0.9, steps=10, batch=16),
         ),
     )
     prepared = prepare(federation, tmp_path / "run")

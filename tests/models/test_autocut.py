@@ -275,7 +275,7 @@ class Folding(nn.Module):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("module", [Folding, lambda: _module(_mode)])
 def test_code_that_depends_on_its_mode_stays_one_unit(module: Callable[[], nn.Module]) -> None:
-    spec = split(module(), sample=TensorSpec((4,)), classes=3)
+    spec = split(module(), sample=(4,), classes=3)
 
     assert spec.units == ("model",)
     with pytest.raises(ModelError, match=r"computes aten\.mul.* in training where it computes second"):

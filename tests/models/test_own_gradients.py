@@ -186,7 +186,10 @@ def test_a_hook_on_a_tensor_keeps_a_model_whole(net: type[Net]) -> None:
 
 
 def test_both_forms_are_exported_and_agree_with_torch() -> None:
-    bundle = edgefl.compile(OfBoth(), sample=SAMPLE, classes=3, algorithm=edgefl.algorithms.SGD(batch=4))
+    bundle = edgefl.compile(
+        edgefl.Model(OfBoth(), sample=SAMPLE, classes=3),
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4)),
+    )
 
     assert bundle.verify()
 

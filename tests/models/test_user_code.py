@@ -52,7 +52,7 @@ class Energy(Slope):
 @pytest.mark.parametrize("kind", [Slope, Energy])
 def test_a_gradient_in_forward_is_refused_with_what_to_call_instead(kind: type[Slope]) -> None:
     with pytest.raises(EdgeflError, match=r"found a gradient computed .* torch\.func\.vjp") as refused:
-        edgefl.compile(kind(), sample=TensorSpec((3,)), classes=3)
+        edgefl.compile(edgefl.Model(kind(), sample=TensorSpec((3,)), classes=3))
 
     assert "test_user_code.py" in refused.value.message
 
@@ -64,4 +64,7 @@ def test_ctc_of_torch_is_refused_with_the_loss_to_use() -> None:
 
     loss = edgefl.losses.own_loss(ctc, labels=TensorSpec((2,), torch.int64, below=5))
     with pytest.raises(EdgeflError, match=r"edgefl\.CTC\(length\)"):
-        edgefl.compile(nn.Linear(8, 5), sample=TensorSpec((6, 8)), classes=5, loss=loss)
+        edgefl.compile(
+            edgefl.Model(nn.Linear(8, 5), sample=TensorSpec((6, 8)), classes=5),
+            training=edgefl.Training(loss=loss),
+        )

@@ -99,7 +99,7 @@ def test_what_a_tier_s_table_says_is_kept_in_a_file_and_told_where_it_differs() 
 
 def test_objects_have_the_table_too() -> None:
     table = {"step_ms": 100, "watts": 2, "tiers": {"strong": {"step_ms": 50}}}
-    made = edgefl.federation("mlp", tiers={"strong": edgefl.Tier(count=1)}, simulation=table)
+    made = edgefl.federation("mlp", tiers={"strong": edgefl.Tier(count=1)}, tables={"simulation": table})
 
     assert made.simulation.of_tier("strong").step_ms == 50 and made.simulation.of_tier("strong").watts == 2
 

@@ -30,7 +30,7 @@ def test_one_that_was_stopped_selects_as_one_that_was_not(
         edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(3))
     halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
 
-    def told(made: edgefl.Simulation) -> list[tuple[str, int, float | None]]:
+    def told(made: Simulation) -> list[tuple[str, int, float | None]]:
         return [(row.weights_sha256, row.selected, row.fairness) for row in made.history]
 
     assert told(halves) == told(whole)

@@ -32,7 +32,7 @@ CASES: dict[str, Tables] = {
 }
 
 
-def of(*tables: Tables) -> edgefl.Federation:
+def of(*tables: Tables) -> edgefl.config.Federation:
     merged: Tables = {}
     for each in (LATE, *tables):
         for name, table in each.items():

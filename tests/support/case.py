@@ -43,7 +43,6 @@ class Case:
         inputs: returns the rows of one input in place of random ones; default: normal floats, integers in their range.
         answers: returns the labels in place of random ones.
         output: selects the output among several values that forward returns, for torch.
-        options: further arguments of ``edgefl.compile``.
     """
 
     name: str
@@ -58,7 +57,6 @@ class Case:
     inputs: Callable[[torch.Generator, str, TensorSpec, int], Tensor] | None = None
     answers: Callable[[torch.Generator, int], Tensor] | None = None
     output: Callable[[Any], Tensor] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -123,15 +123,14 @@ def _compiled(case: Case, feeds: Feeds, target: str, batch: int, lr: float) -> D
     before = _all_tensors(user)
     try:
         bundle = edgefl.compile(
-            user,
-            sample=case.sample,
-            classes=case.classes,
-            loss=case.loss,
-            algorithm=edgefl.algorithms.SGD(
-                batch=batch, steps=len(feeds), lr=lr, momentum=0.0, weight_decay=0.0
+            edgefl.Model(user, sample=case.sample, classes=case.classes),
+            training=edgefl.Training(
+                loss=case.loss,
+                algorithm=edgefl.algorithms.SGD(
+                    batch=batch, steps=len(feeds), lr=lr, momentum=0.0, weight_decay=0.0
+                ),
             ),
-            target=target,  # type: ignore[arg-type]
-            **case.options,
+            options=edgefl.CompileOptions(target=target),
         )
         device = Device(bundle, target)
         device.train(feeds, lr)

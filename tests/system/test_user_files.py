@@ -40,6 +40,7 @@ import edgefl
 
 print(edgefl.__file__, len(edgefl.simulate("federation.toml", out="out").curves["accuracy"]))
 """
+SHOWS = "edgefl.simulate('federation.toml', out='out', resume=True)"
 PLACES = """
 import json
 import mine
@@ -112,7 +113,8 @@ def test_the_command_line_runs(folder: Path, environment: dict[str, str]) -> Non
 
 def test_a_notebook_simulates(folder: Path, environment: dict[str, str]) -> None:
     """In a kernel as Jupyter starts it."""
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(SIMULATES)])
+    sources = (SIMULATES, SHOWS)
+    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
     manager = KernelManager()
     manager._kernel_spec = KernelSpec(  # of this interpreter, whatever kernels the user has
         argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
@@ -122,6 +124,10 @@ def test_a_notebook_simulates(folder: Path, environment: dict[str, str]) -> None
 
     text = "".join(each.text for each in notebook.cells[0].outputs if each.get("name") == "stdout")
     assert text.splitlines()[-1].split() == [str(where(environment)), "1"]
+    assert "round 1: accuracy" in text
+    shown = notebook.cells[-1].outputs[-1].data
+    assert shown["text/html"].startswith("<table>") and "<td>1</td>" in shown["text/html"]
+    assert len(shown["text/plain"].splitlines()) <= 5
 
 
 @pytest.mark.slow

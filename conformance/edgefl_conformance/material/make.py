@@ -6,41 +6,45 @@ They lie in the package, so that the kit itself needs neither torch nor a compil
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from edgefl.algorithms.choices import FAFED, SGD, TCBGD, FedBAT, MimeLite, PerFedAvg, Scaffold
 from edgefl.api.compile import compile
+from edgefl.api.model import Model
+from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.codecs.choices import FedPAQ, TopK
 from edgefl.submodels.choices import Importance, OutputSide
 from edgefl.wire.bundle.archive import Bundle, write_bundle
-from edgefl_conformance.material.bundles import FOLDER, FORMATS, SCALE, SHIFT
+from edgefl_conformance.material.bundles import FOLDER, SCALE, SHIFT
 
 _SMALL = {"size": 4, "classes": 3, "hidden": [12, 8]}
 _BIG = {"size": 4, "classes": 3, "hidden": [1024, 128]}
 _BATCH: dict[str, Any] = {"batch": 8, "steps": 6}
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "plain": {"algorithm": SGD(momentum=0.5, **_BATCH)},
-    "coded": {"algorithm": SGD(**_BATCH), "codec": FedPAQ(bits=4)},
-    "onebit": {"algorithm": SGD(**_BATCH), "codec": FedBAT()},
-    "passes": {"algorithm": MimeLite(**_BATCH)},
-    "inner": {"algorithm": PerFedAvg(**_BATCH)},
-    "carried": {"algorithm": Scaffold(**_BATCH)},
-    "opening": {"algorithm": FAFED(**_BATCH), "exchange": "opening"},
-    "exchange": {"algorithm": FAFED(**_BATCH)},
-    "tier": {"algorithm": SGD(**_BATCH), "submodel": OutputSide(cut=2), "tier": "weak"},
-    "sparse": {"algorithm": SGD(**_BATCH), "codec": TopK(share=0.1, feedback=True)},
-    "masked": {"algorithm": TCBGD(**_BATCH), "submodel": Importance(gamma=0.1)},
-    "big": {"algorithm": SGD(batch=8, steps=2), "options": _BIG},
+    "plain": {"training": Training(algorithm=SGD(momentum=0.5, **_BATCH))},
+    "coded": {"training": Training(algorithm=SGD(**_BATCH), codec=FedPAQ(bits=4))},
+    "onebit": {"training": Training(algorithm=SGD(**_BATCH), codec=FedBAT())},
+    "passes": {"training": Training(algorithm=MimeLite(**_BATCH))},
+    "inner": {"training": Training(algorithm=PerFedAvg(**_BATCH))},
+    "carried": {"training": Training(algorithm=Scaffold(**_BATCH))},
+    "opening": {"training": Training(algorithm=FAFED(**_BATCH)), "exchange": "opening"},
+    "exchange": {"training": Training(algorithm=FAFED(**_BATCH))},
+    "tier": {"training": Training(algorithm=SGD(**_BATCH)), "submodel": OutputSide(cut=2), "tier": "weak"},
+    "sparse": {"training": Training(algorithm=SGD(**_BATCH), codec=TopK(share=0.1, feedback=True))},
+    "masked": {"training": Training(algorithm=TCBGD(**_BATCH)), "submodel": Importance(gamma=0.1)},
+    "big": {"training": Training(algorithm=SGD(batch=8, steps=2)), "model": Model("mlp", options=_BIG)},
 }
 """What :func:`edgefl.compile` is given for each."""
 
 
-def made(name: str, target: str) -> Bundle:
+def made(name: str, target: Target) -> Bundle:
     """The bundle ``name`` for an engine that runs ``target``; its samples are bytes that the device makes floats."""
-    compiled = compile("mlp", **{"options": _SMALL, "target": target, **RECIPES[name]}).contents
+    compiled = compile(
+        **{"model": Model("mlp", options=_SMALL), **RECIPES[name]}, options=CompileOptions(target=target)
+    ).contents
     manifest = compiled.manifest
     data = msgspec.structs.replace(manifest.data, scale=SCALE, shift=SHIFT)
     graphs = tuple(msgspec.structs.replace(graph, variants=()) for graph in manifest.graphs)
@@ -49,7 +53,7 @@ def made(name: str, target: str) -> Bundle:
 
 
 def main() -> None:
-    for target in FORMATS:
+    for target in get_args(Target):
         for name in RECIPES:
             path = FOLDER / target / f"{name}.efl"
             write_bundle(made(name, target), path)

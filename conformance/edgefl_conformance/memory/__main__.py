@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 from edgefl.algorithms.choices import SGD, TCBGD
-from edgefl.api.compile import Target, compile
+from edgefl.api.compile import compile
 from edgefl.api.model import model_spec
+from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.contract.choice import AlgorithmChoice, SubmodelChoice
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.exits import with_exits
@@ -89,7 +90,13 @@ def bundle_of(subject: MeasuredModel, tier: str, engine: Target) -> Bundle:
         chosen = OutputSide(cut=len(spec.units) // 2)
     elif tier == "exit":
         spec, chosen = with_exits(spec), EarlyExit(gamma=0.5)
-    return compile(spec, submodel=chosen, algorithm=algorithm, target=engine, tier=tier).contents
+    return compile(
+        spec,
+        submodel=chosen,
+        tier=tier,
+        training=Training(algorithm=algorithm),
+        options=CompileOptions(target=engine),
+    ).contents
 
 
 def subject_of(text: str) -> MeasuredModel:

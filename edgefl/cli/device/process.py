@@ -58,17 +58,37 @@ def load() -> None:
 
 def run(settings: DeviceSettings, _loaded: None = None) -> None:
     """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
-    from edgefl.api.device import Agent
+    from edgefl.api.device import Agent, DeviceLimits, Trust
 
     os.umask(0o077)  # the store, and all that lies in it
     options = msgspec.structs.asdict(settings)
     report = _as_json if options.pop("as_json") else _as_text
-    agent = Agent(**options, report=report)
+    agent = Agent(
+        **{name: value for name, value in options.items() if name not in _GROUPED},
+        trust=Trust(**{name: options[name] for name in _TRUST}),
+        limits=DeviceLimits(sizes=options["limits"], **{name: options[name] for name in _LIMITS}),
+        report=report,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
 
 
+_TRUST = ("server_key", "token")
+_LIMITS = (
+    *(
+        "memory",
+        "engine",
+        "threads",
+        "tune",
+        "sandbox",
+        "bad_rows",
+        "policy",
+        "surroundings_command",
+        "mirrors",
+    ),
+)
+_GROUPED = {*_TRUST, *_LIMITS, "limits"}
 settings_type = DeviceSettings
 
 

@@ -79,9 +79,9 @@ def broker(
 
     import tempfile
 
-    from edgefl import serve_broker
     from edgefl.wire.errors import ConfigError
     from edgefl_server.broker import mosquitto_command, run_mosquitto
+    from edgefl_server.embedded_broker import run_amqtt
 
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
@@ -118,7 +118,7 @@ def broker(
             signal.getsignal(signal.SIGINT) is interrupts.handler
         ):  # asyncio replaces Python's own handler only
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        serve_broker(host, port, websocket_port)
+        run_amqtt(host, port, websocket_port)
     else:
         own = folder or Path(tempfile.mkdtemp(prefix="edgefl-mosquitto-"))
         command = mosquitto_command(port, own, host, websocket_port, limits, memory_bytes)

@@ -77,19 +77,18 @@ def check(
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = _layout(options)
+    from edgefl import Model
     from edgefl import check as checked
     from edgefl.contract.choice import LossChoice
 
     with progress(f"{model}: building the model") as say:
         verdict = checked(
-            model,
+            Model(model, options=options, **layout),
             data=samples,
-            options=options or None,
             loss=None if table is None else LossChoice(**table),
             batch=batch,
             engines=[each.value for each in engine or ()],
             progress=say,
-            **layout,
         )
     if as_json:
         print_json({"ok": verdict.ok, **asdict(verdict)})

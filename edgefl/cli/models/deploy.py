@@ -144,22 +144,21 @@ def deploy(
 
         with built_to_stay():
             load_export()
+            from edgefl.api.deploy import DeployOptions
             from edgefl.api.deploy import deploy as deployed
             from edgefl.contract.choice import SubmodelChoice
 
         with progress("cutting and exporting the model"):
             made = deployed(
                 weights,
-                SubmodelChoice(kind) if kind else None,
+                SubmodelChoice(kind or "", options) if kind or options else None,
                 tier=tier,
                 gamma=share,
-                options=options,
                 federation=config,
                 data=data,
                 bn_eval=cast("BnEval", bn_eval.value),
-                compact=compact,
-                format=target.format,
-                **wishes | ({} if samples is None else {"samples": samples}),
+                options=DeployOptions(format=target.format, compact=compact, **wishes),
+                **({} if samples is None else {"samples": samples}),
             )
         made.save(out, force=force)
         failure = None

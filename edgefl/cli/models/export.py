@@ -26,8 +26,8 @@ from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edgefl.api.compile import Target
     from edgefl.api.export import Exported
+    from edgefl.api.training import Target
     from edgefl.config.choices import Activations as ActivationsName
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
@@ -202,7 +202,8 @@ def _export_fitting(
     """One bundle per format: the recommended submodel for the device in ``file``, whose stem names the tier."""
     from edgefl.api.compile import compile
     from edgefl.api.export import written
-    from edgefl.api.federation import Training, load_federation
+    from edgefl.api.federation import load_federation
+    from edgefl.api.training import CompileOptions, Training
     from edgefl.cli.models.plan import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
@@ -224,15 +225,15 @@ def _export_fitting(
             bundle = compile(
                 spec,
                 submodel=SubmodelChoice(best.kind, best.options),
-                algorithm=training.algorithm,
-                codec=training.codec,
-                optimizer=training.optimizer,
+                training=training,
                 data=dataset,
                 tier=name,
-                target=cast("Target", form),
-                outputs=(outputs or federation.export.outputs) if form == "executorch" else "caller",
-                memory_budget=memory_budget,
-                activations=activations or "float32",
+                options=CompileOptions(
+                    target=cast("Target", form),
+                    outputs=(outputs or federation.export.outputs) if form == "executorch" else "caller",
+                    memory_budget=memory_budget,
+                    activations=activations or "float32",
+                ),
                 progress=tell,
             )
             rows.append(_facts(written(bundle, out)))

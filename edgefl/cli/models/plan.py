@@ -257,17 +257,14 @@ def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
     """Every submodel of ``spec`` beside the device, trained by the federation's algorithm."""
-    from edgefl.api.federation import Training
     from edgefl.api.plan import plan
+    from edgefl.api.training import Training
     from edgefl.setup.model import process_bytes
 
-    training = Training.of(federation)
     return plan(
         spec,
         wishes.device,
-        algorithm=lambda submodel: Training.of(suited(federation, submodel)).algorithm,
-        codec=training.codec,
-        optimizer=training.optimizer,
+        training=lambda submodel: Training.of(suited(federation, submodel)),
         kinds=wishes.kinds,
         gammas=gammas(map(str, wishes.gamma)),
         progress=say,

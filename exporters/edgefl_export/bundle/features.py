@@ -31,7 +31,7 @@ def features_of(data: DataSpec) -> Function | None:
     if shape != data.shape:
         raise ExportError(
             f"the data have samples of shape {data.shape}, and the log-mel features of their reader {shape}: make the "
-            "samples of the dataset by edgefl.LogMel with the same numbers",
+            "samples of the dataset by edgefl.models.LogMel with the same numbers",
             found=data.shape,
             expected=shape,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +25,52 @@ TINY = {"size": 4, "hidden": (5,)}
 NET = {"size": 8, "widths": (3, 4)}
 TEXT = {"length": 6, "vocabulary": 11, "features": 4, "hidden": 5}
 CASES: dict[str, dict[str, Any]] = {
-    "plain": {"model": "mlp", "options": TINY, "algorithm": edgefl.algorithms.SGD(batch=8, steps=7)},
+    "plain": {
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=7)),
+    },
     "a prefix of two chunks": {
-        "model": "fedbat_cnn",
-        "options": NET,
+        "model": edgefl.Model("fedbat_cnn", options=NET),
         "submodel": edgefl.submodels.OutputSide(cut=2, chunks=2),
-        "algorithm": edgefl.algorithms.SGD(batch=8, steps=4),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=4)),
     },
     "noise and codes": {
-        "model": "mlp",
-        "options": TINY,
-        "algorithm": edgefl.algorithms.FedBAT(batch=8, steps=6),
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.FedBAT(batch=8, steps=6)),
     },
     "independent batches": {
-        "model": "mlp",
-        "options": TINY,
-        "algorithm": edgefl.algorithms.PerFedAvg(batch=4, steps=3),
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.PerFedAvg(batch=4, steps=3)),
     },
     "kept and from the server": {
-        "model": "mlp",
-        "options": TINY,
-        "algorithm": edgefl.algorithms.Scaffold(batch=8, steps=3),
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.Scaffold(batch=8, steps=3)),
     },
     "a pass over the data": {
-        "model": "mlp",
-        "options": TINY,
-        "algorithm": edgefl.algorithms.MimeAdam(batch=8, steps=3),
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.MimeAdam(batch=8, steps=3)),
     },
     "an exchange of its own": {
-        "model": "mlp",
-        "options": TINY,
-        "algorithm": edgefl.algorithms.FAFED(batch=8, steps=3, opening_steps=2),
+        "model": edgefl.Model("mlp", options=TINY),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.FAFED(batch=8, steps=3, opening_steps=2)),
         "exchange": "opening",
     },
     "masks": {
-        "model": "mlp",
-        "options": TINY,
+        "model": edgefl.Model("mlp", options=TINY),
         "submodel": edgefl.submodels.Importance(gamma=0.3),
-        "algorithm": edgefl.algorithms.SGD(batch=8, steps=3),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=3)),
     },
     "lengths": {
-        "model": "lstm_lm",
-        "options": TEXT,
-        "lengths": (3,),
-        "algorithm": edgefl.algorithms.SGD(batch=4, steps=6),
+        "model": edgefl.Model("lstm_lm", options=TEXT),
+        "options": edgefl.CompileOptions(lengths=(3,)),
+        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4, steps=6)),
     },
 }
 
 
 def place_of(folder: Path, case: str, form: str) -> Place:
-    bundle = edgefl.compile(target=form, **CASES[case])  # type: ignore[arg-type]
+    options = replace(CASES[case].get("options", edgefl.CompileOptions()), target=form)
+    bundle = edgefl.compile(**{**CASES[case], "options": options})
     manifest = bundle.manifest
     weights = bundle.share(bundle.initial_weights()) if case == "masks" else random_weights(manifest)
     return Place.of(folder, bundle.contents, weights, random_data(manifest, folder / "data.npz"))
@@ -107,7 +104,9 @@ def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> N
 
 
 def test_planned_outputs_give_the_bytes_of_those_in_the_callers_memory(tmp_path: Path) -> None:
-    planned = edgefl.compile(target="executorch", outputs="planned", **CASES["noise and codes"])
+    planned = edgefl.compile(
+        **CASES["noise and codes"], options=edgefl.CompileOptions(target="executorch", outputs="planned")
+    )
     weights, data = random_weights(planned.manifest), random_data(planned.manifest, tmp_path / "data.npz")
     (tmp_path / "planned").mkdir()
     place = Place.of(tmp_path / "planned", planned.contents, weights, data)
@@ -165,7 +164,7 @@ def test_a_checkpoint_of_another_bundle_is_refused(tmp_path: Path) -> None:
 
 
 def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -> None:
-    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     rng = np.random.default_rng(4)
     x, y = rng.integers(0, 256, (9, 4, 4), np.uint8), np.sort(rng.integers(0, 3, 9))
     np.savez_compressed(tmp_path / "data.npz", x=x, y=y)
@@ -207,7 +206,7 @@ def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -
     ],
 )
 def test_data_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, x: Any, y: Any, words: str) -> None:
-    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     np.savez(tmp_path / "data.npz", x=x, y=y)
     place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "data.npz")
 
@@ -286,7 +285,9 @@ def pictures(folder: Path, rng: np.random.Generator) -> None:
 def test_images_in_class_folders_become_the_samples_that_pillow_makes(tmp_path: Path, channels: int) -> None:
     options = {**TINY, "in_channels": channels}
     bundle = edgefl.compile(
-        "mlp", target="onnx", options=options, algorithm=edgefl.algorithms.SGD(batch=40, steps=2)
+        edgefl.Model("mlp", options=options),
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=40, steps=2)),
+        options=edgefl.CompileOptions(target="onnx"),
     )
     pictures(tmp_path / "pictures", np.random.default_rng(6))
     weights = random_weights(bundle.manifest)
@@ -296,7 +297,7 @@ def test_images_in_class_folders_become_the_samples_that_pillow_makes(tmp_path: 
 
 
 def test_a_file_that_is_no_image_is_refused_by_name(tmp_path: Path) -> None:
-    bundle = edgefl.compile(target="executorch", **CASES["plain"])
+    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     pictures(tmp_path / "pictures", np.random.default_rng(6))
     whole = (tmp_path / "pictures" / "1" / "RGBA-1.png").read_bytes()
     (tmp_path / "pictures" / "1" / "cut.png").write_bytes(whole[: len(whole) // 2])

@@ -71,7 +71,10 @@ def test_a_bundle_of_a_cut_between_them_is_verified_and_trains(
 ) -> None:
     submodel = edgefl.submodels.OutputSide(cut=cut, chunks=chunks)
     made = edgefl.compile(
-        model, data="digits", submodel=submodel, algorithm=edgefl.algorithms.SGD(batch=4, steps=2)
+        model,
+        data="digits",
+        submodel=submodel,
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4, steps=2)),
     )
     made.save(tmp_path / "weak.efl")
 

@@ -30,6 +30,9 @@ class Projected(nn.Module):
 @pytest.mark.parametrize("hidden", [False, True])
 def test_a_large_tensor_outside_of_the_state_is_a_constant(hidden: bool) -> None:
     module = Projected(hidden=hidden)
-    bundle = edgefl.compile(module, sample=(8,), classes=3, algorithm=edgefl.algorithms.SGD(batch=2, steps=1))
+    bundle = edgefl.compile(
+        edgefl.Model(module, sample=(8,), classes=3),
+        training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=2, steps=1)),
+    )
 
     assert bundle.verify().ok

@@ -210,7 +210,10 @@ def test_a_manifest_that_says_otherwise_is_refused(outputs: str, engine: Engine)
 
 @pytest.fixture(scope="module")
 def bundle() -> edgefl.Bundle:
-    return edgefl.compile(nn.Linear(6, 3), sample=(6,), classes=3, target="executorch", outputs="planned")
+    return edgefl.compile(
+        edgefl.Model(nn.Linear(6, 3), sample=(6,), classes=3),
+        options=edgefl.CompileOptions(target="executorch", outputs="planned"),
+    )
 
 
 def test_every_graph_of_a_bundle_has_planned_outputs_and_its_manifest_a_version_of_its_own(
@@ -243,11 +246,14 @@ def test_a_graph_of_another_format_cannot_have_planned_outputs(bundle: edgefl.Bu
 
 def test_planned_outputs_of_onnx_graphs_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"only ExecuTorch programs have planned outputs.*format is onnx"):
-        edgefl.compile("mlp", outputs="planned")
+        edgefl.compile("mlp", options=edgefl.CompileOptions(outputs="planned"))
 
 
 def test_both_forms_of_a_bundle_lie_in_the_cache_under_names_of_their_own(bundle: edgefl.Bundle) -> None:
-    other = edgefl.compile(nn.Linear(6, 3), sample=(6,), classes=3, target="executorch")
+    other = edgefl.compile(
+        edgefl.Model(nn.Linear(6, 3), sample=(6,), classes=3),
+        options=edgefl.CompileOptions(target="executorch"),
+    )
 
     assert other.manifest.v == 1
     assert other.digest != bundle.digest

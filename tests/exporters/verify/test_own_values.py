@@ -52,7 +52,9 @@ def drawn(seed: int) -> tuple[Scaled, dict[str, Tensor]]:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("target", ("onnx", "executorch"))
 def test_roots_and_logarithms_of_buffers_are_no_fault(target: Literal["onnx", "executorch"]) -> None:
-    bundle = edgefl.compile(Scaled(), sample=(6,), classes=3, target=target)
+    bundle = edgefl.compile(
+        edgefl.Model(Scaled(), sample=(6,), classes=3), options=edgefl.CompileOptions(target=target)
+    )
 
     assert bundle.manifest.graphs
 

@@ -364,11 +364,15 @@ def test_loss_modules_of_torch_know_their_labels() -> None:
 
 def test_a_loss_module_is_an_argument_and_a_name(tmp_path: Path) -> None:
     bundle = edgefl.compile(
-        network(), sample=(FEATURES,), classes=CLASSES, loss=nn.CrossEntropyLoss(weight=WEIGHT)
+        edgefl.Model(network(), sample=(FEATURES,), classes=CLASSES),
+        training=edgefl.Training(loss=nn.CrossEntropyLoss(weight=WEIGHT)),
     )
     assert bundle is not None
     with pytest.raises(ConfigError, match=r"a class that needs arguments.*give an instance"):
-        edgefl.compile(network(), sample=(FEATURES,), classes=CLASSES, loss=partial_class())
+        edgefl.compile(
+            edgefl.Model(network(), sample=(FEATURES,), classes=CLASSES),
+            training=edgefl.Training(loss=partial_class()),
+        )
     file = tmp_path / "mine.py"
     file.write_text(
         "import torch\n"

@@ -93,7 +93,7 @@ MODELS: dict[str, tuple[nn.Module, TensorSpec]] = {
 def test_a_model_of_it_is_trained_as_it_comes(name: str) -> None:
     module, sample = MODELS[name]
     fused = torch.backends.mha.get_fastpath_enabled()
-    verdict = edgefl.check(module, sample=sample, classes=3, engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(module, sample=sample, classes=3), engines=["onnx"])
 
     assert verdict.ok, str(verdict)
     assert torch.backends.mha.get_fastpath_enabled() == fused
@@ -103,6 +103,6 @@ def test_a_model_of_it_is_trained_as_it_comes(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_it_is_trained_by_executorch(name: str) -> None:
     module, sample = MODELS[name]
-    verdict = edgefl.check(module, sample=sample, classes=3, engines=["executorch"])
+    verdict = edgefl.check(edgefl.Model(module, sample=sample, classes=3), engines=["executorch"])
 
     assert verdict.ok, str(verdict)

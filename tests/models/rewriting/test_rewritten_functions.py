@@ -71,4 +71,6 @@ class Coded(nn.Module):
 def test_one_hot_compiles(shape: tuple[int, ...], target: Literal["onnx", "executorch"]) -> None:
     sample = TensorSpec(shape, torch.int64, 11)
 
-    assert edgefl.compile(Coded(), sample=sample, classes=3, target=target).manifest.graphs
+    assert edgefl.compile(
+        edgefl.Model(Coded(), sample=sample, classes=3), options=edgefl.CompileOptions(target=target)
+    ).manifest.graphs

@@ -1,0 +1,116 @@
+"""What belongs together in the training of a model, and in a bundle, as one object each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from edgefl.algorithms.choices import SGD
+from edgefl.api.choices import codec_choice, loss_choice
+from edgefl.codecs.choices import Dense
+from edgefl.config import Federation
+from edgefl.config.choices import Activations
+from edgefl.contract.choice import AlgorithmChoice, Choice, CodecChoice, OptimizerChoice, chosen
+from edgefl.losses import LossLike
+from edgefl.models.user_factory import absolute
+from edgefl.optimizers.catalog import NONE
+from edgefl.wire.bundle.formats import Outputs, check_outputs
+from edgefl_export.bundle.formats import check_installed
+
+Target = Literal["onnx", "executorch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How a model is trained: what None stands for is the default.
+
+    Choices are objects such as ``edgefl.algorithms.FedProx(mu=0.1)``, or their names where the defaults will do.
+
+    Attributes:
+        algorithm: The local training; by default SGD.
+        codec: How the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
+            SGD.
+        optimizer: The server's; by default what the algorithm says.
+        loss: What training minimises: a choice such as ``edgefl.losses.Huber(delta=2.0)``, its name, or a function of your
+            own, ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the
+            labels.
+
+    Raises:
+        ConfigError: A choice is none of its catalog.
+    """
+
+    algorithm: AlgorithmChoice | str | None = None
+    codec: CodecChoice | AlgorithmChoice | str | None = None
+    optimizer: OptimizerChoice | str | None = None
+    loss: LossLike | None = None
+
+    def __post_init__(self) -> None:
+        given = {
+            "algorithm": self.algorithm and chosen("algorithm", AlgorithmChoice, self.algorithm),
+            "codec": self.codec and codec_choice(self.codec),
+            "optimizer": self.optimizer and chosen("optimizer", OptimizerChoice, self.optimizer),
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def choices(self) -> tuple[AlgorithmChoice, CodecChoice, OptimizerChoice | None]:
+        """Algorithm, codec and optimizer, with the defaults in place."""
+        algorithm, codec, optimizer = self.algorithm or SGD(), self.codec or Dense(), self.optimizer
+        assert isinstance(algorithm, AlgorithmChoice) and isinstance(codec, CodecChoice)
+        assert optimizer is None or isinstance(optimizer, OptimizerChoice)
+        return algorithm, codec, optimizer
+
+    @property
+    def tables(self) -> dict[str, dict[str, object]]:
+        """What was given, as tables of a federation file. ConfigError for a loss that another process could not load."""
+        tables: dict[str, dict[str, object]] = {}
+        if self.loss is not None:
+            loss = loss_choice(self.loss)
+            tables["loss"] = {"name": absolute(loss.name), "options": dict(loss.options)}
+        if isinstance(self.algorithm, AlgorithmChoice):
+            tables["algorithm"] = {"name": absolute(self.algorithm.name), **self.algorithm.options}
+        for name, choice in (("codec", self.codec), ("optimizer", self.optimizer)):
+            if isinstance(choice, Choice):
+                tables[name] = {"name": choice.name, "options": dict(choice.options)}
+        return tables
+
+    @classmethod
+    def of(cls, federation: Federation) -> Training:
+        """Return what the tables of ``federation`` say. The loss is the model's by then."""
+        table, codec, optimizer = federation.algorithm, federation.codec, federation.optimizer
+        return cls(
+            algorithm=AlgorithmChoice(table.name, table.arguments),
+            codec=CodecChoice(codec.name, codec.options),
+            optimizer=None if optimizer.name == NONE else OptimizerChoice(optimizer.name, optimizer.options),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileOptions:
+    """How a bundle's graphs are written.
+
+    Attributes:
+        target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
+        outputs: Of ExecuTorch programs: ``caller``, whoever runs them gives the memory of their outputs; ``planned``, they
+            have it themselves, for apps that can only load and execute, as with ExecuTorch's ``Module`` for Android.
+        memory_budget: Peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
+            is recomputed in the backward pass.
+        activations: How what a step's forward pass makes waits for its backward pass: ``float16`` takes half the memory,
+            and gradients read what rounding has left.
+        lengths: Of sequences: shorter ones that there are steps for too, so that a batch of short samples costs less.
+
+    Raises:
+        ConfigError: They do not go together, or the extra is not installed.
+    """
+
+    target: Target = "onnx"
+    outputs: Outputs = "caller"
+    memory_budget: str | int = ""
+    activations: Activations = "float32"
+    lengths: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        check_outputs(self.outputs, [self.target])
+        check_installed([self.target])
