@@ -27,7 +27,7 @@ from device_runtime.link.mirrors import Mirrors
 from device_runtime.link.notices import Notices
 from device_runtime.link.outbox import Outbox, past_of
 from device_runtime.link.surroundings import Surroundings
-from device_runtime.memory import return_memory_early, trim_memory
+from device_runtime.memory import reserve_stack, return_memory_early, trim_memory
 from device_runtime.policy import Rules, asked_of_system, day_of
 from device_runtime.profile.child import Child
 from device_runtime.profile.request import Measure, ProfileDesk
@@ -197,6 +197,7 @@ class Agent:
         self._greeting.begin()
         self._session.start()
         self._outbox.start()
+        reserve_stack()
         try:
             while not self._stopping.is_set():
                 try:

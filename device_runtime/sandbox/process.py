@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from device_runtime.memory import status_bytes
 from device_runtime.sandbox.confine import Confinement
 from device_runtime.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
 from device_runtime.sandbox.messages import Answer, Drop, Failed, Open, Opened, Tensor, Word
 from device_runtime.sandbox.starting import Complaints, command, environment
+from edgefl.system.memory import status_bytes
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
 from edgefl.wire.tensors import Array

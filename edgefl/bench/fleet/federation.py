@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
-from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import family, quiet_environment, resident_bytes
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
 from edgefl.lab.generator.settings import Load
 from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
+from edgefl.system.memory import status_bytes
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from device_runtime.memory import status_bytes
 from edgefl.bench.common.machine import quiet_environment
 from edgefl.bench.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
+from edgefl.system.memory import status_bytes
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl.system.structs import filled

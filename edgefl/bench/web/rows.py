@@ -19,7 +19,6 @@ import msgspec
 import numpy as np
 import psutil
 
-from device_runtime.memory import status_bytes
 from edgefl import programs
 from edgefl.bench.common.browser import Browser
 from edgefl.bench.common.device_graph import worker, written
@@ -28,6 +27,7 @@ from edgefl.bench.train_step.model import built
 from edgefl.bench.train_step.rows import SGD
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
+from edgefl.system.memory import status_bytes
 from edgefl.web.built import PACKED, built_page
 from edgefl.wire import tensors
 from edgefl.wire.errors import ConfigError
