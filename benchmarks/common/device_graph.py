@@ -65,6 +65,7 @@ def write_graph(
         outputs=ports(captured.outputs, masks),
         memory_budget=memory_budget,
         planned_bytes=artifact.planned_bytes,
+        arena_bytes=artifact.arena_bytes,
         in_place=artifact.in_place,
         segments=segments_of(artifact),
         planned_outputs=artifact.planned_outputs,

@@ -38,7 +38,7 @@ from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.link.notices import Notices
 from edgefl_device.link.outbox import Outbox, past_of
 from edgefl_device.link.surroundings import Surroundings
-from edgefl_device.memory import return_memory_early, trim_memory
+from edgefl_device.memory import reserve_stack, return_memory_early, trim_memory
 from edgefl_device.policy import Rules, asked_of_system, day_of
 from edgefl_device.profile.child import Child
 from edgefl_device.profile.request import Measure, ProfileDesk
@@ -197,6 +197,7 @@ class Agent:
         self._greeting.begin()
         self._session.start()
         self._outbox.start()
+        reserve_stack()
         try:
             while not self._stopping.is_set():
                 try:

@@ -6,10 +6,12 @@ import ctypes
 import gc
 import resource
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 from edgefl.system.given_back import release_freed
+from edgefl.system.memory import status_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18
@@ -47,15 +49,6 @@ def trim_memory() -> None:
     release_freed()
 
 
-def status_bytes(field: str, pid: int | str = "self") -> int:
-    """Return a ``field`` of a process, such as VmHWM, in bytes; 0 if the system does not report it (not Linux)."""
-    with suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    return 0
-
-
 def _peak_of_process() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
@@ -72,6 +65,17 @@ def return_memory_early() -> None:
     """
     _keep(below=_LARGE_BYTES, at_the_end=4 * _LARGE_BYTES)
     _set(_M_ARENA_MAX, 1)
+
+
+def reserve_stack() -> None:
+    """Run an empty thread, whose stack glibc keeps for the next thread.
+
+    ``RLIMIT_DATA`` counts the addresses of a stack, often 8 MiB. A limit that is set on an idle agent then leaves as much
+    room for a round's worker.
+    """
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
 
 
 def return_memory_late() -> None:

@@ -1,4 +1,4 @@
-"""How much memory there is for this process."""
+"""Memory of the machine and of processes."""
 
 from __future__ import annotations
 
@@ -17,3 +17,12 @@ def most_bytes() -> int:
     with suppress(OSError, ValueError):  # no limit is the word max
         most = min(most or 1 << 62, int(_GROUP.read_text()))
     return most
+
+
+def status_bytes(field: str, pid: int | str = "self") -> int:
+    """Return a ``field`` of a process, such as VmHWM, in bytes; 0 if the system does not report it (not Linux)."""
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith(field + ":"):
+                return int(line.split()[1]) * 1024
+    return 0

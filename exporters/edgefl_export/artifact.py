@@ -30,6 +30,7 @@ class Artifact:
     ``parts``: the segments whose artifacts ``model`` joins; empty where it is one artifact.
     ``planned_outputs``: outputs lie in memory that ``model`` planned, not in the caller's.
     ``least_runtime``: first release of the runtime that loads ``model``; empty if it is not known.
+    ``arena_bytes``: the part of ``planned_bytes`` that the runtime's arena takes (0: unknown).
     """
 
     model: bytes
@@ -39,6 +40,7 @@ class Artifact:
     parts: tuple[Part, ...] = ()
     planned_outputs: bool = False
     least_runtime: str = ""
+    arena_bytes: int = 0
 
     @property
     def paged_bytes(self) -> int:

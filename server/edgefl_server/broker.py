@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import shutil
 import signal
 import socket
@@ -21,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from edgefl.system.files import write_text
-from edgefl.system.memory import most_bytes
+from edgefl.system.memory import most_bytes, status_bytes
 from edgefl.system.processes import child_process
 from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
@@ -155,7 +154,7 @@ def run_mosquitto(command: Sequence[str], memory_bytes: int = 0) -> int:
         with child_process(
             command, preexec_fn=lambda: end_with_us(_PR_SET_PDEATHSIG, signal.SIGTERM)
         ) as process:
-            while _heap_bytes(process.pid) < _FULL * most:
+            while status_bytes("RssAnon", process.pid) < _FULL * most:
                 with suppress(subprocess.TimeoutExpired):
                     return process.wait(_LOOK_S)
         print(
@@ -164,11 +163,3 @@ def run_mosquitto(command: Sequence[str], memory_bytes: int = 0) -> int:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _heap_bytes(pid: int) -> int:
-    """Return the memory that a process has written to, or 0 on systems that do not say (Linux does)."""
-    with suppress(OSError):
-        if found := re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
-            return int(found[1]) << 10
-    return 0

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.api.training import Target
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone"),
+]
 
 _ROUND = """
 import resource, sys
@@ -20,9 +24,10 @@ from edgefl.cli.device import process
 process.load()
 from edgefl_device.data.samples import LocalData
 from edgefl_device.engine.select import open_engine
-from edgefl_device.memory import return_memory_early, status_bytes, trim_memory
+from edgefl_device.memory import return_memory_early, trim_memory
 from edgefl_device.profile.measure.inputs import Inputs
 from edgefl_device.round.offline import train_round
+from edgefl.system.memory import status_bytes
 from edgefl.wire.bundle.archive import read_bundle
 
 return_memory_early()
@@ -38,32 +43,25 @@ print(train_round(bundle, weights, data, engine).samples)
 """
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip(
-        "executorch"
-    )  # onnxruntime reserves addresses that it never uses, and the limit counts them
+def run_within(folder: Path, target: Target, share: float) -> subprocess.CompletedProcess[str]:
+    """Run a round in a process that may take ``share`` of the plan above its idle self."""
+    if target == "executorch":
+        pytest.importorskip("executorch")
     made = edgefl.compile(
         "mlp",
         training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=2048, steps=2)),
-        options=edgefl.CompileOptions(target="executorch"),
+        options=edgefl.CompileOptions(target=target),
     )
-    return made.save(tmp_path_factory.mktemp("bundle") / "mlp.efl")
-
-
-def run_within(bundle: Path, share: float) -> subprocess.CompletedProcess[str]:
-    """Run a round of ``bundle`` in a process that may take ``share`` of the plan above its idle self."""
-    command = [sys.executable, "-c", _ROUND, str(bundle), str(share)]
+    command = [sys.executable, "-c", _ROUND, str(made.save(folder / "mlp.efl")), str(share)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
-def test_a_round_keeps_within_its_plan_and_a_tenth(bundle: Path) -> None:
-    found = run_within(bundle, 1.1)
+@pytest.mark.parametrize("target", ["onnx", "executorch"])
+def test_a_round_keeps_within_its_plan_and_a_tenth(tmp_path: Path, target: Target) -> None:
+    found = run_within(tmp_path, target, 1.1)
 
     assert (found.stdout.strip(), found.returncode) == ("2048", 0), found.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
-def test_a_round_fails_with_half_of_its_plan(bundle: Path) -> None:
-    assert run_within(bundle, 0.5).returncode != 0
+def test_a_round_fails_with_half_of_its_plan(tmp_path: Path) -> None:
+    assert run_within(tmp_path, "onnx", 0.5).returncode != 0

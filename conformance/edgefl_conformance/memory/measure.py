@@ -16,12 +16,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import sub
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from edgefl.system.memory import status_bytes
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, split
 from edgefl.wire.bundle.archive import Bundle
@@ -30,7 +32,6 @@ from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.play.broker import Broker
 from edgefl_conformance.play.seat import Setup
 from edgefl_conformance.play.stage import Play, Stage
-from edgefl_device.memory import status_bytes
 from edgefl_device.profile.measure.inputs import Inputs
 
 SAMPLE_S = 0.001
@@ -42,7 +43,7 @@ ROWS = 4
 """Local rows, in batches."""
 
 
-class RoundMemory(msgspec.Struct, frozen=True, kw_only=True):
+class RoundMemory(msgspec.Struct, frozen=True):
     """Bytes above the idle agent at the peak of a round.
 
     ``anonymous`` is memory that no file backs, ``mapped`` pages of files, which the system may drop at any time.
@@ -80,59 +81,40 @@ def measured(
     Returns:
         The peaks, whether the round was finished or not.
     """
-    engine = bundle.manifest.format
-    stage = _Stage(Setup(command, engine, broker, folder), bundle)
+    stage = _Stage(Setup(command, bundle.manifest.format, broker, folder), bundle)
     try:
         options = ["--memory", f"{memory_bytes}B"] if memory_bytes else []
-        agent = stage.start(*options)
+        pid = stage.start(*options).pid
         time.sleep(SETTLED_S)
-        pid = agent.pid
-        idle = _Reading.of(pid)
+        idle = _reading(pid)
         if limit_bytes:
-            most = idle.writable + limit_bytes
+            most = idle[-1] + limit_bytes
             resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
         with _watched(pid) as peak:
             play = stage.give_round()
             received = stage.update_or_none(play.task, WITHIN_S, play.mark)
         if received is not None:
             stage.answer(received)
-        return RoundMemory(
-            anonymous=peak.anonymous - idle.anonymous,
-            mapped=peak.mapped - idle.mapped,
-            writable=peak.writable - idle.writable,
-            idle_anonymous=idle.anonymous,
-            finished=received is not None,
-            words="" if received else stage.instead(play.mark),
-        )
+        words = "" if received else stage.instead(play.mark)
+        anonymous, mapped, writable = map(sub, peak, idle)
+        return RoundMemory(anonymous, mapped, writable, idle[0], received is not None, words)
     finally:
         stage.end()
 
 
-class _Reading(msgspec.Struct):
-    """The memory of a process at one moment, or its highest values."""
-
-    anonymous: int = 0
-    mapped: int = 0
-    writable: int = 0
-
-    @classmethod
-    def of(cls, pid: int) -> _Reading:
-        return cls(*(status_bytes(field, pid) for field in ("RssAnon", "RssFile", "VmData")))
-
-    def raise_to(self, other: _Reading) -> None:
-        self.anonymous = max(self.anonymous, other.anonymous)
-        self.mapped = max(self.mapped, other.mapped)
-        self.writable = max(self.writable, other.writable)
+def _reading(pid: int) -> list[int]:
+    """Return the anonymous, mapped and writable bytes of a process."""
+    return [status_bytes(field, pid) for field in ("RssAnon", "RssFile", "VmData")]
 
 
 @contextmanager
-def _watched(pid: int) -> Iterator[_Reading]:
-    """Yield a reading that holds the highest values of the process while the block runs, once it has ended."""
-    peak, done = _Reading(), threading.Event()
+def _watched(pid: int) -> Iterator[list[int]]:
+    """Yield a list that holds the highest reading of the process while the block runs, once it has ended."""
+    peak, done = _reading(pid), threading.Event()
 
     def watch() -> None:
         while not done.wait(SAMPLE_S):
-            peak.raise_to(_Reading.of(pid))
+            peak[:] = map(max, peak, _reading(pid))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

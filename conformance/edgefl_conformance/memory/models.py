@@ -7,6 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from edgefl.algorithms.choices import SGD, TCBGD
+from edgefl.api.model import model_spec
+from edgefl.api.training import Training
+from edgefl.contract.tensors import TensorSpec
+from edgefl.models.spec import ModelSpec
+from edgefl.objective.carrier import Thresholded
+from edgefl.submodels.submodel import Submodel
+
 _BNECK = (
     # kernel, expanded, out, squeeze-excite, hard-swish, stride: MobileNetV3-small (Howard et al., 2019, table 2)
     (3, 16, 16, True, False, 2),
@@ -197,10 +205,16 @@ class MeasuredModel:
         torch.manual_seed(0)
         return self.module()
 
-    def classes(self, module: nn.Module) -> int:
-        """Return the number of outputs of ``module``."""
+    def spec(self) -> ModelSpec:
+        """Return the module as a model of edgefl, with the shapes of its inputs and outputs."""
+        module = self.made()
         found: Tensor = module(torch.zeros((2, *self.shape), dtype=self.dtype))
-        return found.shape[1]
+        return model_spec(module, sample=TensorSpec(self.shape, self.dtype), classes=found.shape[1])
+
+    def training(self, submodel: Submodel) -> Training:
+        """Return four steps of the training that suits a submodel."""
+        made = TCBGD if isinstance(submodel.carrier, Thresholded) else SGD
+        return Training(algorithm=made(batch=self.batch, steps=4))
 
 
 SUBJECTS = {

@@ -41,6 +41,7 @@ class OnnxEngine:
         self.version = str(ort.__version__)
         self._threads, self._most_threads = threads, max(threads, most_threads)
         self._pages = pages
+        _renew_arena()
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
@@ -51,13 +52,16 @@ class OnnxEngine:
         )
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph | SegmentedGraph:
-        if not graph.segments:
-            return self._loaded(graph, artifact, self._options(threads))
-        _share_arena()
         options = self._options(threads)
-        options.add_session_config_entry("session.use_env_allocators", "1")
-        load = functools.partial(self._loaded, options=options, shrinks=True)
-        return load_segments(graph, artifact, self._pages, load)
+        if _renew_arena(graph) or graph.segments:
+            options.add_session_config_entry("session.use_env_allocators", "1")
+        try:
+            if not graph.segments:
+                return self._loaded(graph, artifact, options)
+            load = functools.partial(self._loaded, options=options, shrinks=True)
+            return load_segments(graph, artifact, self._pages, load)
+        finally:
+            _renew_arena()  # so that the arena ends with the graph
 
     def _loaded(self, graph: Graph, artifact: bytes, options: Any, shrinks: bool = False) -> OnnxGraph:
         if _names_file(artifact):  # versions of onnxruntime open it
@@ -200,12 +204,34 @@ def _names_file(artifact: bytes) -> bool:
     return False
 
 
-@functools.cache
-def _share_arena() -> None:
-    """One arena for all segments of a process: with one for each, what a segment has given back would be of no use to the
-    next. It is onnxruntime's own with its own settings, of which there can be one."""
+def _renew_arena(graph: Graph | None = None) -> bool:
+    """Register an empty arena for the sessions that are created next.
+
+    Sessions keep their arena, so registering another one gives each graph an arena of its own, which ends with it. Segments
+    share one: otherwise a segment could not use what the one before it has freed. onnxruntime's own arena doubles block by
+    block, and ``RLIMIT_DATA`` counts the addresses that it does not use.
+
+    Args:
+        graph: its ``arena_bytes`` become one block. Without a known size, or for segments, which give all blocks back after
+            each run, the arena grows by each request.
+
+    Returns:
+        False if this release of onnxruntime keeps the first arena that a process registers.
+    """
+    size = min(graph.arena_bytes, graph.planned_bytes, 2**31 - 1) if graph and not graph.segments else 0
+    settings = {
+        # Bytes that a block may be larger than a request of more than half of it: the arena has fewer gaps.
+        "max_dead_bytes_per_chunk": 4096,
+        "arena_extend_strategy": int(size <= 0),  # 0: doubles, 1: as requested
+        "initial_chunk_size_bytes": max(1, size),
+        "max_power_of_two_extend_bytes": 1 << 20,
+    }
     kind = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(kind, ort.OrtArenaCfg(0, -1, -1, -1))
+    try:
+        ort.create_and_register_allocator(kind, ort.OrtArenaCfg(settings))
+    except Exception:  # onnxruntime raises its own unrelated exception types
+        return False
+    return True
 
 
 def _shrinking() -> Any:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from edgefl.system.memory import status_bytes
 from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
 from edgefl.wire.tensors import Array
-from edgefl_device.memory import status_bytes
 from edgefl_device.sandbox.confine import Confinement
 from edgefl_device.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
 from edgefl_device.sandbox.messages import Answer, Drop, Failed, Open, Opened, Tensor, Word

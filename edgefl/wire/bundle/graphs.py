@@ -69,8 +69,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
     ``planned_bytes`` is the anonymous memory that a round around this graph takes above the idle agent at its peak, weights
-    and state included. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of the
-    old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people are shown
+    and state included. 0: unknown. ``arena_bytes``: the part of these that onnxruntime's arena takes, which an agent may
+    reserve as one block. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of
+    the old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people see
     first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
     forms, of which a device may take the fastest. ``segments``: the blob holds an artifact for each (:func:`split`), which
     run in this order; empty: it is one artifact. ``planned_outputs``: of format executorch, each output lies in memory that
@@ -85,6 +86,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outputs: tuple[Port, ...]
     memory_budget: int = 0
     planned_bytes: int = 0
+    arena_bytes: int = 0
     in_place: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     activations: str = "float32"

@@ -112,6 +112,7 @@ def build_bundle(
             outputs=ports(captured.outputs, masks),
             memory_budget=budget,
             planned_bytes=artifact.planned_bytes,
+            arena_bytes=artifact.arena_bytes,
             in_place=artifact.in_place,
             metrics=function.metrics,
             activations=function.activations,

@@ -27,7 +27,7 @@ from edgefl.wire.errors import BundleError, ConfigError, ExportError
 from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
 from edgefl_export.capture.trace import Captured, Joint
 from edgefl_export.memory.budget import within_onnx
-from edgefl_export.memory.predict import predicted_peak
+from edgefl_export.memory.predict import predicted_arena, predicted_peak
 from edgefl_export.memory.recompute import Budget, lean_and_peak
 from edgefl_export.memory.usage import rewritable
 from edgefl_export.onnx import capture_for
@@ -135,7 +135,8 @@ class Onnx:
         nodes = onnx_nodes(captured, model)
         peak = predicted_peak(captured) if peak is None else peak
         least = least_onnxruntime(OPSET, IR_VERSION)
-        return Artifact(model, peak, rewritable(captured), nodes, least_runtime=least)
+        arena = predicted_arena(captured)
+        return Artifact(model, peak, rewritable(captured), nodes, least_runtime=least, arena_bytes=arena)
 
     def write_within(self, captured: Captured, budget: Budget) -> tuple[Artifact, int]:
         form, count = within_onnx(captured, budget)

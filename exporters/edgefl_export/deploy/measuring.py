@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from edgefl.system.memory import status_bytes
 from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import ExportError
 
@@ -83,15 +84,6 @@ class FileMeasurement:
         return dict(json.loads(found.splitlines()[-1]))
 
 
-def _status(field: str) -> int:
-    """Return a field of /proc/self/status in bytes, 0 if the system has none."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":")), 0)
-
-
 def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], object]]:
     """Import the runtime of a format, and return what loads a file with it."""
     if format == "onnx":
@@ -133,7 +125,7 @@ def main(format: str) -> None:
     load = _imported(format)
     file, ports = json.load(sys.stdin)
     rows = {port["name"]: np.zeros(port["shape"], port["dtype"]) for port in ports}
-    before = _status("VmRSS")
+    before = status_bytes("VmRSS")
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     model = load(Path(file))
@@ -145,7 +137,7 @@ def main(format: str) -> None:
         times.append(time.perf_counter() - start)
     found = {
         "latency_ms": float(np.median(times[_WARM:])) * 1000,
-        "peak_bytes": max(0, _status("VmHWM") - before),
+        "peak_bytes": max(0, status_bytes("VmHWM") - before),
     }
     print(json.dumps(found))
 

@@ -17,7 +17,6 @@ import math
 import operator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import fx
 
@@ -29,52 +28,39 @@ from edgefl_export.memory.usage import PRODUCTS, constants, has_many, rewritable
 from edgefl_export.named import named
 from edgefl_export.ordering import POSITIVE
 
-# onnxruntime's memory arena, run on sizes alone: which of its pages a sequence of requests touches.
+# onnxruntime's memory arena, run on sizes alone.
 #
-# Its rules: requests are rounded to 256 bytes and take the smallest free chunk that holds them, which is split where at
-# least half would be left over; freed neighbours merge; where nothing fits, a new region twice the size of the last one
-# is taken. Pages are never given back, so what was touched once stays resident.
+# Its rules: requests are rounded to 256 bytes and take the smallest free chunk that holds them, which is split where as
+# much or 4 KiB would be left over; freed neighbours merge. A device reserves one block of the predicted size, so that all
+# neighbours can merge and few addresses stay unused. onnxruntime's default doubles the arena block by block.
 
-PAGE = 4096
 _ALIGN = 256
-_FIRST_REGION = 1 << 20
-_LARGEST_GROWTH = 1 << 30
-_LARGEST_LEFTOVER = 128 << 20
+_MOST_UNUSED = 4096
+_ENDLESS = 1 << 62
 
 
 @dataclass
 class _Chunk:
     size: int
     used: bool
-    before: int | None  # addresses of the neighbours in the same region
+    before: int | None  # addresses of the neighbours
     after: int | None
 
 
 class Arena:
-    """Addresses count from 0 through all regions, in the order in which they were taken."""
+    """Addresses count from 0. ``touched`` is the end of the last byte that some request has covered."""
 
     def __init__(self) -> None:
-        self._chunks: dict[int, _Chunk] = {}
-        self._free: list[tuple[int, int]] = []  # (size, address), ascending
-        self._end = 0
-        self._region = _FIRST_REGION
-        self._touched = np.zeros(0, np.bool_)
-
-    @property
-    def touched(self) -> int:
-        """Bytes of all pages that some request has covered."""
-        return int(self._touched.sum()) * PAGE
+        self._chunks = {0: _Chunk(_ENDLESS, False, None, None)}
+        self._free = [(_ENDLESS, 0)]  # (size, address), ascending
+        self.touched = 0
 
     def take(self, count: int) -> int:
         """The address of ``count`` bytes."""
         rounded = max(_ALIGN, -(-count // _ALIGN) * _ALIGN)
-        place = bisect.bisect_left(self._free, (rounded, -1))
-        if place == len(self._free):
-            self._grow(rounded)
-            place = bisect.bisect_left(self._free, (rounded, -1))
-        size, address = self._free.pop(place)
+        size, address = self._free.pop(bisect.bisect_left(self._free, (rounded, -1)))
         chunk = self._chunks[address]
-        if size >= 2 * rounded or size - rounded >= _LARGEST_LEFTOVER:
+        if size >= 2 * rounded or size - rounded >= _MOST_UNUSED:
             rest = address + rounded
             self._chunks[rest] = _Chunk(size - rounded, False, address, chunk.after)
             if chunk.after is not None:
@@ -82,7 +68,7 @@ class Arena:
             chunk.size, chunk.after = rounded, rest
             bisect.insort(self._free, (size - rounded, rest))
         chunk.used = True
-        self._touched[address // PAGE : -(-(address + count) // PAGE)] = True
+        self.touched = max(self.touched, address + rounded)
         return address
 
     def give(self, address: int) -> None:
@@ -109,17 +95,6 @@ class Arena:
         if gone.after is not None:
             self._chunks[gone.after].before = left
 
-    def _grow(self, rounded: int) -> None:
-        enough = rounded <= self._region
-        while rounded > self._region:
-            self._region *= 2
-        self._chunks[self._end] = _Chunk(self._region, False, None, None)
-        bisect.insort(self._free, (self._region, self._end))
-        self._end += self._region
-        self._touched = np.concatenate([self._touched, np.zeros(self._region // PAGE, np.bool_)])
-        if enough:
-            self._region = min(2 * self._region, _LARGEST_GROWTH)
-
 
 NODE_BYTES = 5100
 """A node of a loaded graph: the parsed model and onnxruntime's session."""
@@ -128,7 +103,10 @@ ROUND_BYTES = 2.8e6
 SEGMENT_BYTES = 0.95e6
 """Each segment but the first: its session, and what is small of its pages."""
 ARENA_SHARE = 0.05
-"""Of the arena: buffers of the kernels, and blocks that lie in other places than predicted."""
+"""Of the arena: onnxruntime's table of its blocks, buffers of the kernels, and blocks in other places than predicted."""
+
+ARENA_BYTES = 512 << 10
+"""Reserved beyond that. An arena that grows beyond its first block has gaps that nothing fits."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.
@@ -163,6 +141,12 @@ def predicted_peak(*steps: Captured) -> int:
     turn = max(run.pages + (1 + ARENA_SHARE) * run.arena_bytes() + run.places for run in runs)
     copied = max((run.largest for run in runs), default=0)
     return int(ROUND_BYTES + nodes + bound + turn + copied)
+
+
+def predicted_arena(captured: Captured) -> int:
+    """Return the bytes to reserve for onnxruntime's arena, a little more than a few runs of ``captured`` should take."""
+    found = _Run(captured).arena_bytes()
+    return found and int((1 + ARENA_SHARE) * found) + ARENA_BYTES
 
 
 class _Run:

@@ -24,6 +24,7 @@ from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_data
+from tests.device_runtime.agent.test_memory import planned
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up
@@ -98,7 +99,7 @@ def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
         assert agent.stop() == 0
 
 
-def test_chunks_that_would_end_the_connection_are_declined(
+def test_chunks_that_would_end_the_connection_are_declined_and_a_round_beyond_its_plan_is_told(
     tmp_path: Path, connect: SessionFactory, mosquitto: BrokerProcess
 ) -> None:
     world, federation = World(tiny.make_bundle()), "large-chunks"
@@ -111,6 +112,8 @@ def test_chunks_that_would_end_the_connection_are_declined(
     server.assign(world.task())
     assert server.decline().reason == "large-chunks"
     assert "at most (limits.max_message_bytes), found 4194305" in agent.event("declined")["text"]
+    server.open(planned(1), number=2)
+    assert ", tier 'weak' is planned at 0.0 KiB; offer less memory" in agent.event("memory")["text"]
     assert agent.stop() == 0
 
 

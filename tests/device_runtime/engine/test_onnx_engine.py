@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.system.memory import status_bytes
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.errors import BundleError
@@ -61,7 +62,7 @@ def test_code_that_loading_used_is_let_go_of_behind_what_runs_again_and_again(
     assert order == [START.name, "let go of", TRAIN.name, FINISH.name]
 
 
-def test_outputs_that_are_dropped_leave_memory() -> None:
+def test_dropped_outputs_leave_memory_and_a_dropped_graph_its_arena() -> None:
     column, row, whole = (
         port("batch.0.x", (4096, 1)),
         port("batch.0.y", (1, 2048)),
@@ -69,17 +70,22 @@ def test_outputs_that_are_dropped_leave_memory() -> None:
     )
     nodes = [node("MatMul", "batch.0.x batch.0.y", "product"), node("Neg", "product", "out.update.a")]
     data = onnx_bytes(nodes, [column, row], [whole])
-    graph = ENGINE.load(tiny.graph_of("f", data, [column, row], [whole]), data)
+    size = 4 * 4096 * 2048
+    listed = tiny.graph_of("f", data, [column, row], [whole])
+    graph = ENGINE.load(msgspec.structs.replace(listed, planned_bytes=2 * size, arena_bytes=size + 1), data)
     feeds = {each.name: np.ones(each.shape, np.float32) for each in (column, row)}
     trim_memory()
-    before = anonymous_bytes()
+    before, reserved = anonymous_bytes(), status_bytes("VmData")
 
     outputs = [graph.run(feeds, {}) for _ in range(2)]
-    size = outputs[1].arrays[whole.name].nbytes
     outputs.clear()
     trim_memory()
 
     assert anonymous_bytes() - before < 1.5 * size, "of the arena, the product alone stays"
+    assert status_bytes("VmData") - reserved < 1.5 * size, "the arena is one block of the listed size"
+    del graph
+    trim_memory()
+    assert status_bytes("VmData") - reserved < 0.5 * size
 
 
 def test_outputs_are_sorted_by_role() -> None:

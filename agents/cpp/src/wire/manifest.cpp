@@ -52,6 +52,7 @@ Graph read_graph(const Packable& value) {
   graph.outputs = read_ports(fields, "outputs");
   graph.memory_budget = fields.integer("memory_budget", 0);
   graph.planned_bytes = fields.integer("planned_bytes", 0);
+  graph.arena_bytes = fields.integer("arena_bytes", 0);
   graph.in_place = fields.texts("in_place", false);
   graph.metrics = fields.texts("metrics", false);
   graph.activations = fields.text("activations", "float32");

@@ -48,6 +48,7 @@ struct Graph {
   Ports inputs, outputs;
   int64_t memory_budget = 0;
   int64_t planned_bytes = 0;
+  int64_t arena_bytes = 0;        // of these, what onnxruntime's arena takes; 0: unknown
   std::vector<std::string> in_place;
   std::vector<std::string> metrics;
   std::string activations = "float32";

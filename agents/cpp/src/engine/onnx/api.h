@@ -57,8 +57,8 @@ using Status = void*;   // null: it went well
   X(BindInput, 136, Status, (Object, const char*, Object))                                                 \
   X(BindOutput, 137, Status, (Object, const char*, Object))                                                \
   X(CreateAndRegisterAllocator, 144, Status, (Object, Object, Object))                                     \
-  X(CreateArenaCfg, 156, Status, (size_t, int, int, int, Object*))                                         \
   X(ReleaseArenaCfg, 157, void, (Object))                                                                  \
+  X(CreateArenaCfgV2, 164, Status, (const char* const*, const size_t*, size_t, Object*))                   \
   X(AddRunConfigEntry, 165, Status, (Object, const char*, const char*))
 
 constexpr uint32_t kApiVersion = 20;  // the oldest release that is tested: 1.20

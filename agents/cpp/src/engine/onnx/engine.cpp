@@ -1,6 +1,8 @@
 #include "engine/onnx/engine.h"
 
+#include <algorithm>
 #include <array>
+#include <cstdint>
 #include <string_view>
 #include <utility>
 
@@ -41,17 +43,32 @@ bool names_file(std::string_view model) {
   return false;
 }
 
-// One arena for all segments of a process: with one for each, what a segment has given back would be of no use to the next.
-void share_arena() {
-  static const bool done = [] {
-    Owned memory(api().ReleaseMemoryInfo), settings(api().ReleaseArenaCfg);
+constexpr size_t kDoubling = 0, kAsRequested = 1;  // how an arena grows
+constexpr size_t kMostUnused = 4096, kGrowth = size_t{1} << 20;
+constexpr int64_t kLargestBlock = INT32_MAX;
+
+// Registers an empty arena for the sessions that are created next; false if this release of onnxruntime keeps the first one
+// of a process. Sessions keep their arena, so registering another gives each graph one of its own, which ends with it.
+// Segments share one: otherwise a segment could not use what the one before it has freed. `arena_bytes` of the manifest
+// become one block: onnxruntime's own arena doubles block by block, and RLIMIT_DATA counts addresses that it does not use.
+bool renew_arena(const Graph* graph = nullptr) {
+  const int64_t planned = graph == nullptr || !graph->segments.empty() ? 0 : std::min({graph->arena_bytes, graph->planned_bytes, kLargestBlock});
+  constexpr std::array keys{"max_dead_bytes_per_chunk", "arena_extend_strategy", "initial_chunk_size_bytes", "max_power_of_two_extend_bytes"};
+  const std::array<size_t, keys.size()> values{kMostUnused, planned > 0 ? kDoubling : kAsRequested, static_cast<size_t>(planned), kGrowth};
+  Owned memory(api().ReleaseMemoryInfo), settings(api().ReleaseArenaCfg);
+  try {
     api().check(api().CreateMemoryInfo("Cpu", ort::kArenaAllocator, 0, ort::kDefaultMemory, memory.out()));
-    api().check(api().CreateArenaCfg(0, -1, -1, -1, settings.out()));
+    api().check(api().CreateArenaCfgV2(keys.data(), values.data(), planned > 0 ? keys.size() : 2, settings.out()));
     api().check(api().CreateAndRegisterAllocator(ort::env(), memory.get(), settings.get()));
-    return true;
-  }();
-  (void)done;
+  } catch (const ort::Failed&) {
+    return false;
+  }
+  return true;
 }
+
+struct ArenaEnds {  // registers another when a graph is loaded, so that the graph's own ends with it
+  ~ArenaEnds() { renew_arena(); }
+};
 
 // The first bytes of session options, in which onnxruntime has flags of one byte each.
 using OptionBytes = std::array<unsigned char, 96>;
@@ -131,15 +148,16 @@ class SegmentedGraph : public LoadedGraph {
 
 class OnnxEngine : public Engine {
  public:
-  explicit OnnxEngine(const EngineOptions& options) : options_(options) { (void)ort::env(); }
+  explicit OnnxEngine(const EngineOptions& options) : options_(options) { renew_arena(); }
 
   std::string name() const override { return "onnxruntime"; }
   std::string version() const override { return api().version; }
   std::string format() const override { return "onnx"; }
 
   std::unique_ptr<LoadedGraph> load(const Graph& graph, Bytes artifact) override {
-    if (graph.segments.empty()) return loaded(graph, artifact, false);
-    share_arena();
+    const ArenaEnds ends;
+    const bool has_arena = renew_arena(&graph);
+    if (graph.segments.empty()) return loaded(graph, artifact, false, has_arena);
     const std::vector<Bytes> artifacts = split_segments(artifact);
     artifact = Bytes();
     if (artifacts.size() != graph.segments.size()) {
@@ -154,7 +172,7 @@ class OnnxEngine : public Engine {
       part.inputs = graph.segments[at].inputs;
       part.outputs = graph.segments[at].outputs;
       part.in_place = graph.segments[at].in_place;
-      made.push_back(loaded(part, artifacts[at], true));
+      made.push_back(loaded(part, artifacts[at], true, true));
       parts.push_back(std::move(part));
     }
     return std::make_unique<SegmentedGraph>(std::move(parts), std::move(made), options_.pages);
@@ -165,14 +183,14 @@ class OnnxEngine : public Engine {
   void rest() override { give_memory_back(); }
 
  private:
-  std::unique_ptr<OnnxGraph> loaded(const Graph& graph, const Bytes& artifact, bool is_segment) const {
+  std::unique_ptr<OnnxGraph> loaded(const Graph& graph, const Bytes& artifact, bool is_segment, bool has_arena) const {
     if (names_file(artifact)) {  // versions of onnxruntime open it
       throw BundleError("graph '" + graph.name + "' reads numbers from a file of this device, which no bundle may: export it "
                         "again with its tensors inside");
     }
     Owned session(api().ReleaseSession);
     try {
-      const Owned options = session_options(is_segment);
+      const Owned options = session_options(has_arena);
       api().check(api().CreateSessionFromArray(ort::env(), artifact.data(), artifact.size(), options.get(), session.out()));
       release_code();  // of starting, parsing and rewriting graphs, which no step needs
       return std::make_unique<OnnxGraph>(graph, std::move(session), is_segment);
@@ -182,12 +200,12 @@ class OnnxEngine : public Engine {
     }
   }
 
-  Owned session_options(bool is_segment) const {
+  Owned session_options(bool has_arena) const {
     Owned options(api().ReleaseSessionOptions);
     api().check(api().CreateSessionOptions(options.out()));
     // By their first bytes, graphs would be read in a format of onnxruntime's own, too.
     api().check(api().AddSessionConfigEntry(options.get(), "session.load_model_format", "ONNX"));
-    if (is_segment) api().check(api().AddSessionConfigEntry(options.get(), "session.use_env_allocators", "1"));
+    if (has_arena) api().check(api().AddSessionConfigEntry(options.get(), "session.use_env_allocators", "1"));
     api().check(api().SetIntraOpNumThreads(options.get(), options_.threads));
     api().check(api().SetInterOpNumThreads(options.get(), 1));
     disable_pattern_and_reuse(options.get());
