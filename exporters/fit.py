@@ -14,6 +14,7 @@ from itertools import chain, groupby, repeat
 
 import msgspec
 
+from edgefl.contract.choice import ProgramChoice
 from edgefl.contract.program import Function, Program
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import Cost, Forwards, cost, whole
@@ -21,43 +22,44 @@ from edgefl.submodels.importance.learnable import Liveness, liveness, own_weight
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ModelError
 from exporters.bundle.build import Prefix, batch_size
 from exporters.capture.forked import begin
 from exporters.device import Device
-from exporters.memory.guess import guessed, next_traced, step_bytes, too_large
+from exporters.memory.guess import guessed, next_traced, step_bytes
 from exporters.memory.recompute import lean_and_peak
 from exporters.offers import DEAD, Fit, Offer
 from exporters.onnx import capture_for
 from exporters.work import round_work
 
-Functions = Callable[[Submodel], tuple[Program, Sequence[Prefix]]]
-"""What a submodel's bundle would hold."""
+Functions = Callable[[Submodel, ProgramChoice], tuple[Program, Sequence[Prefix]]]
+"""Returns what the bundle of a submodel would hold with a program."""
 
+Choose = Callable[[Submodel], ProgramChoice]
 Say = Callable[[str], None]
 
 
 def plan(
     spec: ModelSpec,
     device: Device,
+    choose: Choose,
     functions: Functions,
     *,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     say: Say = lambda _: None,
     processes: int = 1,
-    alike: bool = True,
 ) -> Fit:
     """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
     traced (:mod:`exporters.memory.guess`): others take a second or two for each.
 
-    ``processes``: how many are looked at side by side; all find the same. ``alike``: all sizes of a kind have one program,
-    or one for each type of carrier. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for
-    an unknown kind.
+    ``choose`` returns the local training of a submodel. ``processes``: how many are looked at side by side; all find the
+    same. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
     """
-    planner = _Planner(spec, device, functions, alike=alike)
+    planner = _Planner(spec, device, choose, functions)
     every = sizes(spec, kinds, gammas)
     told = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
     groups = [list(group) for _, group in groupby(told, lambda each: each[0].kind)]
@@ -134,42 +136,38 @@ class _Sketch:
     size: Size
     submodel: Submodel
     cost: Cost
+    choice: ProgramChoice
     functions: Functions
     told: str
 
     @cached_property
     def built(self) -> tuple[Program, Sequence[Prefix]]:
         """The program and the frozen chunks: built only for a size that is traced, because that takes a second."""
-        return self.functions(self.submodel)
+        return self.functions(self.submodel, self.choice)
 
 
 class _Planner:
-    def __init__(self, spec: ModelSpec, device: Device, functions: Functions, *, alike: bool) -> None:
-        self._spec, self._device, self._functions, self._alike = spec, device, functions, alike
+    def __init__(self, spec: ModelSpec, device: Device, choose: Choose, functions: Functions) -> None:
+        self._spec, self._device, self._choose, self._functions = spec, device, choose, functions
         self._forwards = Forwards(spec)
         self._parameters, self._macs = whole(spec)
         self._known: dict[object, int] = {}
-        self._whole: tuple[int, int] | None = None
 
     def trace_whole(self) -> None:
-        """Trace the whole model, before other processes look at its sizes: each kind has one that computes as much."""
+        """Trace the whole model, before other processes look at its sizes: each kind has one with the same graphs."""
         with suppress(ModelError):  # it is raised again for each kind
-            sketch = self.sketch(Size("output_side", {"cut": 0}))
-            self._whole = self._step_bytes(sketch, sketch.built[0]), self.offer(sketch).memory_bytes
-
-    def _step_bytes(self, sketch: _Sketch, program: Program) -> int:
-        return step_bytes(sketch.submodel, batch_size(program), self._forwards)
+            self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
     def _programs(self, sketches: Sequence[_Sketch]) -> list[Program]:
-        """Return the program of each, built once for those that are trained alike."""
-        if not self._alike:
-            return [each.built[0] for each in sketches]
-        carriers = [type(each.submodel.carrier) for each in sketches]
-        return [sketches[carriers.index(carrier)].built[0] for carrier in carriers]
+        """Return the program of each, built once for those that are trained alike: for the last, which is traced."""
+        trained = [(type(each.submodel.carrier), each.choice) for each in sketches]
+        last = dict(zip(trained, sketches, strict=True))  # the search traces the last size in any case
+        return [last[each].built[0] for each in trained]
 
     def sketch(self, size: Size, told: str = "") -> _Sketch:
         submodel = size.of(self._spec)
-        return _Sketch(size, submodel, cost(submodel, self._forwards), self._functions, told)
+        costs = cost(submodel, self._forwards)
+        return _Sketch(size, submodel, costs, self._choose(submodel), self._functions, told)
 
     def offer_or_reason(self, sketch: _Sketch) -> Offer | ModelError:
         try:
@@ -193,9 +191,10 @@ class _Planner:
         if not memory or not sketches:
             return [trace(at) for at in range(len(sketches))]
         programs = self._programs(sketches)
-        bytes_of = list(map(self._step_bytes, sketches, programs))
-        large = too_large(bytes_of, self._whole, memory)
-        peaks |= {at: peak for at, peak in large.items() if sketches[at].submodel.carrier is None}
+        bytes_of = [
+            step_bytes(sketch.submodel, batch_size(program), self._forwards)
+            for sketch, program in zip(sketches, programs, strict=True)
+        ]
         while (at := next_traced(bytes_of, peaks, memory)) is not None:
             trace(at)
         for at in reversed(range(len(sketches))):
@@ -227,7 +226,8 @@ class _Planner:
         for function in functions:
             key = (kind, function.name, tuple(function.inputs.items()))
             if key not in self._known:
-                _, self._known[key] = lean_and_peak(capture_for(function))
+                with collecting_later():
+                    _, self._known[key] = lean_and_peak(capture_for(function))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 

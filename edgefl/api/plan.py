@@ -72,9 +72,9 @@ def plan(
     )
     coding = codec_choice(codec)
     coder = codecs.build(coding.name, **coding.options)
+    choice = (lambda _: program) if isinstance(program, ProgramChoice) else program or suited
 
-    def functions(submodel: Submodel) -> tuple[Program, Sequence[Prefix]]:
-        own = program if isinstance(program, ProgramChoice) else (program or suited)(submodel)
+    def functions(submodel: Submodel, own: ProgramChoice) -> tuple[Program, Sequence[Prefix]]:
         tier = Tier(
             "",
             submodel,
@@ -92,12 +92,12 @@ def plan(
     return fitting(
         spec,
         device,
+        choice,
         functions,
         kinds=kinds,
         gammas=gammas,
         say=progress,
         processes=processes,
-        alike=program is None or isinstance(program, ProgramChoice),
     )
 
 
