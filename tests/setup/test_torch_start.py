@@ -49,7 +49,9 @@ load_export()
 import torch
 program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(4, 2),))
 assert "triton" not in sys.modules and "torch.distributed.tensor._ops" not in sys.modules
+import networkx
 import torch._inductor.lowering
+assert not networkx.DiGraph().nodes
 assert torch.distributed.is_available() and torch.compile(torch.sin, backend="eager")(torch.zeros(2)).sum() == 0
 """
 
