@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from device_runtime.host import physical_memory
 from device_runtime.policy import Policy, read_policy
 from device_runtime.round.graphs import Step
 from device_runtime.round.runner import RoundResult
-from device_runtime.round.tuning import SuitedForms
+from device_runtime.round.tuning import KeptHere, SuitedForms
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
@@ -52,12 +52,13 @@ class Agent:
     bytes or like ``64MiB`` (0: what it has). ``server_key``: listen to this key of the server only, hexadecimal;
     several with commas between them. Without one the first that is seen is trusted from then on. ``token``: the one-time
     token that brings this device's key onto the server's list of devices; it holds the server's key.
-    ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: whether forms of graphs that may
-    be faster here are tried in the first round, and how many threads a step gains from; without it two equal devices
-    compute the same bits. ``threads``: the most that the engine may have; 0: as many as this process has processors where
-    they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``: whether the engine has a process of its own
-    that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or ``auto`` for where no ``server_key`` vouches
-    for what it loads. ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
+    ``engine`` is ``onnx`` or ``executorch``. ``limits`` are sizes and timeouts. ``tune``: True times the forms of
+    graphs in the first round, and how many threads a step gains from; None takes the form that suits the processor; False
+    the graph's own, so that unequal devices compute the same bits. ``threads``: the most that the engine may have; 0: as
+    many as this process has processors where they are tuned (ONNX Runtime); what is not tuned has 1 then. ``sandbox``:
+    whether the engine has a process of its own that may little (:mod:`device_runtime.sandbox`): ``always``, ``never``, or
+    ``auto`` for where no ``server_key`` vouches for what it loads.
+    ``policy`` is what the owner lets the device do, and when (:mod:`device_runtime.policy`), or a file.
     ``mirrors`` are URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
     the broker (:mod:`device_runtime.link.mirrors`).
     ``surroundings_command`` prints in what conditions this device is, where the system does not say
@@ -84,7 +85,7 @@ class Agent:
         server_key: str = "",
         token: str = "",
         ca_file: str = "",
-        tune: bool = True,
+        tune: bool | None = None,
         sandbox: str = "auto",
         policy: Policy | str | Path | None = None,
         mirrors: Sequence[str] = (),
@@ -135,7 +136,7 @@ def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) 
     return open_engine(engine, threads or 1, pages, most_threads(threads, tune=tune))
 
 
-def most_threads(threads: int, *, tune: bool) -> int:
+def most_threads(threads: int, *, tune: bool | None) -> int:
     """Those that a graph may have: as many as this process has processors, where they are tuned and no number is named."""
     return min(cores(), MOST_THREADS) if tune and not threads else threads
 
@@ -252,14 +253,11 @@ def train_round(
         carry=carry,
         samples=samples,
         watch=watch,
-        tuning=_suited(),
+        tuning=SuitedForms(_CHOICES, memory_bytes=sys.maxsize),
     )
 
 
-@cache
-def _suited() -> SuitedForms:
-    """Return the choice of forms, which keeps what it tried."""
-    return SuitedForms()
+_CHOICES = KeptHere()
 
 
 def _local(
