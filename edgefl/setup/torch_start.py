@@ -41,7 +41,7 @@ def load_export() -> None:
     ):
         import torch.export._trace
     if is_unused("networkx"):
-        delattr(sys.modules["networkx"], "DiGraph")  # ExecuTorch's plans need the class
+        vars(sys.modules["networkx"]).pop("DiGraph", None)  # ExecuTorch's plans need the class
     import torch.distributed._symmetric_memory  # its operators, which a `torch.compile` of the user needs
 
     has_triton_package.cache_clear()

@@ -46,6 +46,7 @@ _EXPORTED = """
 import sys
 from edgefl.setup.torch_start import load_export
 load_export()
+load_export()
 import torch
 program = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(4, 2),))
 assert "triton" not in sys.modules and "torch.distributed.tensor._ops" not in sys.modules
