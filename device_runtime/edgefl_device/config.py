@@ -53,9 +53,9 @@ class AgentConfig:
     until_done: bool = False
     threads: int = 1
     """Those of the engine, for whoever asks what a bundle costs here."""
-    tune: bool = False
-    """Whether variants of graphs are tried where they are first needed, and the fastest is kept: the last bits of an update
-    then depend on the processor."""
+    tune: bool | None = False
+    """Forms of graphs: True times them where they are first needed and keeps the fastest, None takes the one that suits the
+    processor, False the graph's own: with the others the last bits of an update depend on the processor."""
     limits: Limits = Limits()
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
     """What the owner lets it do, and when."""

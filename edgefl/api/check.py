@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,7 @@ import numpy as np
 from torch import nn
 
 from edgefl.algorithms.choices import SGD
+from edgefl.api.bundle import Bundle
 from edgefl.api.check_data import samples_of
 from edgefl.api.choices import loss_of
 from edgefl.api.compile import compile
@@ -22,10 +24,12 @@ from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
+from edgefl.system.forks import side_by_side
 from edgefl.system.html import table
 from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_export.capture.forked import begin
 
 STEPS = 5
 """Local steps of the round that is tried. The first one of an engine is not timed."""
@@ -97,6 +101,7 @@ def check(
     engines: Sequence[Target] = (),
     progress: Callable[[str], None] = lambda _: None,
     so_far: Callable[[Verdict], None] = lambda _: None,
+    processes: int = 1,
 ) -> Verdict:
     """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
 
@@ -109,6 +114,7 @@ def check(
         engines: ``onnx`` and ``executorch``; by default those that are installed.
         progress: is told of each part before it begins.
         so_far: is told the verdict after each engine; the last of these is what is returned.
+        processes: how many engines are tried side by side, as in :func:`edgefl.plan`.
 
     Returns:
         A :class:`Verdict`, which prints as one sentence. What stands in the way of the model is in it, with the line of the
@@ -138,41 +144,62 @@ def check(
         loss=type(spec.loss).__name__,
         torch_ms=torch_ms,
     )
-    for engine in engines or installed:
-        verdict = replace(verdict, engines=(*verdict.engines, _on(engine, spec, batch, seed, progress)))
+    tasks = [partial(_exported, engine, spec, batch, seed) for engine in engines or installed]
+    exported = side_by_side(tasks, progress, processes=processes, begin=begin)
+    for tried in exported if processes == 1 else list(exported):  # steps are timed while nothing else runs
+        verdict = replace(verdict, engines=(*verdict.engines, _trained(tried, batch, seed, progress)))
         so_far(verdict)
     return verdict
 
 
-def _on(
+_Exported = tuple[Bundle, Arrays, float]
+"""Checked bundle, weights of the model and largest error of an output."""
+
+
+def _exported(
     engine: Target, spec: ModelSpec, batch: int, seed: int, progress: Callable[[str], None]
-) -> EngineVerdict:
-    """The whole model's training on one engine."""
+) -> _Exported | EngineVerdict:
+    """Export the whole model's training for one engine; the verdict where that fails."""
     try:
         progress(f"exporting for {engine}")
         training = Training(algorithm=SGD(batch=batch, steps=STEPS))
         bundle = compile(spec, training=training, options=CompileOptions(target=engine))
         progress(f"comparing {engine} with torch")
         compared = bundle.verify(seed=seed)
-        if not compared.ok:
-            return EngineVerdict(engine, problem=str(compared))
-        progress(f"training on {engine}")
+    except EdgeflError as error:
+        return _failed(engine, error)
+    if not compared.ok:
+        return EngineVerdict(engine, problem=str(compared))
+    errors = [each for graph in compared.graphs if graph.report for each in graph.report.errors.values()]
+    return Bundle(bundle.contents), bundle.initial_weights(), max(errors, default=0.0)
+
+
+def _trained(
+    exported: _Exported | EngineVerdict, batch: int, seed: int, progress: Callable[[str], None]
+) -> EngineVerdict:
+    """Train a round on the engine of a bundle."""
+    if isinstance(exported, EngineVerdict):
+        return exported
+    (bundle, weights, max_rel_error), times = exported, list[float]()
+    progress(f"training on {bundle.format}")
+    try:
         x, y, others = _samples(bundle.manifest, 2 * batch, seed)
-        times: list[float] = []
         train_round(
             bundle,
-            bundle.initial_weights(),
+            weights,
             {"x": x, **others},
             y,
             seed=seed,
             watch=lambda step: times.append(step.step_ms),
         )
-    except (ModelError, ExportError) as error:
-        return EngineVerdict(engine, problem=error.message)
     except EdgeflError as error:
-        return EngineVerdict(engine, problem=f"its round fails: {error.message}")
-    errors = [each for graph in compared.graphs if graph.report for each in graph.report.errors.values()]
-    return EngineVerdict(engine, "", bundle.nbytes, median(times[1:] or times), max(errors, default=0.0))
+        return _failed(bundle.format, error)
+    return EngineVerdict(bundle.format, "", bundle.nbytes, median(times[1:] or times), max_rel_error)
+
+
+def _failed(engine: str, error: EdgeflError) -> EngineVerdict:
+    told = isinstance(error, ModelError | ExportError)
+    return EngineVerdict(engine, problem=error.message if told else f"its round fails: {error.message}")
 
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,7 @@ from edgefl_device.host import physical_memory
 from edgefl_device.policy import Policy, read_policy
 from edgefl_device.round.graphs import Step
 from edgefl_device.round.runner import RoundResult
-from edgefl_device.round.tuning import SuitedForms
+from edgefl_device.round.tuning import KeptHere, SuitedForms
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -48,8 +48,8 @@ class DeviceLimits:
         engine: ``onnx`` or ``executorch``.
         threads: The most that the engine may have; 0: as many as this process has processors where they are tuned (ONNX
             Runtime); what is not tuned has 1 then.
-        tune: Whether forms of graphs that may be faster here are tried in the first round, and how many threads a step
-            gains from; without it two equal devices compute the same bits.
+        tune: True times the forms of graphs in the first round, and how many threads a step gains from; None takes the form
+            that suits the processor; False the graph's own, so that unequal devices compute the same bits.
         sandbox: Whether the engine has a process of its own that may little (:mod:`edgefl_device.sandbox`): ``always``,
             ``never``, or ``auto`` for where no server's key vouches for what it loads.
         bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` and count such rows.
@@ -64,7 +64,7 @@ class DeviceLimits:
     memory: str | int = 0
     engine: str = "onnx"
     threads: int = 0
-    tune: bool = True
+    tune: bool | None = None
     sandbox: str = "auto"
     bad_rows: str = "refuse"
     policy: Policy | str | Path | None = None
@@ -166,7 +166,7 @@ def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) 
     return open_engine(engine, threads or 1, pages, most_threads(threads, tune=tune))
 
 
-def most_threads(threads: int, *, tune: bool) -> int:
+def most_threads(threads: int, *, tune: bool | None) -> int:
     """Those that a graph may have: as many as this process has processors, where they are tuned and no number is named."""
     return min(cores(), MOST_THREADS) if tune and not threads else threads
 
@@ -278,14 +278,11 @@ def train_round(
         carry=carry,
         samples=samples,
         watch=watch,
-        tuning=_suited(),
+        tuning=SuitedForms(_CHOICES, memory_bytes=sys.maxsize),
     )
 
 
-@cache
-def _suited() -> SuitedForms:
-    """Return the choice of forms, which keeps what it tried."""
-    return SuitedForms()
+_CHOICES = KeptHere()
 
 
 def _local(x: Array | Mapping[str, Array] | str | Path | Source, y: Array | None, bad_rows: str) -> Local:

@@ -12,6 +12,7 @@ from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.training import Training
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import AlgorithmChoice
 from edgefl.objective.carrier import Thresholded
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
@@ -59,8 +60,11 @@ def plan(
     spec = Model.of(model).spec(dataset(data), loss_of(whole.loss))
     own = training if callable(training) else partial(_suited, training)
 
-    def functions(submodel: Submodel) -> tuple[Algorithm, Sequence[Prefix]]:
-        algorithm, codec, optimizer = own(submodel).choices
+    def choose(submodel: Submodel) -> AlgorithmChoice:
+        return own(submodel).choices[0]
+
+    def functions(submodel: Submodel, algorithm: AlgorithmChoice) -> tuple[Algorithm, Sequence[Prefix]]:
+        _, codec, optimizer = own(submodel).choices
         tier = Tier(
             "",
             submodel,
@@ -78,12 +82,12 @@ def plan(
     return fitting(
         spec,
         device,
+        choose,
         functions,
         kinds=kinds,
         gammas=gammas,
         say=progress,
         processes=processes,
-        alike=isinstance(training, Training),
     )
 
 

@@ -19,6 +19,7 @@ from edgefl.models.copies import copy_module
 from edgefl.models.counters import BufferWatch, restore_counters
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.given import given
+from edgefl.models.layers.layouts import nowhere
 from edgefl.models.layers.storage import without_new
 from edgefl.models.losses.classes import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
@@ -192,7 +193,7 @@ _autocast = Swap((torch.autocast, "__init__", _autocast_anywhere))
 def without_values(module: nn.Module) -> Iterator[None]:
     """For runs of ``module`` on the meta device: tensors that its code makes without naming a device are there too,
     ``torch.autocast(x.device.type)`` is accepted, and its Python state is restored."""
-    with torch.no_grad(), torch.device("meta"), Steered() as steered, _autocast(), forgotten(module) as held:
+    with nowhere(), Steered() as steered, _autocast(), forgotten(module) as held:
         for tensor, original in move_to_meta(held):
             steered.know(tensor, original)
         with without_new(module):

@@ -3,6 +3,7 @@ tensors on several machines, 150."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -39,6 +40,8 @@ def load_export() -> None:
         absent("triton", f"{_DISTRIBUTED}._api", "torch.distributed.fsdp._fully_shard"),
     ):
         import torch.export._trace
+    if is_unused("networkx"):
+        vars(sys.modules["networkx"]).pop("DiGraph", None)  # ExecuTorch's plans need the class
     import torch.distributed._symmetric_memory  # its operators, which a `torch.compile` of the user needs
 
     has_triton_package.cache_clear()

@@ -137,6 +137,7 @@ class Forwards:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
+        self._others: dict[nn.Module, Forward] = {}
 
     @cached_property
     def _shared(self) -> list[Forward]:
@@ -150,7 +151,9 @@ class Forwards:
         stop = start + len(parts)
         if len(units[start:stop]) == len(parts) and all(map(operator.is_, units[start:stop], parts)):
             return _together(self._shared[start:stop])
-        return _together(_forwards(module, sample))
+        if module not in self._others:
+            self._others[module] = _together(_forwards(module, sample))
+        return self._others[module]
 
 
 def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> Mapping[str, int]:

@@ -16,49 +16,51 @@ from itertools import chain, groupby, repeat
 import msgspec
 
 from edgefl.contract.algorithm import Algorithm, Function
+from edgefl.contract.choice import AlgorithmChoice
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import Cost, Forwards, cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
+from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.errors import ModelError
 from edgefl_export.bundle.build import Prefix, batch_size
 from edgefl_export.capture.forked import begin
 from edgefl_export.device import Device
-from edgefl_export.memory.guess import guessed, next_traced, step_bytes, too_large
+from edgefl_export.memory.guess import guessed, next_traced, step_bytes
 from edgefl_export.memory.recompute import lean_and_peak
 from edgefl_export.offers import DEAD, Fit, Offer
 from edgefl_export.onnx import capture_for
 from edgefl_export.work import round_work
 
-Functions = Callable[[Submodel], tuple[Algorithm, Sequence[Prefix]]]
-"""What a submodel's bundle would hold."""
+Functions = Callable[[Submodel, AlgorithmChoice], tuple[Algorithm, Sequence[Prefix]]]
+"""Returns what the bundle of a submodel would hold with an algorithm."""
 
+Choose = Callable[[Submodel], AlgorithmChoice]
 Say = Callable[[str], None]
 
 
 def plan(
     spec: ModelSpec,
     device: Device,
+    choose: Choose,
     functions: Functions,
     *,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     say: Say = lambda _: None,
     processes: int = 1,
-    alike: bool = True,
 ) -> Fit:
     """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
     traced (:mod:`edgefl_export.memory.guess`): others take a second or two for each.
 
-    ``processes``: how many are looked at side by side; all find the same. ``alike``: all sizes of a kind have one algorithm,
-    or one for each type of carrier. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for
-    an unknown kind.
+    ``choose`` returns the local training of a submodel. ``processes``: how many are looked at side by side; all find the
+    same. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
     """
-    planner = _Planner(spec, device, functions, alike=alike)
+    planner = _Planner(spec, device, choose, functions)
     every = sizes(spec, kinds, gammas)
     told = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
     groups = [list(group) for _, group in groupby(told, lambda each: each[0].kind)]
@@ -135,42 +137,38 @@ class _Sketch:
     size: Size
     submodel: Submodel
     cost: Cost
+    choice: AlgorithmChoice
     functions: Functions
     told: str
 
     @cached_property
     def built(self) -> tuple[Algorithm, Sequence[Prefix]]:
         """The algorithm and the frozen chunks: built only for a size that is traced, because that takes a second."""
-        return self.functions(self.submodel)
+        return self.functions(self.submodel, self.choice)
 
 
 class _Planner:
-    def __init__(self, spec: ModelSpec, device: Device, functions: Functions, *, alike: bool) -> None:
-        self._spec, self._device, self._functions, self._alike = spec, device, functions, alike
+    def __init__(self, spec: ModelSpec, device: Device, choose: Choose, functions: Functions) -> None:
+        self._spec, self._device, self._choose, self._functions = spec, device, choose, functions
         self._forwards = Forwards(spec)
         self._parameters, self._macs = whole(spec)
         self._known: dict[object, int] = {}
-        self._whole: tuple[int, int] | None = None
 
     def trace_whole(self) -> None:
-        """Trace the whole model, before other processes look at its sizes: each kind has one that computes as much."""
+        """Trace the whole model, before other processes look at its sizes: each kind has one with the same graphs."""
         with suppress(ModelError):  # it is raised again for each kind
-            sketch = self.sketch(Size("output_side", {"cut": 0}))
-            self._whole = self._step_bytes(sketch, sketch.built[0]), self.offer(sketch).memory_bytes
-
-    def _step_bytes(self, sketch: _Sketch, algorithm: Algorithm) -> int:
-        return step_bytes(sketch.submodel, batch_size(algorithm), self._forwards)
+            self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
     def _algorithms(self, sketches: Sequence[_Sketch]) -> list[Algorithm]:
-        """Return the algorithm of each, built once for those that are trained alike."""
-        if not self._alike:
-            return [each.built[0] for each in sketches]
-        carriers = [type(each.submodel.carrier) for each in sketches]
-        return [sketches[carriers.index(carrier)].built[0] for carrier in carriers]
+        """Return the algorithm of each, built once for those that are trained alike: for the last, which is traced."""
+        trained = [(type(each.submodel.carrier), each.choice) for each in sketches]
+        last = dict(zip(trained, sketches, strict=True))  # the search traces the last size in any case
+        return [last[each].built[0] for each in trained]
 
     def sketch(self, size: Size, told: str = "") -> _Sketch:
         submodel = size.of(self._spec)
-        return _Sketch(size, submodel, cost(submodel, self._forwards), self._functions, told)
+        costs = cost(submodel, self._forwards)
+        return _Sketch(size, submodel, costs, self._choose(submodel), self._functions, told)
 
     def offer_or_reason(self, sketch: _Sketch) -> Offer | ModelError:
         try:
@@ -194,9 +192,10 @@ class _Planner:
         if not memory or not sketches:
             return [trace(at) for at in range(len(sketches))]
         algorithms = self._algorithms(sketches)
-        bytes_of = list(map(self._step_bytes, sketches, algorithms))
-        large = too_large(bytes_of, self._whole, memory)
-        peaks |= {at: peak for at, peak in large.items() if sketches[at].submodel.carrier is None}
+        bytes_of = [
+            step_bytes(sketch.submodel, batch_size(algorithm), self._forwards)
+            for sketch, algorithm in zip(sketches, algorithms, strict=True)
+        ]
         while (at := next_traced(bytes_of, peaks, memory)) is not None:
             trace(at)
         for at in reversed(range(len(sketches))):
@@ -228,7 +227,8 @@ class _Planner:
         for function in functions:
             key = (kind, function.name, tuple(function.inputs.items()))
             if key not in self._known:
-                _, self._known[key] = lean_and_peak(capture_for(function))
+                with collecting_later():
+                    _, self._known[key] = lean_and_peak(capture_for(function))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 

@@ -63,7 +63,7 @@ def test_ctc_of_torch_is_refused_with_the_loss_to_use() -> None:
         return F.ctc_loss(out.log_softmax(-1).transpose(0, 1), y, times, lengths)
 
     loss = edgefl.losses.own_loss(ctc, labels=TensorSpec((2,), torch.int64, below=5))
-    with pytest.raises(EdgeflError, match=r"edgefl\.CTC\(length\)"):
+    with pytest.raises(EdgeflError, match=r"edgefl\.losses\.CTC\(length\)"):
         edgefl.compile(
             edgefl.Model(nn.Linear(8, 5), sample=TensorSpec((6, 8)), classes=5),
             training=edgefl.Training(loss=loss),

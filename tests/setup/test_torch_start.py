@@ -46,10 +46,13 @@ _EXPORTED = """
 import sys
 from edgefl.setup.torch_start import load_export
 load_export()
+load_export()
 import torch
 algorithm = torch.export.export(torch.nn.Linear(2, 3), (torch.ones(4, 2),))
 assert "triton" not in sys.modules and "torch.distributed.tensor._ops" not in sys.modules
+import networkx
 import torch._inductor.lowering
+assert not networkx.DiGraph().nodes
 assert torch.distributed.is_available() and torch.compile(torch.sin, backend="eager")(torch.zeros(2)).sum() == 0
 """
 

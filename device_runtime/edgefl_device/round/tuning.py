@@ -1,9 +1,9 @@
 """Which form of a graph runs here, its own or the fastest of its variants, and with how many threads.
 
-A step is tried where it is first needed, on the batch and the state that are at hand: each form runs the same step, one that
-fails or gives something else than the graph's own form is dropped, and the others are timed. The fastest is timed with fewer
-threads, too. What was found is kept for these forms, engine, number of threads and processor, so that no other round tries
-again.
+A step is tried where it is first needed, on the batch and the state that are at hand. :class:`SuitedForms` runs the form of
+the processor once beside the graph's own. :class:`Tuning` runs each form; one that fails or gives something else than
+the graph's own form is dropped, and the others are timed. The fastest is timed with fewer threads, too. What was found is
+kept for these forms, engine, number of threads and processor, so that no other round tries again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 import msgspec
 import numpy as np
@@ -59,13 +60,14 @@ DIFFERS = "it gives other results"
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """What a trial found. ``variant``: the form to run, "" for the graph's own. ``ms``: the quickest step of each form, its
     own as "". ``dropped``: those that cannot run here, and why. ``threads``: those to run it with, 0 for the engine's own;
-    ``threads_ms``: the quickest step of the form with each number that was tried."""
+    ``threads_ms``: the quickest step of the form with each number that was tried. ``suited``: nothing was timed."""
 
     variant: str = ""
     ms: dict[str, float] = {}
     dropped: dict[str, str] = {}
     threads: int = 0
     threads_ms: dict[int, float] = {}
+    suited: bool = False
 
 
 class Choices(Protocol):
@@ -88,6 +90,7 @@ class Tuning:
     choices: Choices
     memory_bytes: int = 0
     limit_bytes: int = Limits().max_blob_bytes
+    timed: ClassVar[bool] = True
 
     def key(self, engine: Engine, graph: Graph) -> str:
         # Of the forms themselves: the graph travels compressed or not.
@@ -95,12 +98,13 @@ class Tuning:
         return f"{forms} {engine.name} {engine.version} {engine.thread_counts[-1]} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> Choice | None:
-        """What was found before; None for what this release cannot read."""
+        """What was found before; None for what this release cannot read, and for what was not timed where that is done."""
         data = self.choices.choice(self.key(engine, graph))
         try:
-            return None if data is None else msgspec.msgpack.decode(data, type=Choice)
+            found = None if data is None else msgspec.msgpack.decode(data, type=Choice)
         except MALFORMED:
             return None
+        return None if found and found.suited and self.timed else found
 
     def keep(self, engine: Engine, graph: Graph, choice: Choice) -> None:
         self.choices.keep_choice(self.key(engine, graph), msgspec.msgpack.encode(choice))
@@ -138,16 +142,8 @@ class SuitedForms(Tuning):
     """Takes the form that suits the processor, without a measurement: a variant is run once beside the graph's own form, and
     taken if it computes the same."""
 
-    choices: Choices = field(default_factory=KeptHere)
+    timed = False
     features: frozenset[str] = field(default_factory=processor_features)
-
-    def has_room(self, graph: Graph) -> bool:
-        """Return True: whoever runs a round in its own process has the memory of the machine."""
-        return True
-
-    def allows(self, graph: Graph) -> bool:
-        """Return True if there is a form to choose."""
-        return bool(graph.variants)
 
     def choose(
         self, engine: Engine, graph: Graph, blobs: Blobs, feeds: Mapping[str, Array], state: State
@@ -159,9 +155,12 @@ class SuitedForms(Tuning):
         found: Choice | None = Choice()
         if listed:
             alone = msgspec.structs.replace(graph, variants=tuple(listed))
-            found = fastest(engine, alone, blobs, feeds, state, limit=self.limit_bytes, timed=False)
+            # A form that ends the process is not run again by the next one.
+            begins = partial(self.keep, engine, graph, Choice(dropped={form: KILLED}, suited=True))
+            limit = self.limit_bytes
+            found = fastest(engine, alone, blobs, feeds, state, limit=limit, begins=begins, timed=False)
         if found is not None:
-            self.keep(engine, graph, found)
+            self.keep(engine, graph, msgspec.structs.replace(found, suited=True))
 
 
 @dataclass

@@ -26,7 +26,7 @@ from edgefl_device.round.job import Job
 from edgefl_device.round.parts import parts_of
 from edgefl_device.round.resume import Tell, carry_name, take_up
 from edgefl_device.round.runner import RoundResult, RoundRunner
-from edgefl_device.round.tuning import Forms, Tuning
+from edgefl_device.round.tuning import Forms, SuitedForms, Tuning
 from edgefl_device.store.database import Outgoing, Store
 
 # Between the steps of a round: whether it goes on, and how long it rests.
@@ -91,7 +91,7 @@ class Work:
     """What a device works with. ``trust``: whose bundles are loaded. ``memory_bytes``: what a
     round may need over the idle process.
 
-    ``tune``: whether variants of graphs are tried, by an engine of so many ``threads``.
+    ``tune``: as in :class:`edgefl_device.config.AgentConfig`, for an engine of so many ``threads``.
     ``begins`` is told the rows and steps of a round before the first of them, and which rows were left out, ``watch`` each
     step; ``aborted`` is asked
     before each step whether the round is over, ``dropped`` is told what was kept of earlier rounds and is of no use any
@@ -104,7 +104,7 @@ class Work:
     trust: ServerTrust
     memory_bytes: int
     threads: int
-    tune: bool
+    tune: bool | None
     engine: Engine
     data: Local
     fetcher: Fetcher
@@ -202,12 +202,13 @@ class Work:
     def _settings(self, job: Job) -> GraphSettings:
         allowed = partial(self.rules.check, "train")
         guard = Guard(self.limits, allowed, self.rules.policy.duty, self.aborted)
+        tuning, most = Tuning if self.tune else SuitedForms, self.limits.max_blob_bytes
         return GraphSettings(
             folder=self.folder,
             checkpoint_steps=self.limits.checkpoint_steps,
             watch=lambda step: self.watch(job, step),
             aborted=self.aborted,
-            tuning=Tuning(self.store, self.memory_bytes, self.limits.max_blob_bytes) if self.tune else None,
+            tuning=None if self.tune is False else tuning(self.store, self.memory_bytes, most),
             room=self._room,
             between=guard.between_steps,
             worked=guard.worked,

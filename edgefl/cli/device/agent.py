@@ -78,9 +78,12 @@ def device(
         int, typer.Option(min=0, help="most threads of the engine; 0: its processors where tuned, else 1")
     ] = 0,
     tune: Annotated[
-        bool,
-        typer.Option(help="try forms of a step and its threads in the first round, and keep the fastest"),
-    ] = True,
+        bool | None,
+        typer.Option(
+            help="time forms of a step and its threads in the first round, and keep the fastest; --no-tune: run the step "
+            "as it is; default: the form that suits the processor"
+        ),
+    ] = None,
     sandbox: Annotated[
         options.Sandbox,
         typer.Option(

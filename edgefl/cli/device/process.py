@@ -38,7 +38,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     engine: str = "onnx"
     threads: int = 0
-    tune: bool = True
+    tune: bool | None = None
     sandbox: str = "auto"
     policy: str | None = None
     mirrors: tuple[str, ...] = ()

@@ -28,8 +28,8 @@ def tune(
 
     A bundle may hold a graph in several forms: one that any ONNX runtime runs, and others that some processors run faster,
     such as convolutions on a blocked layout. Each is run on the same random inputs, one that fails or gives something else
-    is left out, and the others are timed. A device does the same by itself in its first round; with --store it is done
-    ahead.
+    is left out, and the others are timed. `edgefl device --tune` does the same in its first round; with --store it is
+    done ahead.
 
     Examples:
 

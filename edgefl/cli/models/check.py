@@ -11,7 +11,9 @@ import typer
 from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing
-from edgefl.system.sizes import size
+from edgefl.system.collecting import built_to_stay
+from edgefl.system.forks import processes_for
+from edgefl.system.sizes import GIB, size
 from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,11 +79,14 @@ def check(
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = _layout(options)
-    from edgefl import Model
-    from edgefl import check as checked
-    from edgefl.contract.choice import LossChoice
-
     with progress(f"{model}: building the model") as say:
+        with built_to_stay():
+            from edgefl.setup.torch_start import load_export, without_dynamo
+
+            load_export() if ":" in model else without_dynamo()
+            from edgefl import Model
+            from edgefl import check as checked
+            from edgefl.contract.choice import LossChoice
         verdict = checked(
             Model(model, options=options, **layout),
             data=samples,
@@ -89,6 +94,7 @@ def check(
             batch=batch,
             engines=[each.value for each in engine or ()],
             progress=say,
+            processes=processes_for(2 * GIB),
         )
     if as_json:
         print_json({"ok": verdict.ok, **asdict(verdict)})

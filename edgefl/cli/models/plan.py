@@ -13,6 +13,7 @@ import typer
 
 from edgefl.cli.options import ModelName, ModelOptions, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
 from edgefl.wire.errors import ConfigError, ProtocolError
@@ -72,7 +73,6 @@ def plan(
     """
 
     from edgefl.config.reading import check_names
-    from edgefl.setup.torch_start import without_dynamo
 
     wishes = Wishes(
         memory=memory,
@@ -90,12 +90,14 @@ def plan(
     wishes.check()
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
-    check_names(
-        config, named_model(model, option or ())
-    )  # torch, which all that follows loads, takes seconds
-    without_dynamo()
+    # torch, which all that follows loads, takes seconds
+    named = check_names(config, named_model(model, option or ())).model.name
     with progress(f"{model or config or 'plan'}: building the model") as say:
-        federation, spec = _model(config, model, option or (), overrides(wishes))
+        with built_to_stay():
+            from edgefl.setup.torch_start import load_export, without_dynamo
+
+            load_export() if ":" in named else without_dynamo()
+            federation, spec = _model(config, model, option or (), overrides(wishes))
         made = planned(federation, spec, wishes, say)
     if as_json:
         print_json(as_object(spec.name, made))

@@ -20,15 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.caches import forgotten
+from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.rules import RULES, Draw
 from edgefl.models.draws.steering import OnePath, Steered
+from edgefl.models.layers.layouts import nowhere
 from edgefl.wire.errors import ModelError
 
 _IN_PYTHON = ("torch.nn.functional", "torch.nn.init")
@@ -109,11 +109,14 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
         ports[name] = TensorSpec(tuple(shape))
         return torch.empty(tuple(shape))
 
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with nowhere():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
         tensors |= as_integers(tensors, counters(module))
+        reading = Reading(draw)
         try:
-            with _paths(module, running), watched(module), forgotten(module), Reading(draw):
+            with _paths(module, running), watched(module), forgotten(module) as held, reading:
+                for tensor, original in move_to_meta(held):
+                    reading.know(tensor, original)
                 torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
         except ModelError as error:
             if error.details.get("chance"):

@@ -12,7 +12,7 @@ import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,6 +23,7 @@ from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_aut
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.models.layers.layouts import NOWHERE, Listed, closed, opened
 from edgefl_export.named import named
 
 Table = Mapping[OpOverload, Callable[..., object]]
@@ -30,7 +31,7 @@ Table = Mapping[OpOverload, Callable[..., object]]
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_NOWHERE, _REAL = torch.device("meta"), torch.device("cpu")
+_REAL = torch.device("cpu")
 _KNOWN_RESULTS = 1 << 16
 # In inference a processor gives no saved statistics: empty tensors, where the form without values has full ones.
 _BY_DEVICE = frozenset(
@@ -183,38 +184,6 @@ class _Writer(TorchDispatchMode):
         return node
 
 
-class _Layout(NamedTuple):
-    """All that an op's result without values depends on, and all of that result."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: torch.dtype
-
-    def tensor(self, device: torch.device = _NOWHERE) -> Tensor:
-        """One that looks so, of zeros where it has values."""
-        if not self.offset or 0 in self.shape:
-            made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
-            return made if device == _NOWHERE else made.zero_()
-        reach = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
-        memory = torch.zeros(self.offset + reach + 1, dtype=self.dtype, device=device)
-        return memory.as_strided(self.shape, self.strides, self.offset)
-
-
-class _Listed(NamedTuple):
-    """A list or tuple that can be looked up."""
-
-    kind: type
-    items: tuple[Any, ...]
-
-
-class _Plain(NamedTuple):
-    """Another value: numbers are equal whatever their type is, and a type decides that of a result."""
-
-    kind: type
-    value: Any
-
-
 @functools.cache
 def _has_kernel(func: OpOverload) -> bool:
     """Whether a processor runs the op itself, rather than those it is made of."""
@@ -227,8 +196,8 @@ def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     """Zeros that look like what the op gives on a processor, which multiplies nothing for them."""
-    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
-    return _opened(_result(*key), _REAL)
+    key = func, closed(args), closed(tuple(kwargs.items())), torch.get_default_dtype()
+    return opened(_result(*key), _REAL)
 
 
 def _row_major(args: Any, kwargs: Any) -> bool:
@@ -241,49 +210,30 @@ def without_values(func: Any, args: Any, kwargs: Any) -> Any:
     """What the op gives, without values; the same of equal arguments is worked out once."""
     if torch.Tag.dynamic_output_shape in func.tags:
         raise DynamicOutputShapeException(func)
-    key = func, _closed(args), _closed(tuple(kwargs.items())), torch.get_default_dtype()
+    key = func, closed(args), closed(tuple(kwargs.items())), torch.get_default_dtype()
     try:
         hash(key)
     except TypeError:  # an argument that cannot be looked up
-        return _opened(_result.__wrapped__(*key))
-    return _opened(_result(*key))
+        return opened(_result.__wrapped__(*key))
+    return opened(_result(*key))
 
 
 @functools.lru_cache(_KNOWN_RESULTS)
-def _result(func: Any, args: _Listed, kwargs: _Listed, numbers: torch.dtype) -> Any:
+def _result(func: Any, args: Listed, kwargs: Listed, numbers: torch.dtype) -> Any:
     """``numbers``: the type that torch takes for numbers now, which is not passed on."""
-    named = dict(_opened(kwargs))
+    named = dict(opened(kwargs))
     if func.overloadpacket in _BY_DEVICE:
-        return _closed(func(*_opened(args, _REAL), **named))
+        return closed(func(*opened(args, _REAL), **named))
     try:
-        here = {name: _NOWHERE if name == "device" else value for name, value in named.items()}
-        return _closed(func(*_opened(args), **here))
+        here = {name: NOWHERE if name == "device" else value for name, value in named.items()}
+        return closed(func(*opened(args), **here))
     except NotImplementedError:  # no form without values: of zeros, which are right as positions too
-        return _closed(func(*_opened(args, _REAL), **named))
-
-
-def _closed(value: Any) -> Any:
-    """``value`` as a key: tensors as what they look like."""
-    if isinstance(value, Tensor):
-        return _Layout(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
-    if isinstance(value, tuple | list):
-        kind = type(value) if type(value) in (list, torch.Size) else tuple  # named results are made otherwise
-        return _Listed(kind, tuple(map(_closed, value)))
-    return _Plain(type(value), value)
-
-
-def _opened(key: Any, device: torch.device = _NOWHERE) -> Any:
-    """The arguments of a key, tensors as new ones."""
-    if isinstance(key, _Layout):
-        return key.tensor(device)
-    if isinstance(key, _Listed):
-        return key.kind(_opened(item, device) for item in key.items)
-    return key.value
+        return closed(func(*opened(args, _REAL), **named))
 
 
 def _bare(value: Any) -> Any:
     """A tensor without values; what is no tensor as it is."""
-    return _closed(value).tensor() if isinstance(value, Tensor) else value
+    return closed(value).tensor() if isinstance(value, Tensor) else value
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:

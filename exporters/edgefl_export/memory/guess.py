@@ -20,9 +20,6 @@ from edgefl.submodels.submodel import Submodel
 NEAR = 1.15
 """A guess this many times away from what a device has, up or down, is far."""
 
-FAR = 1.5
-"""A whole model that needs this many times what a device has leaves no doubt about sizes that compute as much."""
-
 _WEIGHT_COPIES = 3
 """Weights, their gradients, and what the optimizer keeps of them."""
 
@@ -34,20 +31,6 @@ def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
     """
     weights = sum(tensor.nbytes for tensor in submodel.suffix.parameters())
     return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
-
-
-def too_large(sizes: Sequence[int], whole: tuple[int, int] | None, memory: int) -> dict[int, int]:
-    """Return the peaks, by place, of sizes that need no trace, because they compute as much as the whole model, which is far
-    too large.
-
-    Args:
-        sizes: :func:`step_bytes` of each size.
-        whole: the same of the whole model, and its peak; None if it has none.
-        memory: bytes that the device has.
-    """
-    if whole is None or whole[1] < FAR * memory:
-        return {}
-    return {at: whole[1] * size // whole[0] for at, size in enumerate(sizes) if size >= whole[0]}
 
 
 def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:

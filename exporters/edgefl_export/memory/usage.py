@@ -184,27 +184,34 @@ class Behind:
     def unordered(self, old: fx.Node, new: fx.Node) -> list[fx.Node]:
         """Return the readers of ``old``, directly or through other nodes than products and ``new``, that ``new`` is not
         computed from."""
-        readers = self._readers if all(user.op == "output" for user in new.users) else self._read(without=new)
-        found = readers[old] & ~self._sources[new] & ~self._bits[new]
+        only_given = all(user.op == "output" for user in new.users)
+        readers = self._readers[old] if only_given else self._readers_beside(old, new)
+        found = readers & ~self._sources[new] & ~self._bits[new]
         return [node for node, bit in self._bits.items() if found & bit] if found else []
 
     @functools.cached_property
     def _readers(self) -> dict[fx.Node, int]:
-        return self._read()
-
-    def _read(self, without: fx.Node | None = None) -> dict[fx.Node, int]:
-        """Return the readers of each node, where no way leads through the node ``without``."""
+        """Readers of each node."""
         readers: dict[fx.Node, int] = {}
         for node in reversed(self._bits):
-            found = 0
-            for user in node.users:
-                if user.op == "output":
-                    # A pointwise result is given out as it was made, beside the old value.
-                    found |= 0 if is_pointwise(node) else self._bits[user]
-                elif user is not without:
-                    found |= self._bits[user] | (0 if user.target in PRODUCTS else readers[user])
-            readers[node] = found
+            through = [user for user in self._users(node) if user.target not in PRODUCTS]
+            bits = [self._bits[user] for user in self._users(node)]
+            readers[node] = functools.reduce(operator.or_, [*bits, *map(readers.__getitem__, through)], 0)
         return readers
+
+    def _readers_beside(self, old: fx.Node, new: fx.Node) -> int:
+        """Return the readers of ``old`` to which a way leads that is not through ``new``."""
+        readers, waiting = 0, [old]
+        while waiting:
+            for user in self._users(waiting.pop()):
+                if user is not new and not readers & self._bits[user]:
+                    readers |= self._bits[user]
+                    waiting += [user] * (user.target not in PRODUCTS)
+        return readers
+
+    def _users(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that read ``node``. A pointwise result is given out as it was made, beside the old value."""
+        return [user for user in node.users if user.op != "output" or not is_pointwise(node)]
 
     def _up_to(self, node: fx.Node) -> int:
         return self._bits[node] | self._sources[node]

@@ -36,8 +36,8 @@ from edgefl_device.round.tuning import (
     with_threads,
 )
 from tests.device_runtime import tiny
-from tests.device_runtime.rounds import Device, World, assert_same
-from tests.device_runtime.tiny_forms import forms, with_forms
+from tests.edgefl_device.rounds import Device, World, assert_same
+from tests.edgefl_device.tiny_forms import forms, with_forms
 
 ROOM = 1 << 30
 
@@ -393,7 +393,7 @@ def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
 
 @pytest.mark.parametrize(("form", "why"), [("same", ""), ("wrong", DIFFERS), ("unknown", FAILS)])
 def test_the_form_that_suits_the_processor_is_taken_if_it_computes_the_same(
-    device: Device, form: str, why: str
+    device: Device, monkeypatch: pytest.MonkeyPatch, form: str, why: str
 ) -> None:
     manifest = device.world.bundle.manifest
     own, fitting = run(device, None)[0], "blocked"
@@ -411,11 +411,14 @@ def test_the_form_that_suits_the_processor_is_taken_if_it_computes_the_same(
         device.world.bundle, manifest=msgspec.structs.replace(manifest, graphs=tuple(graphs))
     )
 
-    found, used = run(device, SuitedForms(features=_ZEN_2))
+    found, used = run(device, SuitedForms(device.store, ROOM, features=_ZEN_2))
 
     assert used.used == {"train": "" if why else fitting}
     assert used.dropped == ({f"train/{fitting}": why} if why else {})
     assert_same(found, own)
+    assert Tuning(device.store, ROOM).known(device.engine, train(device)) is None  # it was not timed
+    monkeypatch.setattr("edgefl_device.round.tuning.fastest", _never)
+    assert run(device, SuitedForms(device.store, ROOM, features=_ZEN_2))[1].used == used.used
 
 
 _FORMS = ("blocked", "rows", "blocked, rows")

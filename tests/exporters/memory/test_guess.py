@@ -8,7 +8,7 @@ import edgefl
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.memory.guess import guessed, next_traced, step_bytes, too_large
+from edgefl_export.memory.guess import guessed, next_traced, step_bytes
 from edgefl_export.offers import Fit, Offer
 
 PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]
@@ -49,15 +49,6 @@ def test_what_lies_near_the_memory_is_traced_on_both_sides_of_it() -> None:
     known = _traced([50, 45, 40, 10], [50, 45, 44, 10], 46)
 
     assert known == {0: 50, 1: 45, 2: 44, 3: 10}
-
-
-@pytest.mark.parametrize(
-    ("whole", "found"), [((40, 80), {0: 100, 2: 80}), ((40, 44), {}), ((60, 90), {}), (None, {})]
-)
-def test_sizes_that_compute_as_much_as_a_far_too_large_model_are_not_traced(
-    whole: tuple[int, int] | None, found: dict[int, int]
-) -> None:
-    assert too_large([50, 30, 40, 20], whole, 30) == found
 
 
 def test_a_size_that_is_the_only_one_is_traced_once() -> None:
