@@ -23,9 +23,9 @@ from tests.agents.cpp.build import embedded
 from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
-from tests.edgefl_device.agent.scripted import DEVICE, ScriptedServer, write_data
-from tests.edgefl_device.agent.test_memory import planned
-from tests.edgefl_device.tiny import World
+from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_data
+from tests.device_runtime.agent.test_memory import planned
+from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up
 from tests.wire.mqtt.test_hostile_broker import ANSWERED, ATTACKS, Attack, HostileBroker

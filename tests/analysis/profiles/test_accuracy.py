@@ -84,7 +84,7 @@ def test_only_bundles_of_the_runs_own_model_stand_beside_its_accuracy(tmp_path: 
     replace = msgspec.structs.replace
 
     check_same_model(run, own)
-    check_same_model(run, replace(own, tier="other", algorithm="fafed", parameters=own.parameters + 1))
+    check_same_model(run, replace(own, tier="other", program="fafed", parameters=own.parameters + 1))
     for other, told in (
         (replace(own, model="resnet20"), f"trained {own.model} .*holds resnet20"),
         (replace(own, data=replace(own.data, classes=77)), "in 77 classes"),

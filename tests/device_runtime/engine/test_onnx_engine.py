@@ -22,7 +22,7 @@ from edgefl_device import libraries
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from tests.device_runtime import tiny
-from tests.edgefl_device.tiny import BATCH, COUNT, LR, NOISE, WIDTH, V, W, X, Y, node, onnx_bytes, port
+from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, WIDTH, V, W, X, Y, node, onnx_bytes, port
 
 ENGINE = OnnxEngine()
 START, START_BYTES = tiny.start()

@@ -36,8 +36,8 @@ from edgefl_device.round.tuning import (
     with_threads,
 )
 from tests.device_runtime import tiny
-from tests.edgefl_device.rounds import Device, World, assert_same
-from tests.edgefl_device.tiny_forms import forms, with_forms
+from tests.device_runtime.rounds import Device, World, assert_same
+from tests.device_runtime.tiny_forms import forms, with_forms
 
 ROOM = 1 << 30
 
