@@ -4,10 +4,11 @@
 
     import edgefl
 
-    bundle = edgefl.compile("resnet8", submodel=edgefl.OutputSide(cut=4), algorithm=edgefl.FedProx(mu=0.1))
+    prox = edgefl.Training(algorithm=edgefl.algorithms.FedProx(mu=0.1), codec=edgefl.codecs.FedPAQ(bits=3))
+    bundle = edgefl.compile("resnet8", submodel=edgefl.submodels.OutputSide(cut=4), training=prox)
     bundle.verify(), bundle.profile(), bundle.save("weak.efl")
 
-    federation = edgefl.federation("resnet8", rounds=3, codec=edgefl.FedPAQ(bits=3))
+    federation = edgefl.federation("resnet8", rounds=3, training=prox)
     run = edgefl.run(federation, out="runs/first")
     run.curves["accuracy"]
 

@@ -48,8 +48,8 @@ class Browser:
         self._flags = flags
 
     def __enter__(self) -> Browser:
-        algorithm = find_chromium()
-        if algorithm is None:
+        program = find_chromium()
+        if program is None:
             raise ConfigError(
                 "a page is opened in a real browser, and there is none: apt-get install chromium"
             )
@@ -58,7 +58,7 @@ class Browser:
         read, self._write = os.pipe()
         answers, write = os.pipe()
         flags = f"{shlex.join(self._flags)} {_FLAGS}"
-        command = f'exec "{algorithm}" --user-data-dir="{self._folder.name}" {flags} 3<&{read} 4>&{write}'
+        command = f'exec "{program}" --user-data-dir="{self._folder.name}" {flags} 3<&{read} 4>&{write}'
         self._process = subprocess.Popen(
             ["bash", "-c", command],
             pass_fds=(read, write),

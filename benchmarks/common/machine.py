@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.common.worker import Worker, WorkerFailed
 from edgefl.system.distribution import NAME
-from edgefl.system.python import module_command
+from edgefl.system.python import child_path, module_command
 from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import VERSION
 
@@ -37,7 +37,7 @@ class StepRunner(Protocol):
 def worker_of(module: str, *arguments: object, threads: int) -> Worker:
     """Return the process that runs our ``module`` on so many threads; enter it to start."""
     command = module_command(module, *map(str, arguments))
-    return Worker(command, quiet_environment(threads))
+    return Worker(command, own_environment(threads))
 
 
 @contextlib.contextmanager
@@ -115,6 +115,11 @@ def _version(package: str) -> str:
 def quiet_environment(threads: int = 1) -> dict[str, str]:
     """Return the variables of measured processes: so many threads per library, 1 as `edgefl device` has it."""
     return {"OMP_NUM_THREADS": str(threads)}
+
+
+def own_environment(threads: int = 1) -> dict[str, str]:
+    """Return the variables of measured processes of this interpreter, which find the benchmarks too."""
+    return {**quiet_environment(threads), "PYTHONPATH": child_path()}
 
 
 def family(pid: int) -> list[psutil.Process]:

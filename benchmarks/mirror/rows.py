@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from benchmarks.common.machine import quiet_environment
+from benchmarks.common.machine import own_environment
 from benchmarks.mirror.told import Fetched, Published, Trial, Way
 from edgefl.lab.ports import free_port
 from edgefl.system.memory import status_bytes
@@ -91,7 +91,7 @@ def _side(name: str, trial: Trial, folder: Path) -> AbstractContextManager[_Proc
 @contextmanager
 def _process(command: Sequence[str], log: Path) -> Iterator[_Process]:
     options: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    options["env"] = {**os.environ, **quiet_environment()}
+    options["env"] = {**os.environ, **own_environment()}
     with (
         log.open("w") as stderr,
         child_process(command, within_s=_END_S, stderr=stderr, **options) as process,

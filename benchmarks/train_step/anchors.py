@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.machine import import_path, quiet_environment
+from benchmarks.common.machine import import_path, own_environment
 from benchmarks.common.worker import Worker, WorkerFailed
 from benchmarks.train_step import et_training, jax_graph, onnxsim_training, ort_training
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -188,4 +188,4 @@ class TrainStepSettings:
     @property
     def environment(self) -> dict[str, str]:
         """Variables of every measured process."""
-        return quiet_environment(self.threads)
+        return own_environment(self.threads)

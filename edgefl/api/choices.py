@@ -1,8 +1,9 @@
-"""What arguments name, as choices of the catalogs."""
+"""Read arguments as choices of the catalogs."""
 
 from __future__ import annotations
 
 import inspect
+from typing import TypeVar
 
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import AlgorithmChoice, CodecChoice, LossChoice, Named, chosen
@@ -12,6 +13,17 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.user_factory import address_of
 from edgefl.wire.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def checked_argument(argument: str, kind: type[T], value: object) -> T:
+    """Return ``value``. ConfigError, naming the argument, unless it is of ``kind``."""
+    if not isinstance(value, kind):
+        raise ConfigError(
+            f"argument `{argument}` is {value!r}; give an edgefl.{kind.__name__}(...)", argument=argument
+        )
+    return value
 
 
 def codec_choice(value: object) -> CodecChoice:

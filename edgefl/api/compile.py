@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from edgefl.algorithms.activations import stored
 from edgefl.api.bundle import Bundle
-from edgefl.api.choices import loss_of
+from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
 from edgefl.api.training import CompileOptions, Training
 from edgefl.codecs import catalog as codecs
@@ -71,7 +71,8 @@ def compile(
     ('fedprox', 'half')
     """
     submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
-    algorithm, codec, optimizer = training.choices
+    algorithm, codec, optimizer = checked_argument("training", Training, training).choices
+    checked_argument("options", CompileOptions, options)
     source = dataset(data)
     spec = Model.of(model).spec(source, loss_of(training.loss))
 

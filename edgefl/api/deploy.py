@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from edgefl.api.choices import checked_argument
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.lab.cuts import chosen
@@ -31,7 +32,7 @@ if TYPE_CHECKING:  # they load the server
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """How a model for inference is written.
+    """Format of a model for inference, and what is in its file.
 
     Attributes:
         format: ``onnx``, ``executorch`` (a .pte file), or ``safetensors`` with a loader for torch.
@@ -89,6 +90,7 @@ def deploy(
         ModelError: if the weights are not the model's.
         ExportError: if the file does not agree with torch.
     """
+    checked_argument("options", DeployOptions, options)
     wishes = {
         field.name: getattr(options, field.name) for field in fields(options) if field.name != "compact"
     }

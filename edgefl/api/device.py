@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLimits:
-    """What training may take of a device, and under which conditions.
+    """Limits of what training may take of a device, and its conditions.
 
     Attributes:
         memory: What the device offers to training, bytes or like ``64MiB``; 0: what it has.
-        engine: ``onnx`` or ``executorch``.
+        engine: ``onnx`` or ``executorch``; "" is ``onnx``, or the one of the bundle's format in :func:`edgefl.train_round`.
         threads: The most that the engine may have; 0: as many as this process has processors where they are tuned (ONNX
             Runtime); what is not tuned has 1 then.
         tune: True times the forms of graphs in the first round, and how many threads a step gains from; None takes the form
@@ -62,7 +62,7 @@ class DeviceLimits:
     """
 
     memory: str | int = 0
-    engine: str = "onnx"
+    engine: str = ""
     threads: int = 0
     tune: bool | None = None
     sandbox: str = "auto"
@@ -75,7 +75,7 @@ class DeviceLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Which server a device listens to, and how it is let in.
+    """Keys of the server that a device listens to, and its token.
 
     Attributes:
         server_key: Listen to this key of the server only, hexadecimal; several with commas between them. Without one the
@@ -146,9 +146,9 @@ class Agent:
         )
         threads, most = limits.threads or 1, most_threads(limits.threads, tune=limits.tune)
         chosen = (
-            boxed_engine(limits.engine, threads, most, config)
+            boxed_engine(limits.engine or "onnx", threads, most, config)
             if sandbox == "always" or (sandbox == "auto" and not vouched)
-            else open_engine(limits.engine, threads, config.folder, most)
+            else open_engine(limits.engine or "onnx", threads, config.folder, most)
         )
         self._agent = _Agent(config, chosen, report)
 
@@ -203,10 +203,10 @@ def owner_policy(policy: Policy | str | Path | None, surroundings_command: str =
             argument="surroundings_command",
         ) from error
     given = msgspec.structs.replace(given, surroundings=command) if command else given
-    for algorithm, *_ in filter(None, (given.surroundings, *given.commands.values())):
-        if which(algorithm) is None:
+    for program, *_ in filter(None, (given.surroundings, *given.commands.values())):
+        if which(program) is None:
             raise ConfigError(
-                f"there is no command {algorithm!r}, which the device should run to find out its conditions: install it, or "
+                f"there is no command {program!r}, which the device should run to find out its conditions: install it, or "
                 "correct `surroundings_command` or the policy"
             )
     return given
@@ -272,7 +272,7 @@ def train_round(
         read.contents,
         held,
         _local(x, y, limits.bad_rows if limits else "refuse"),
-        open_engine(limits.engine if limits else read.format, limits.threads or 1 if limits else 1),
+        open_engine((limits.engine if limits else "") or read.format, limits.threads or 1 if limits else 1),
         seed=checked_seed(seed),
         hyper=hyper,
         carry=carry,

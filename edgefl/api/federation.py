@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgefl.api.choices import checked_argument
 from edgefl.api.model import Model
 from edgefl.api.training import Training
 from edgefl.config import DataTable, Federation, load, parse
@@ -113,13 +114,18 @@ def federation(
     factory = made.factory if isinstance(made.factory, str) else address_of(made.factory, "a model")  # type: ignore[arg-type]
     own: dict[str, Any] = {
         "federation": {"name": name, "rounds": rounds, "seed": seed},
-        "model": {"name": absolute(factory), "options": dict(made.options), "output": made.output},
+        "model": {"name": absolute(factory), "options": dict(made.options or {}), "output": made.output},
         "tiers": {tier: _tier(tier, each).table for tier, each in (tiers or {}).items()},
-        **training.tables,
+        **checked_argument("training", Training, training).tables,
     }
     if data is not None:
         own["data"] = _settings(data) if isinstance(data, DataTable) else data_table(data)
     for key, table in (tables or {}).items():
+        if not isinstance(table, Table | Mapping):
+            raise ConfigError(
+                f"argument `tables` has {table!r} for {key!r}; give an object of edgefl.config, or its keys",
+                argument="tables",
+            )
         own[key] = own.get(key, {}) | (_settings(table) if isinstance(table, Table) else dict(table))
     return parse(own, source="the federation")
 

@@ -1,4 +1,4 @@
-"""What notebooks show of a run: progress, and its rounds as a table."""
+"""Show a run in a notebook: its progress, and its rounds as a table."""
 
 from __future__ import annotations
 

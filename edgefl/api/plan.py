@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from edgefl.algorithms.choices import TCBGD
-from edgefl.api.choices import loss_of
+from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.training import Training
 from edgefl.codecs import catalog as codecs
@@ -40,8 +40,8 @@ def plan(
     Args:
         model: as in :func:`edgefl.compile`.
         device: what it offers; 0 is unknown.
-        training: algorithm, codec, optimizer and loss, of all submodels; or a function that gives those of each. Without an
-            algorithm SGD, and TCBGD for submodels of single entries.
+        training: algorithm, codec, optimizer and loss, of all submodels; or a function that gives the first three for each.
+            Without an algorithm SGD, and TCBGD for submodels of single entries.
         kinds: of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
         data: whose samples and classes the model is for.
@@ -56,7 +56,7 @@ def plan(
     >>> fit.recommended().kind
     'width'
     """
-    whole = training if isinstance(training, Training) else Training()
+    whole = Training() if callable(training) else checked_argument("training", Training, training)
     spec = Model.of(model).spec(dataset(data), loss_of(whole.loss))
     own = training if callable(training) else partial(_suited, training)
 

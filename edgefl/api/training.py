@@ -1,9 +1,10 @@
-"""What belongs together in the training of a model, and in a bundle, as one object each."""
+"""Objects that hold the arguments of a training, and of a bundle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from edgefl.algorithms.choices import SGD
@@ -23,7 +24,7 @@ Target = Literal["onnx", "executorch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained: what None stands for is the default.
+    """Training of a model; None stands for the default.
 
     Choices are objects such as ``edgefl.algorithms.FedProx(mu=0.1)``, or their names where the defaults will do.
 
@@ -46,18 +47,20 @@ class Training:
     loss: LossLike | None = None
 
     def __post_init__(self) -> None:
-        given = {
-            "algorithm": self.algorithm and chosen("algorithm", AlgorithmChoice, self.algorithm),
-            "codec": self.codec and codec_choice(self.codec),
-            "optimizer": self.optimizer and chosen("optimizer", OptimizerChoice, self.optimizer),
+        given: dict[str, Callable[[object], Choice]] = {
+            "algorithm": partial(chosen, "algorithm", AlgorithmChoice),
+            "codec": codec_choice,
+            "optimizer": partial(chosen, "optimizer", OptimizerChoice),
         }
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+        for name, read in given.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, read(value))
 
     @property
     def choices(self) -> tuple[AlgorithmChoice, CodecChoice, OptimizerChoice | None]:
         """Algorithm, codec and optimizer, with the defaults in place."""
-        algorithm, codec, optimizer = self.algorithm or SGD(), self.codec or Dense(), self.optimizer
+        algorithm = SGD() if self.algorithm is None else self.algorithm
+        codec, optimizer = Dense() if self.codec is None else self.codec, self.optimizer
         assert isinstance(algorithm, AlgorithmChoice) and isinstance(codec, CodecChoice)
         assert optimizer is None or isinstance(optimizer, OptimizerChoice)
         return algorithm, codec, optimizer
@@ -89,7 +92,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """How a bundle's graphs are written.
+    """Format, memory budget and forms of a bundle's graphs.
 
     Attributes:
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).

@@ -15,6 +15,7 @@ class ShortHelp(TyperCommand):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         more = [each for each in self.params if getattr(each, "rich_help_panel", None)]
+        more = more if any(each.name == "help_all" for each in self.params) else []
         text, examples = self.help or "", ""
         if more:
             first, _, examples = text.partition(_EXAMPLES)

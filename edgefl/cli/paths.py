@@ -21,7 +21,7 @@ def existing(path: Path | None) -> Path | None:
 
 
 def interpreter(python: str) -> str:
-    """Return ``python``; ConfigError unless it is an algorithm, or empty."""
+    """Return ``python``; ConfigError unless it is a program, or empty."""
     if python and shutil.which(python) is None:
         raise ConfigError(
             f"there is no Python interpreter {python!r}; give the path of one, such as environment/bin/python "

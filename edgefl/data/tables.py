@@ -32,7 +32,7 @@ from edgefl.wire.records.values import BadRow, class_number, finite, is_number, 
 
 _CLASS = re.compile(r"[+-]?\d+")
 _MISSING = ("nan", "na", "n/a", "null", "none", "inf", "-inf")
-"""What algorithms for tables write where a number is missing."""
+"""What programs for tables write where a number is missing."""
 _MOST_NUMBERED = 100
 """Whole numbers that are taken for classes; more are taken for numbers to predict."""
 

@@ -25,7 +25,7 @@ def child_process(
     """Run ``command`` while the block runs, then end it as :func:`end_process` and close its pipes.
 
     Args:
-        command: the algorithm and its arguments.
+        command: the program and its arguments.
         within_s: seconds that the process has to end before it is killed.
         options: those of :class:`subprocess.Popen`.
     """

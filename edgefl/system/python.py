@@ -36,7 +36,8 @@ def child_path() -> str:
     """
     last = user_folders()
     ways = [*(each for each in sys.path if each not in last), *last]
-    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, ways)))
+    there = (each for each in ways if each or last)  # the working folder may have been deleted
+    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, there)))
 
 
 @contextmanager

@@ -37,8 +37,13 @@ _REQUIRED = {
 def user_folders() -> list[str]:
     """Return the entries of ``sys.path`` that Python itself added: the folder of the script, or the working folder."""
     chosen = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    script = os.path.dirname(os.path.realpath(getattr(sys.modules.get("__main__"), "__file__", None) or ""))
-    first = [each for each in sys.path[:1] if each in (script, os.getcwd()) and not sys.flags.safe_path]
+    try:
+        here = os.getcwd()
+    except OSError:  # a folder that was deleted holds no files
+        return []
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    script = os.path.dirname(os.path.realpath(file)) if file else here
+    first = [each for each in sys.path[:1] if each in (script, here) and not sys.flags.safe_path]
     return [
         each for each in dict.fromkeys(("", *first)) if each in sys.path and (not each or each not in chosen)
     ]

@@ -30,5 +30,5 @@ def least_onnxruntime(opset: int, ir: int) -> str:
 
 
 def least_executorch() -> str:
-    """Return the release of ExecuTorch that algorithms are written by: it loads its own, and older ones may not."""
+    """Return the release of ExecuTorch that programs are written by: it loads its own, and older ones may not."""
     return ".".join(metadata.version("executorch").split(".")[:2])

@@ -316,3 +316,23 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_compiled(
     with pytest.raises(ConfigError, match=r"holds run r1 .* under another configuration"):
         edgefl.Server(federation, out)
     assert not (out / "bundles").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: edgefl.compile("mlp", training="fedavg"),
+            "argument `training` is 'fedavg'; give an edgefl.Training",
+        ),  # type: ignore[arg-type]
+        (
+            lambda: edgefl.compile("mlp", options={"target": "onnx"}),
+            "argument `options` is .*edgefl.CompileOptions",
+        ),  # type: ignore[arg-type]
+        (lambda: edgefl.plan("mlp", training=edgefl.algorithms.SGD()), "argument `training` is SGD"),  # type: ignore[arg-type]
+        (lambda: edgefl.federation("mlp", tables={"round": 3}), "argument `tables` has 3 for 'round'"),  # type: ignore[dict-item]
+    ],
+)
+def test_another_object_than_the_one_that_is_meant_is_named(call: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call()

@@ -41,7 +41,7 @@ def content(block: Block) -> str:
 
 
 def commands(document: Path, algorithm: str) -> Iterator[list[str]]:
-    """The words behind ``algorithm`` in each line of shell that begins with it."""
+    """The words behind ``program`` in each line of shell that begins with it."""
     for block in blocks(document, "sh"):
         for line in block.text.splitlines():
             words = shlex.split(line, comments=True)

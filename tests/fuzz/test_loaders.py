@@ -1,4 +1,4 @@
-"""Damaged graphs and algorithms: refused by an error of ours, or run; never the end of the agent's process."""
+"""Damaged graphs and programs: refused by an error of ours, or run; never the end of the agent's process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
     ("engine", "count"), [("onnx", 400), pytest.param("executorch", 40, marks=pytest.mark.slow)]
 )
 def test_what_is_damaged_is_refused_or_runs(engine: str, count: int) -> None:
-    """ExecuTorch checks little of an algorithm, so it has a process of its own, which dies of some of them."""
+    """ExecuTorch checks little of an program, so it has a process of its own, which dies of some of them."""
     command = [sys.executable, "-m", "tests.fuzz.loaders", "3", str(count), engine]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 

@@ -16,7 +16,7 @@ from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.executorch_file import ExecuTorchFile, ExecuTorchProgram
 from edgefl_export.deploy.onnx_file import OnnxFile, OnnxSession, Rows
-from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, InferenceProgram, Subject, algorithm_of
+from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, InferenceProgram, Subject, program_of
 from edgefl_export.deploy.target import DeployTarget
 from edgefl_export.deploy.torch_file import TorchFile, TorchModel
 from edgefl_export.verify.graphs import ABSOLUTE, FACTOR, RELATIVE
@@ -123,9 +123,7 @@ def deploy(
         ExportError: if the model cannot be exported, or a float32 file differs from torch by more than rounding.
     """
     target = target or DeployTarget()
-    program = algorithm_of(
-        subject, target, half=target.quantize == "float16" and target.format == "executorch"
-    )
+    program = program_of(subject, target, half=target.quantize == "float16" and target.format == "executorch")
     groups = _groups(program.subject, calibration or {}, target) if calibration else []
     file: OnnxFile | ExecuTorchFile | TorchFile
     if target.format == "onnx":

@@ -102,7 +102,7 @@ class InferenceProgram:
         return tuple(map(self.subject.name, self.subject.inputs))
 
 
-def algorithm_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
+def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
     """Export ``subject``. Inputs that its output does not depend on are left out.
 
     Raises:

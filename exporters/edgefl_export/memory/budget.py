@@ -33,7 +33,7 @@ from edgefl_export.memory.usage import Timeline, constants, has_many, size, time
 # it. The cuts are a shortest path over the places for a cut, as those of recomputation are
 # (:mod:`edgefl_export.memory.recompute`); what a path costs is what it moves to the disk and back. POET (Patil et al.,
 # "POET: Training Neural Networks on Tiny Devices with Integrated Rematerialization and Paging", arXiv 2207.07697) joins
-# both in one linear algorithm over single values; we join its two means in one search over plans of each.
+# both in one linear program over single values; we join its two means in one search over plans of each.
 
 BYTE_COST = 10.0
 """What a byte to or from the disk costs, in operations of recomputation: a page is written once and read at least once."""
