@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import ssl
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,8 @@ UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
 
 @pytest.mark.parametrize(
     ("attack", "text"),
-    [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than"), (UNREAD, "reads none of")],
+    # The library may find the connection broken before the agent's own watch says why.
+    [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than|lost: "), (UNREAD, "reads none of")],
 )
 def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
     tmp_path: Path, attack: Attack, text: str
@@ -90,7 +92,7 @@ def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
     address = f"mqtt://{broker.address}?mqtt={version}"
     agent = CppAgent.of(FEDERATION, address, write_data(tmp_path), tmp_path / "store")
     try:
-        assert text in agent.event("offline")["text"]
+        assert re.search(text, agent.event("offline")["text"])
         status = Path(f"/proc/{agent.process.pid}/status").read_text()
         peak_kib = int(status.partition("VmHWM:")[2].split()[0])
         assert peak_kib < 48 * 1024
