@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import ssl
 from collections.abc import Iterator, Mapping
@@ -76,27 +75,27 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
     assert agent.stop() == 0
 
 
+PIECE_S = 0.0005
+"""A link of a gigabit: within this machine all comes before another thread is scheduled."""
 UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
 
 
 @pytest.mark.parametrize(
     ("attack", "text"),
-    # The library may find the connection broken before the agent's own watch says why.
-    [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than|lost: "), (UNREAD, "reads none of")],
+    [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than"), (UNREAD, "reads none of")],
 )
 def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
     tmp_path: Path, attack: Attack, text: str
 ) -> None:
     _, version, first, more, _ = attack
-    broker = HostileBroker(version, first, more)
+    broker = HostileBroker(version, first, more, PIECE_S if len(more) == len(ATTACKS[2][3]) else 0.0)
     address = f"mqtt://{broker.address}?mqtt={version}"
     agent = CppAgent.of(FEDERATION, address, write_data(tmp_path), tmp_path / "store")
     try:
-        assert re.search(text, agent.event("offline")["text"])
+        assert text in agent.event("offline")["text"]
         status = Path(f"/proc/{agent.process.pid}/status").read_text()
         peak_kib = int(status.partition("VmHWM:")[2].split()[0])
-        # Of 256 MiB that are sent; a watch that is not scheduled for some milliseconds lets tens of MiB through.
-        assert peak_kib < 160 * 1024
+        assert peak_kib < 48 * 1024
     finally:
         broker.stop()
         assert agent.stop() == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import repeat
@@ -46,9 +47,13 @@ ATTACKS: list[Attack] = [
 
 
 class HostileBroker:
-    """Greets one client and sends it ``first``, then ``more`` again and again. ``sent`` counts the bytes."""
+    """Greets one client and sends it ``first``, then ``more`` again and again, each after ``pause_s``. ``sent`` counts the
+    bytes."""
 
-    def __init__(self, version: Literal["5", "3.1.1"], first: bytes, more: bytes) -> None:
+    def __init__(
+        self, version: Literal["5", "3.1.1"], first: bytes, more: bytes, pause_s: float = 0.0
+    ) -> None:
+        self._pause_s = pause_s
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = Address("127.0.0.1", self._listener.getsockname()[1], mqtt=version)
         connack = b"\x20\x03\x00\x00\x00" if version == "5" else b"\x20\x02\x00\x00"
@@ -63,6 +68,7 @@ class HostileBroker:
             connection.recv(1000)
             connection.sendall(first)
             for piece in repeat(more) if more else ():
+                time.sleep(self._pause_s)
                 connection.sendall(piece)
                 self.sent += len(piece)
                 if self.sent > _MOST_SENT:
