@@ -52,7 +52,7 @@ def measure(
     tables: dict[str, Any] = {
         "federation": {"name": "bench-round", "rounds": rounds},
         "model": {"name": model},
-        "algorithm": {"name": "benchmarks.common.echo:echo", "steps": 0},
+        "algorithm": {"name": "benchmarks.common.echo:echo"},
         "data": {"name": "random", "partition": "iid", "train_samples": 32 * devices},
         "round": {"evaluate_every": 0},
         "tiers": {"strong": {"cut": 0, "count": devices}},
