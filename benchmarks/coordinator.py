@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl_server.coordinator.machine import initial, step, wake_at
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import Answered, DeviceHello, DeviceStatus, Event, Rules, State, Tick

@@ -22,6 +22,7 @@ from edgefl import algorithms
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import state_of
 from edgefl.objective.carrier import Thresholded
@@ -32,7 +33,6 @@ from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ModelError
 from edgefl_export.artifact import Artifact
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import lean

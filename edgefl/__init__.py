@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from edgefl.api.spread import spread
     from edgefl.api.training import CompileOptions, Training
     from edgefl.api.tune import tune
+    from edgefl.errors import EdgeflError
     from edgefl.facts import shipped as catalog
-    from edgefl.wire.errors import EdgeflError
     from edgefl_device.personal.personalize import Wanted as Adaptation
     from edgefl_export.device import Device
 
@@ -92,7 +92,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.training": ("CompileOptions", "Training"),
     "edgefl.api.tune": ("tune",),
     "edgefl.facts": ("catalog=shipped",),
-    "edgefl.wire.errors": ("EdgeflError",),
+    "edgefl.errors": ("EdgeflError",),
     "edgefl_device.personal.personalize": ("Adaptation=Wanted",),
     "edgefl_export.device": ("Device",),
 }

@@ -10,8 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import ConfigError
 from edgefl.system.files import write_text
-from edgefl.wire.errors import ConfigError
 from reproduce import embracingfl, fafed, fedbat, fiarse, per_fedavg
 from reproduce.catalog import expand
 from reproduce.entry import Arm, Entry, Scale, checked_scale

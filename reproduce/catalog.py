@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.errors import ConfigError
+from edgefl.wire.text import nearest
 
 ENTRIES_BY_PAPER: Mapping[str, Sequence[str]] = {
     "embracingfl": ("heterogeneity", "scaling", "bn", "accounting", "svcca", "theory", "text", "device"),

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.errors import ConfigError
+from edgefl.wire.text import nearest
 from reproduce.results import Judge, Results
 
 if TYPE_CHECKING:

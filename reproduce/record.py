@@ -14,10 +14,10 @@ import torch
 from benchmarks.common.machine import machine
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import prepare_simulation
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.simulator.row import Row
 from edgefl.system.files import write_whole
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ConfigError, EdgeflError
 from reproduce.entry import Arm, Entry, Federated, Found, Scale, Work
 from reproduce.results import Results
 

@@ -13,7 +13,7 @@ from typing import Concatenate, ParamSpec
 
 import numpy as np
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
 
 Points = Sequence[tuple[float, float]]

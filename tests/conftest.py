@@ -25,7 +25,8 @@ from hypothesis import settings
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address, Session
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.broker import mosquitto_base
 from tests import needs
 from tests.rings import importing, record, samples

@@ -72,7 +72,7 @@ def skip_in_this_process() -> None:
 
 def has_executorch_binding() -> bool:
     """Return True if the ExecuTorch engine can run: its binding is there, or a compiler to build it."""
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
     from edgefl_device.engine.executorch import build
 
     def refuse(_: str) -> None:

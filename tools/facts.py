@@ -21,6 +21,7 @@ from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ModelError
 from edgefl.facts import Facts, Option, Options
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import LOSSES
@@ -33,9 +34,7 @@ from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ModelError
-from edgefl.wire.update.form import Values
-from edgefl.wire.update.size import bits_per_entry
+from edgefl.wire.update.form import Values, bits_per_entry
 
 Rows = list[dict[str, Any]]
 

@@ -26,11 +26,11 @@ from benchmarks.aggregate.ours import Ours
 from benchmarks.common.coded import CODECS, CodedModel, sized
 from benchmarks.common.machine import import_path, running
 from benchmarks.common.worker import Worker
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ConfigError
 from edgefl_server.aggregate.cuda import measure_signs
 
 __all__ = ["CODECS", "AggregateRow", "AggregateSettings", "build", "measure"]

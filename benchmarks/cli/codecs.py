@@ -152,7 +152,7 @@ def encode(
 
 def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_json: bool) -> None:
     from benchmarks.aggregate.rows import measure_on_device
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     if device != "cuda":
         raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
@@ -238,8 +238,8 @@ def algorithms(
 
     check_choice([model], option or (), algorithms=algorithm or ())
     from benchmarks.algorithms.rows import AlgorithmSettings, everything, measure
+    from edgefl.errors import EdgeflError
     from edgefl.models.zoo.catalog import build_model
-    from edgefl.wire.errors import EdgeflError
 
     settings = AlgorithmSettings(batch, steps, samples, repeat, threads)
     spec = build_model(model, **model_options(option or ()))

@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.output import errors, human, print_json, print_table, progress
 
 if TYPE_CHECKING:
-    from edgefl.wire.errors import EdgeflError
+    from edgefl.errors import EdgeflError
 
 Case = TypeVar("Case")
 Row = TypeVar("Row")
@@ -41,7 +41,7 @@ def measured(
     line: Callable[[Row], str] | None = None,
 ) -> tuple[list[Row], list[EdgeflError]]:
     """Return a row for each case that can be measured, and the errors of the others. Prints each line at once."""
-    from edgefl.wire.errors import EdgeflError
+    from edgefl.errors import EdgeflError
 
     rows: list[Row] = []
     failed: list[EdgeflError] = []

@@ -195,7 +195,7 @@ def peer(
     """
 
     from benchmarks.common.peers import interpreter, make, peers
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     known = peers()
     if name and name not in known:

@@ -184,7 +184,7 @@ def _lengths(text: str) -> list[int]:
 
     The largest is the model's own; the others are measured as shorter ones.
     """
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     try:
         found = sorted({int(part) for part in text.split(",") if part.strip()})

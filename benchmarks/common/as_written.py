@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack
-from edgefl.wire.errors import ModelError
 
 AGREES = 1e-3
 """Largest difference between outputs, relative to the largest output: both sides run the same kernels of torch."""

@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from edgefl.errors import ConfigError
 from edgefl.lab.agents import find_chromium
 from edgefl.system.processes import end_process
-from edgefl.wire.errors import ConfigError
 
 _PATIENCE_S = 60.0
 _PAUSE_S = 0.05

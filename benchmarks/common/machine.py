@@ -16,9 +16,9 @@ from typing import Protocol
 import psutil
 
 from benchmarks.common.worker import Worker, WorkerFailed
+from edgefl.errors import EdgeflError
 from edgefl.system.distribution import NAME
 from edgefl.system.python import child_path, module_command
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import VERSION
 
 WARM_UP = 3

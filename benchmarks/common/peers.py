@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from edgefl.data.datasets import download_folder
+from edgefl.errors import EdgeflError
 from edgefl.system.processes import last_line
-from edgefl.wire.errors import EdgeflError
 
 _COMPLETE = ".complete"
 

@@ -21,12 +21,12 @@ import psutil
 
 from benchmarks.common.browser import Browser
 from benchmarks.common.machine import cpu_seconds, family
+from edgefl.errors import EdgeflError
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mqtt.messages import Hello, encode
-from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server import events
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.roster import Device
@@ -257,7 +257,7 @@ class SyntheticRun:
 
     def _report(self, number: int, task: Assignment) -> None:
         loss, memory = 2.0 / number + self._random.random() / 10, 64 << 20
-        down, up = Traffic(300_000, 310_000), Traffic(35_000, 36_000)
+        down, up = PublishTraffic(300_000, 310_000), PublishTraffic(35_000, 36_000)
         update = AcceptedUpdate(
             task,
             sha256=f"{number:032x}{hash(task.device) & (2**128 - 1):032x}",

@@ -22,7 +22,7 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.system.structs import filled
-from edgefl.wire.update.size import update_size
+from edgefl.wire.update.form import update_size
 
 __all__ = ["CODECS", "EncodeRow", "EncodeSettings", "measure"]
 

@@ -13,11 +13,11 @@ import msgspec
 
 from benchmarks.faults.federation import ROUNDS, lab_of, small_federation
 from edgefl.config import Federation
+from edgefl.errors import EdgeflError
 from edgefl.lab.faults.schedule import Fault, Schedule, random_schedule
 from edgefl.lab.lab import Restarted, Said
 from edgefl.setup.tiers import device_names
 from edgefl.system.structs import filled
-from edgefl.wire.errors import EdgeflError
 
 _MOST_REFUSALS = 5
 _PATIENCE_S = 240.0

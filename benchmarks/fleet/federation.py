@@ -16,13 +16,13 @@ from benchmarks.common.machine import family, quiet_environment, resident_bytes
 from benchmarks.generator.settings import Load
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
 from edgefl.system.memory import status_bytes
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
-from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl_server.broker import mosquitto_command
 from edgefl_server.workshop.process import INSIDE
 

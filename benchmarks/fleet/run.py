@@ -15,7 +15,7 @@ from benchmarks.fleet.federation import Case, MeasuredProcess, last_words
 from benchmarks.generator import packets
 from benchmarks.generator.connection import READ, Connection, Loop, Target
 from benchmarks.generator.fleet import Fleet
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl.wire.mqtt.address import Address
 
 _DROPPED = "$SYS/broker/publish/messages/dropped"

@@ -18,13 +18,14 @@ import numpy as np
 import psutil
 
 from benchmarks.common.machine import import_path, quiet_environment
+from edgefl.errors import EdgeflError
 from edgefl.lab.broker import lab_broker, listens
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import end_process, last_line
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Event, Incoming, Session, Up
+from edgefl.wire.mqtt.events import Connected, Event, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 
 HOST, FEDERATION, SAMPLES = "127.0.0.1", "bench-footprint", 32
@@ -148,24 +149,30 @@ def _until(heard: queue.Queue[str], wanted: str) -> None:
     raise _Silent
 
 
+class _Heard:
+    """Topics of the messages of a session."""
+
+    def __init__(self) -> None:
+        self.topics: queue.Queue[str] = queue.Queue()
+        self.connected = threading.Event()
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Connected):
+            self.connected.set()
+        elif isinstance(event, IncomingMessage):
+            self.topics.put(event.topic)
+
+
 @contextlib.contextmanager
 def _ear(port: int, topics: Sequence[str]) -> Iterator[queue.Queue[str]]:
     """The topics of messages on ``topics``, as they come in."""
-    heard: queue.Queue[str] = queue.Queue()
-    up = threading.Event()
-
-    def take(event: Event) -> None:
-        if isinstance(event, Up):
-            up.set()
-        elif isinstance(event, Incoming):
-            heard.put(event.topic)
-
-    session = Session(Address(HOST, port), f"{FEDERATION}-ear", limits=Limits(), deliver=take)
+    heard = _Heard()
+    session = Session(Address(HOST, port), f"{FEDERATION}-ear", limits=Limits(), events=heard)
     session.subscribe(topics)
     session.start()
     try:
-        if not up.wait(PATIENCE_S):
+        if not heard.connected.wait(PATIENCE_S):
             raise _Silent
-        yield heard
+        yield heard.topics
     finally:
         session.stop()

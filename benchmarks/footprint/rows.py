@@ -36,6 +36,7 @@ from benchmarks.footprint.idle import (
 from benchmarks.memory.rows import SAMPLES_PER_DEVICE
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab import agents as lab_agents
 from edgefl.lab.broker import lab_broker
 from edgefl.setup.data import open_data, partition
@@ -43,7 +44,6 @@ from edgefl.setup.tiers import completed
 from edgefl.system.distribution import PACKAGES, folders
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
-from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.keys import KeyPair
 
 CPP = "agent-cpp"

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.envelope import SIGNED, Envelope, signed_text, unwrap
 from edgefl.wire.mqtt.messages import (

@@ -18,12 +18,14 @@ import psutil
 from benchmarks.faults.federation import events_of, lab_of, small_federation
 from benchmarks.fuzz.corpus import Fuzzer
 from edgefl.config import Federation
+from edgefl.errors import BrokerError, EdgeflError
 from edgefl.lab.lab import Lab
-from edgefl.wire.errors import BrokerError, EdgeflError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Delivery, Event, Incoming, Session
+from edgefl.wire.mqtt.connection import Delivery
+from edgefl.wire.mqtt.events import Event, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 
 Target = Literal["server", "agent"]
@@ -244,20 +246,26 @@ _AHEAD = 64
 _WAIT_S = 30.0
 
 
+class _Recorder:
+    """Topic and payload of each message of a session."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, bytes]] = []
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, IncomingMessage) and event.payload:
+            self.messages.append((event.topic, event.payload))
+
+
 @contextmanager
 def recorded(broker: Address, federation: str) -> Iterator[list[tuple[str, bytes]]]:
     """Yield the list to which each message of a federation, topic and payload, is added while the block runs."""
-    messages: list[tuple[str, bytes]] = []
-
-    def take(event: Event) -> None:
-        if isinstance(event, Incoming) and event.payload:
-            messages.append((event.topic, event.payload))
-
-    session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True, deliver=take)
+    recorder = _Recorder()
+    session = Session(broker, "edgefl-fuzz-listens", limits=Limits(), clean=True, events=recorder)
     session.subscribe([f"{Topics(federation).root}/#"])
     session.start()
     try:
-        yield messages
+        yield recorder.messages
     finally:
         session.stop()
 

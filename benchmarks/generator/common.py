@@ -9,10 +9,10 @@ from benchmarks.generator import packets
 from benchmarks.generator.connection import Loop, Target
 from benchmarks.generator.settings import Load, Tally
 from benchmarks.generator.updates import Template, values_of
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl.wire.errors import ConfigError, EdgeflError
-from edgefl.wire.mqtt.client_ids import ClientIds, client_id
+from edgefl.wire.mqtt.address import ClientIds, client_id
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.events import Will
 from edgefl.wire.mqtt.messages import Hello, Round, Task

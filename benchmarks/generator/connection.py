@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from benchmarks.generator import packets
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 
 _READ_BYTES = 1 << 16
 _SEND_BUFFER = 1 << 17

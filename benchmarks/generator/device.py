@@ -13,8 +13,8 @@ from benchmarks.generator.connection import Connection
 from benchmarks.generator.outbox import Fetch, Outbox
 from benchmarks.generator.settings import Manner
 from benchmarks.generator.updates import Outgoing, Voice, garbage
+from edgefl.errors import ProtocolError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.events import Will
 from edgefl.wire.mqtt.messages import Ack, Progress, Round, Status, Task

@@ -16,8 +16,7 @@ from benchmarks.generator.updates import Outgoing, Voice
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
-from edgefl.wire.mqtt.packets import publish_bytes
-from edgefl.wire.mqtt.topics import DeviceTopics, Topics
+from edgefl.wire.mqtt.topics import DeviceTopics, Topics, publish_bytes
 
 _LONGEST = 16
 """Times ``ack_timeout_s`` that an update waits at most, as on a device."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.mqtt.events import Will
 
 CONNACK, PUBLISH, PUBACK, SUBACK, UNSUBACK, PINGRESP = 2, 3, 4, 9, 11, 13

@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.errors import ConfigError
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
 

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.envelope import SIGNED, Envelope, signed_text, text_of_digest
 from edgefl.wire.mqtt.messages import (
     ENVELOPE_BYTES,

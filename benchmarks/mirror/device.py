@@ -13,10 +13,11 @@ import msgspec
 
 from benchmarks.mirror.told import FEDERATION, Fetched, Trial, tell
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Round
-from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.mirrors import Mirrors
@@ -50,7 +51,7 @@ class _Device:
     def _read(self) -> None:
         while True:
             event = self._session.inbox.get(timeout=_PATIENCE_S)
-            if not isinstance(event, Incoming):
+            if not isinstance(event, IncomingMessage):
                 continue
             if event.topic == self._topics.current_round:
                 self._announced = peek(Round, event.payload)

@@ -14,12 +14,12 @@ import msgspec
 
 from benchmarks.common.machine import own_environment
 from benchmarks.mirror.told import Fetched, Published, Trial, Way
+from edgefl.errors import EdgeflError
 from edgefl.lab.ports import free_port
 from edgefl.system.memory import status_bytes
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl.system.structs import filled
-from edgefl.wire.errors import EdgeflError
 from edgefl_server.broker import mosquitto_command
 
 UNIT_BYTES = 64 << 20

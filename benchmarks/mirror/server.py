@@ -14,12 +14,13 @@ import msgspec
 import numpy as np
 
 from benchmarks.mirror.told import FEDERATION, Published, Trial, tell
+from edgefl.errors import BrokerError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.events import Connected
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Round, encode
-from edgefl.wire.mqtt.session import Address, Session, Up
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.publish.kept import MirrorFolder
 from edgefl_server.publish.publisher import Publisher
@@ -38,7 +39,7 @@ def publish(trial: Trial) -> Published:
     kept = MirrorFolder(Path(trial.folder)) if by_mirror else None
     publisher = Publisher(session, Topics(FEDERATION), limits.chunk_bytes, kept=kept, by_broker=not by_mirror)
     session.start()
-    while not isinstance(session.inbox.get(timeout=_PATIENCE_S), Up):
+    while not isinstance(session.inbox.get(timeout=_PATIENCE_S), Connected):
         pass
     publisher.connected()
     began = time.monotonic()

@@ -25,10 +25,10 @@ from benchmarks.common.machine import family, import_path, resident_bytes
 from benchmarks.common.peers import make, peers
 from benchmarks.simulate.models import MODELS
 from benchmarks.simulate.tasks import Task, edgefl_arguments, edgefl_result
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.system.cores import cores
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ConfigError, EdgeflError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """An engine has its own default."""

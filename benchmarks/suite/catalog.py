@@ -10,7 +10,7 @@ from benchmarks.suite.encoders import DECODERS, ENCODERS, HEARING
 from benchmarks.suite.held_out.catalog import HELD_OUT
 from benchmarks.suite.plain import PLAIN, TIMM, TORCHVISION
 from benchmarks.suite.seeing import SEEING
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     *PLAIN,

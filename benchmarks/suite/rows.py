@@ -21,9 +21,9 @@ from benchmarks.common.machine import machine
 from benchmarks.suite.architecture import OUTSIDE, Architecture, Library, installed
 from benchmarks.suite.worker import FOUND, LOG, work
 from edgefl.api.training import Target
+from edgefl.errors import ConfigError
 from edgefl.system.files import write_whole
 from edgefl.system.processes import last_line
-from edgefl.wire.errors import ConfigError
 
 ENGINES: tuple[Target, ...] = ("onnx", "executorch")
 LIMIT_S = 300.0

@@ -11,9 +11,9 @@ from typing import Any
 from benchmarks.common.machine import import_path, own_environment
 from benchmarks.common.worker import Worker, WorkerFailed
 from benchmarks.train_step import et_training, jax_graph, onnxsim_training, ort_training
+from edgefl.errors import EdgeflError
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.python import module_command
-from edgefl.wire.errors import EdgeflError
 from edgefl_export.memory.recompute import Budget
 
 FIRST = 3

@@ -18,8 +18,8 @@ from torch.export.graph_signature import ExportGraphSignature, InputKind
 
 from benchmarks.common.as_written import as_written
 from benchmarks.train_step.model import has_plain_labels
+from edgefl.errors import ExportError
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ExportError
 
 OPS = frozenset({
     *("conv2d.default", "linear.default", "batch_norm.default", "max_pool2d.default", "mean.dim", "add.Tensor"),

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edgefl.errors import ModelError
 from edgefl.models.losses import CrossEntropy
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
-from edgefl.wire.errors import ModelError
 
 
 def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) -> OutputSide:

@@ -29,9 +29,9 @@ from edgefl import algorithms
 from edgefl.algorithms.activations import stored
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import role_of
+from edgefl.errors import ExportError
 from edgefl.objective.objective import Objective
 from edgefl.system.structs import filled
-from edgefl.wire.errors import ExportError
 from edgefl_device.host import processor_features
 from edgefl_device.round.suited import suited_form
 from edgefl_export.artifact import Artifact

@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgefl.errors import EdgeflError
 from edgefl.system.python import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl_device.engine.select import open_engine
 from edgefl_device.round.tuning import Choice, fastest

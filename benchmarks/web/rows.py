@@ -25,12 +25,12 @@ from benchmarks.common.machine import cpu_seconds, processor, take_turns
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import SGD
 from edgefl import algorithms
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.system.memory import status_bytes
 from edgefl.web.built import PACKED, built_page
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl_export.bundle.formats import format_of
 
 MODELS = ("resnet20", "cnn")

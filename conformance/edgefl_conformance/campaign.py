@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl_conformance.case import Case
 from edgefl_conformance.catalog import chosen
 from edgefl_conformance.play.broker import running_broker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_conformance.case import Case, Group
 from edgefl_conformance.cases.algorithms import ALGORITHMS
 from edgefl_conformance.cases.blobs import BLOBS

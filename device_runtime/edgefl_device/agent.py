@@ -13,17 +13,14 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from edgefl.wire.errors import (
-    IdentityError,
-    ProtocolError,
-    StoreError,
-)
-from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.events import check_limit
+from edgefl.errors import IdentityError, ProtocolError, StoreError
+from edgefl.wire.mqtt.address import client_id
+from edgefl.wire.mqtt.connection import Delivery
+from edgefl.wire.mqtt.events import Connected, Disconnected, IncomingMessage, Refusal, Will, check_limit
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Status, Task
-from edgefl.wire.mqtt.session import Delivery, Down, Incoming, Refused, Session, Up, Will
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 from edgefl_device import conditions
 from edgefl_device.config import AgentConfig, AgentEvent
 from edgefl_device.data import sources
@@ -288,13 +285,13 @@ class Agent:
             return
         self._quiet_at = time.monotonic() + _QUIET_S
         check_limit(event, self._config.broker)
-        if isinstance(event, Up):
+        if isinstance(event, Connected):
             self._greet()
-        elif isinstance(event, Down):
+        elif isinstance(event, Disconnected):
             self._surroundings.offline(event)
-        elif isinstance(event, Refused):
+        elif isinstance(event, Refusal):
             self._surroundings.denied(event)
-        elif isinstance(event, Incoming):
+        elif isinstance(event, IncomingMessage):
             self._route(event)
 
     def _last_will(self) -> Will:
@@ -329,7 +326,7 @@ class Agent:
         trim_memory()
         release_code(keep="" if self._has_worked else f"/{self._engine.name}/")
 
-    def _route(self, message: Incoming) -> None:
+    def _route(self, message: IncomingMessage) -> None:
         topic = message.topic
         try:
             self._take(topic, message.payload)

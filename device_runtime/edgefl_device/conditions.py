@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, UNKNOWN, Conditions
+from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, UNKNOWN_CONDITIONS, Conditions
 from edgefl_device.policy import Ask, Condition, Rules, output_of
 
 _ZONES = Path("/sys/class/thermal")
@@ -123,7 +123,7 @@ class Watch:
         self._clock = clock
         self._thread: threading.Thread | None = None
         self._next = 0.0
-        self._known = UNKNOWN
+        self._known = UNKNOWN_CONDITIONS
         self._told: Conditions | None = None
 
     def begin(self) -> None:

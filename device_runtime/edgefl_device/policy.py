@@ -31,10 +31,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from edgefl.errors import ConfigError, RoundDeclined
 from edgefl.system.sizes import parse_size, size
-from edgefl.wire.errors import ConfigError, RoundDeclined
 from edgefl.wire.mqtt.messages import POLICY
-from edgefl.wire.printable import unknown
+from edgefl.wire.text import unknown
 
 Condition = Literal["charging", "unmetered"]
 Work = Literal["train", "profile"]

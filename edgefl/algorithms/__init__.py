@@ -49,10 +49,10 @@ if TYPE_CHECKING:
         select,
         state_of,
     )
+    from edgefl.errors import ConfigError
     from edgefl.objective.derivatives import gradient
     from edgefl.objective.objective import Objective
     from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
-    from edgefl.wire.errors import ConfigError
 
 _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.algorithms.choices": (
@@ -103,7 +103,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "held_ports",
         "step_ports",
     ),
-    "edgefl.wire.errors": ("ConfigError",),
+    "edgefl.errors": ("ConfigError",),
 }
 __all__ = [
     "FAFED",

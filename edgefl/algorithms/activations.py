@@ -22,8 +22,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from edgefl.config.choices import Activations
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.errors import ConfigError
 from edgefl.submodels.channels.trace import plain_attention
-from edgefl.wire.errors import ConfigError
 
 LEAST_ENTRIES = 1 << 13
 """Smaller values stay as they are: they take nothing, and their sums took long."""

@@ -24,11 +24,11 @@ from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.options import check_options
+from edgefl.errors import ConfigError
 from edgefl.models.user_code import blamed
 from edgefl.models.user_factory import factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.wire.errors import ConfigError
 
 ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
     "sgd": sgd,

@@ -9,12 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from edgefl.config import Federation, load, without_devices
+from edgefl.errors import ConfigError
 from edgefl.lab.written import config_of, journal_of
 from edgefl.setup.data import open_data
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.replay import Replay, ReplayedRound, differences
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
+from edgefl.errors import ConfigError
 from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mqtt.address import Address

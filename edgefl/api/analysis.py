@@ -22,13 +22,13 @@ from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
 from edgefl.contract.algorithm import Algorithm
 from edgefl.data.partition import histograms
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
 from edgefl.setup.data import how_spread, open_data, partition
 from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Arrays
 from edgefl_device.data.support import checked_protocol

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from edgefl.errors import BundleError
 from edgefl.system.html import table
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 

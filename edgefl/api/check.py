@@ -22,11 +22,11 @@ from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.comparison.torch_side import torch_step_ms
+from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
 from edgefl.system.forks import side_by_side
 from edgefl.system.html import table
-from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_export.capture.forked import begin

@@ -12,8 +12,8 @@ from edgefl.config import DataTable, parse
 from edgefl.data import photos
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.data.tables import is_table
+from edgefl.errors import ConfigError
 from edgefl.setup.data import data_table, open_data
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Source
 from edgefl_device.data.check import DataReport, check

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.choice import AlgorithmChoice, CodecChoice, LossChoice, Named, chosen
+from edgefl.errors import ConfigError
 from edgefl.losses import LossLike
 from edgefl.models import losses
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.user_factory import address_of
-from edgefl.wire.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -13,12 +13,12 @@ from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compared
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.choice import SubmodelChoice, chosen
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.choices import OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.front.algorithm import coded_algorithm, with_shorter

@@ -12,6 +12,7 @@ from torch import nn
 from edgefl.api.choices import checked_argument
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
+from edgefl.errors import ConfigError
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import BnEval, Deployment, Workshop
 from edgefl.lab.facts import WeightsOrigin
@@ -20,7 +21,6 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
 from edgefl.submodels.compaction.compact import compact as without_zeros
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from edgefl_device.round.offline import read_weights
 from edgefl_export.deploy.target import Backend, DeployTarget, Format, Quantize

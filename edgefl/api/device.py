@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from edgefl.errors import ConfigError
 from edgefl.system.cores import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
 from edgefl.wire.enrolment import parse_token
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mirrors import Mirror

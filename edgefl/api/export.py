@@ -12,6 +12,7 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
 from edgefl.config import Federation, without_devices
 from edgefl.config.choices import Activations
+from edgefl.errors import ConfigError
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.model import federation_model, process_bytes
 from edgefl.setup.shapes import samples_like
@@ -19,8 +20,7 @@ from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
 from edgefl.wire.bundle.formats import Outputs, check_outputs
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.wire.text import nearest
 from edgefl_export.bundle.formats import check_installed
 from edgefl_export.capture.forked import begin
 from edgefl_export.front.cache import Found

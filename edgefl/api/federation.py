@@ -19,11 +19,11 @@ from edgefl.contract.choice import (
     SubmodelChoice,
     chosen,
 )
+from edgefl.errors import ConfigError
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute, address_of
 from edgefl.setup.data import data_table
 from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.errors import ConfigError
 
 _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
 """Options of a submodel that stand in the tier's table itself."""

@@ -14,6 +14,7 @@ from edgefl.comparison.compare import compared
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError
 from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
@@ -24,7 +25,6 @@ from edgefl.setup.data import data_table, open_data
 from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.setup.samples import data_spec
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
 
 Factory = str | nn.Module | ModelSpec | Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.wire.metric_text import headline
+from edgefl.wire.text import headline_metric
 
 MOST_ROUNDS = 12
 
@@ -24,7 +24,8 @@ def print_round(news: Any) -> None:
     if told.get("event", "roundclosed") != "roundclosed" or "reports" not in told:
         return
     print(
-        f"round {told['round']}: {headline(told) or 'not evaluated'}, {told['reports']} reports", flush=True
+        f"round {told['round']}: {headline_metric(told) or 'not evaluated'}, {told['reports']} reports",
+        flush=True,
     )
 
 
@@ -33,7 +34,7 @@ def rounds_shown(history: Iterable[Any]) -> list[dict[str, object]]:
     return [
         {
             "round": row["round"],
-            "metric": headline(row) or "not evaluated",
+            "metric": headline_metric(row) or "not evaluated",
             "training loss": "" if row["train_loss"] is None else f"{row['train_loss']:.4g}",
             "reports": row["reports"],
         }

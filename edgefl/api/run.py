@@ -18,6 +18,7 @@ from edgefl.api.notebook import in_notebook, print_round, rounds_shown
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, ParticipationError
 from edgefl.lab.agents import dealt, with_agents
 from edgefl.lab.deployment import Workshop
 from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
@@ -29,9 +30,8 @@ from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.folder_lock import FolderLock
 from edgefl.system.html import table
-from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.size import UpdateSize
+from edgefl.wire.update.form import UpdateSize
 from edgefl_device.round.offline import read_weights
 from edgefl_export.bundle.formats import check_installed
 from edgefl_server.events import RoundClosed
@@ -124,7 +124,7 @@ def load_run(folder: str | Path) -> Run:
 
     >>> edgefl.load_run("no-such-folder")
     Traceback (most recent call last):
-    edgefl.wire.errors.ConfigError: no-such-folder is not the folder of a run (no run.toml); name what `out` was
+    edgefl.errors.ConfigError: no-such-folder is not the folder of a run (no run.toml); name what `out` was
     """
     path = Path(folder)
     if not (path / CONFIG_NAME).is_file():

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edgefl.config import Federation, load
 from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
+from edgefl.errors import ConfigError
 from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.digests import UNDECIDING, imports_code, run_digest
@@ -20,8 +21,7 @@ from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.processor import check_device
 from edgefl.system.files import write_text
 from edgefl.wire import folders
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import Event
 from edgefl_server.rounds import AnotherConfiguration, check_configuration

@@ -17,6 +17,7 @@ from edgefl.api.federation import load_federation
 from edgefl.api.notebook import in_notebook, print_round, rounds_shown
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError
 from edgefl.lab.written import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
@@ -44,7 +45,6 @@ from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
 from edgefl.system.html import table
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.events import Event, Noted, Warned
 from edgefl_server.shards.ray_cluster import LOCAL

@@ -84,8 +84,8 @@ def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
     Args:
         command: returns the command line whose flags replace the names of arguments in a message.
     """
+    from edgefl.errors import EdgeflError, StoreError
     from edgefl.system.distribution import install
-    from edgefl.wire.errors import EdgeflError, StoreError
 
     try:
         yield

@@ -15,13 +15,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget, parse_size
 from edgefl.wire.enrolment import parse_token
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
-from edgefl.wire.printable import unknown
+from edgefl.wire.text import unknown
 
 
 class Engine(StrEnum):

@@ -17,7 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.wire.printable import cleaned
+from edgefl.wire.text import cleaned
 
 
 # Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.

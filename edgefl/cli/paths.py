@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 
 
 def existing(path: Path | None) -> Path | None:
     """Return ``path``; DataError with the most similar name in its folder if there is nothing."""
     if path is not None and not path.exists():
-        from edgefl.wire.printable import similar
+        from edgefl.wire.text import similar
 
         raise DataError(f"there is no file or folder {path}{similar(path)}; correct the path", path=str(path))
     return path

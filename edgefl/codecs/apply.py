@@ -14,10 +14,10 @@ from edgefl.codecs.coder import Change, Coded, Coder, flat, parted, split
 from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Form, Sparse
 
 

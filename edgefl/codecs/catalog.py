@@ -9,7 +9,7 @@ from edgefl.codecs.codec import STATISTICS_BITS, Codec, Training
 from edgefl.codecs.levels import NearestLevels, StochasticLevels
 from edgefl.codecs.signs import FixedSign, MeanSign, NoisySign, ScaledSign, Sign0, StochasticSign
 from edgefl.contract.options import check_options
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.update.form import CHANGE_LIMIT, Sparse, Values
 
 _LEAST = 2.0**-126

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgefl.codecs.coder import Change, Coded
 from edgefl.codecs.signs import above_zero
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes
 
 

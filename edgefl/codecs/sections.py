@@ -12,8 +12,8 @@ from edgefl.codecs.coder import Change, Coder, flat, parted, shaped
 from edgefl.codecs.levels import NearestLevels
 from edgefl.codecs.packing import bfloat16_bits, pack_codes
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 
 FLOATS = 32

@@ -23,12 +23,12 @@ from edgefl.comparison.key import key_of
 from edgefl.comparison.sharing import check_sharing
 from edgefl.comparison.torch_side import STORED, Trained, largest, widened
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.models.caches import kept, state_of
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import blamed, innermost
 from edgefl.system.given_back import release_freed
-from edgefl.wire.errors import EdgeflError, ExportError, ModelError
 from edgefl_export.verify.rounding import nudged
 
 STEPS = 3

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgefl.comparison.outside import noting_outside
+from edgefl.errors import ModelError
 from edgefl.models.caches import Snapshot, StateChange, state_of
 from edgefl.models.draws.known import writes
 from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
 from edgefl.models.user_code import place
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.instead import instead_of
 
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]

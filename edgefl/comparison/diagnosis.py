@@ -16,10 +16,10 @@ from edgefl.comparison.conduct import Conduct
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.torch_side import Trained
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ModelError
 from edgefl.models.hooks import has_forward_hooks
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import ModelError
 
 AGREES = 1e-3
 """Largest difference of an output, relative to its largest entry."""

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from edgefl.comparison.stacked import LAYERS, layer_by_layer
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.draws.reading import call_with_draws
 from edgefl.models.draws.rules import Draw
 from edgefl.models.draws.steering import OnePath
 from edgefl.models.user_code import place
-from edgefl.wire.errors import ModelError
 
 
 class Stream:

@@ -22,6 +22,7 @@ from edgefl.comparison.conduct import Conduct
 from edgefl.comparison.drawing import Drawing, Stream
 from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.caches import Snapshot, StateChange, kept, state_of
 from edgefl.models.draws.generators import watched
 from edgefl.models.layers.storage import memory_of
@@ -29,7 +30,6 @@ from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
 from edgefl.models.source import Source
 from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
-from edgefl.wire.errors import EdgeflError, ModelError
 
 COMPARED = 3
 """Calls that were compared with torch by their numbers: the last of them is what later calls have to equal."""

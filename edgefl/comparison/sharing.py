@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison.torch_side import Trained
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 Shared = tuple[str, Tensor, str, Tensor]
 """A tensor with its path, and an owner of the same memory."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import EdgeflError
 from edgefl.models.caches import forgotten, kept, state_of
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import without_masking
@@ -29,7 +30,6 @@ from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import EdgeflError
 from edgefl_export.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02

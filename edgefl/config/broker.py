@@ -7,8 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from edgefl.config.tables import Table
-from edgefl.wire.mqtt.address import Address, Version, read_secret
-from edgefl.wire.mqtt.client_ids import ClientIds
+from edgefl.wire.mqtt.address import Address, ClientIds, Version, read_secret
 
 BrokerProfileName = Literal["none", "aws"]
 

@@ -15,11 +15,11 @@ from edgefl.config.selection import SelectionTable
 from edgefl.config.serving import ServerTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import Table
+from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS, FormatName
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl.wire.printable import unknown
+from edgefl.wire.text import unknown
 
 # The table of a federation file that puts other bundles on trial with a share of the devices.
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.config.factories import defined_names, is_own
+from edgefl.errors import ConfigError
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
 from edgefl.system.python import folder_last
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest, similar
+from edgefl.wire.text import nearest, similar
 
 _PERSONAL = "personal"  # of every algorithm
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of

@@ -13,9 +13,9 @@ from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
 from edgefl.config.tables import TierTable
 from edgefl.config.toml import parse_toml
+from edgefl.errors import ConfigError, DataError
 from edgefl.facts import shipped
-from edgefl.wire.errors import ConfigError, DataError
-from edgefl.wire.printable import nearest, similar
+from edgefl.wire.text import nearest, similar
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:

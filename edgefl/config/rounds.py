@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from edgefl.config.tables import Table
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 
 _OF_BUFFERED = ("concurrency", "buffer", "max_staleness", "staleness")

@@ -8,10 +8,10 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from edgefl.config.choices import Activations, DatasetName, PartitionName
+from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, problem_of
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.mqtt.topics import checked_name
 

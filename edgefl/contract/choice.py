@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from edgefl.contract.options import check_options
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 P = ParamSpec("P")
 C = TypeVar("C", bound="Choice")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def check_options(

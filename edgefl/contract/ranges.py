@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def above_zero(what: str, **values: float) -> None:

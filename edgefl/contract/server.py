@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from edgefl.contract.schedule import Scalars
-from edgefl.wire.errors import StepError
+from edgefl.errors import StepError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT
 

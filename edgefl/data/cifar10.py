@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.download import Progress, fetch
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 NAME, JPEG_NAME = "CIFAR-10", "CIFAR-10 (JPEG q75)"
 URLS = ("https://www.cs.toronto.edu/~kriz/",)

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl.errors import DataError
 from edgefl.system.files import replacing
 from edgefl.wire.array_files import read_npz
 from edgefl.wire.bundle.readers import Reader
-from edgefl.wire.errors import DataError
 
 Array = NDArray[Any]
 _ARRAYS = ("train_x", "train_y", "test_x", "test_y")

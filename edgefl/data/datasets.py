@@ -21,8 +21,8 @@ from edgefl.data import cifar10, idx
 from edgefl.data.dataset import Dataset
 from edgefl.data.download import Progress
 from edgefl.data.idx import FASHION_MNIST, MNIST, IdxSource
+from edgefl.errors import ConfigError, DataError
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError, DataError
 
 NAMES = ("auto", "fashion_mnist", "mnist", "cifar10", "cifar10_jpeg", "digits", "random")
 _IDX: Mapping[str, IdxSource] = {"fashion_mnist": FASHION_MNIST, "mnist": MNIST}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from edgefl.errors import DataError
 from edgefl.system.files import replacing
-from edgefl.wire.errors import DataError
 
 # (file, bytes so far, bytes in all or 0 if the server does not say)
 Progress = Callable[[str, int, int], None]

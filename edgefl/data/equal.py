@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgefl.data.dataset import Array
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 # Tables of whole numbers with given sums of rows and columns, as near as can be to a table of shares.
 

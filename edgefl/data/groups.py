@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgefl.data.dataset import Array
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 GROUPS, HALF = 10, 5
 

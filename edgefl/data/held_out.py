@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 _TEST_SHARE = 0.2
 

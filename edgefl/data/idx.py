@@ -10,8 +10,8 @@ import numpy as np
 
 from edgefl.data.dataset import Dataset
 from edgefl.data.download import Progress, fetch, md5_of
+from edgefl.errors import DataError
 from edgefl.wire.array_files import read_idx
-from edgefl.wire.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgefl.data.dataset import Array
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 REDRAWS = 1000
 

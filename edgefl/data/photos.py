@@ -10,8 +10,8 @@ import numpy as np
 
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.held_out import split
-from edgefl.wire.errors import DataError
-from edgefl.wire.pictures import SUFFIXES, UNREAD, PictureError, library, pixels_of
+from edgefl.errors import DataError
+from edgefl.wire.images import SUFFIXES, UNREAD, PictureError, library, pixels_of
 
 _TESTS = ("test", "val", "valid", "validation")
 

@@ -16,19 +16,26 @@ from msgspec.structs import replace
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.held_out import split
 from edgefl.data.text.corpora import Corpus, Texts
-from edgefl.wire.bundle.readers import Table, Text
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.files import (
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import TableReader, TextReader
+from edgefl.wire.records import (
     RECORDS,
+    BadRow,
     Checks,
+    class_number,
     column_names,
     field,
+    finite,
+    is_number,
+    is_text,
+    listed,
     numbers,
     records,
     scaled,
+    shown,
     text_of,
+    whole,
 )
-from edgefl.wire.records.values import BadRow, class_number, finite, is_number, is_text, listed, shown, whole
 
 _CLASS = re.compile(r"[+-]?\d+")
 _MISSING = ("nan", "na", "n/a", "null", "none", "inf", "-inf")
@@ -42,7 +49,7 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in RECORDS
 
 
-def reader_of(path: Path, label: str) -> Table | Text:
+def reader_of(path: Path, label: str) -> TableReader | TextReader:
     """Return how ``path`` is read if the federation does not say it.
 
     Args:
@@ -62,16 +69,16 @@ def reader_of(path: Path, label: str) -> Table | Text:
             f"{listed(list(map(repr, names)))}: let `label` name one of these",
             label=label,
         )
-    text = Text(label=label)
+    text = TextReader(label=label)
     if text.text in names:
         return text
     columns = tuple(name for name in names if name != label)
     if not columns:
         raise DataError(f"{path} has no column beside {label!r}: add those that the model reads")
-    return Table(columns=columns, label=label)
+    return TableReader(columns=columns, label=label)
 
 
-def load(path: Path, reader: Table, seed: int, *, standardize: bool, train: bool = True) -> Dataset:
+def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train: bool = True) -> Dataset:
     """Load the records of a file as samples (n, columns), float32.
 
     Args:
@@ -123,7 +130,7 @@ def load(path: Path, reader: Table, seed: int, *, standardize: bool, train: bool
     )
 
 
-def load_texts(path: Path, reader: Text, seed: int, *, train: bool = True) -> Corpus:
+def load_texts(path: Path, reader: TextReader, seed: int, *, train: bool = True) -> Corpus:
     """Load the texts and classes of a file; arguments and errors as those of :func:`load`."""
     labels = _LabelColumn.of(path, reader.label)
     if labels.floats:

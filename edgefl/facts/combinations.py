@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from edgefl.errors import ConfigError
 from edgefl.facts import shipped
-from edgefl.wire.errors import ConfigError
 
 WHOLE, ROLLING = "whole", "rolling width"
 """Kinds in the table beside those of the catalog: a tier without frozen units, and a width whose window moves."""

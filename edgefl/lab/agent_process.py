@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 class AgentProcess:

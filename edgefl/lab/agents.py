@@ -9,10 +9,10 @@ from itertools import chain, cycle, zip_longest
 from pathlib import Path
 
 from edgefl.config import Federation
+from edgefl.errors import ConfigError
 from edgefl.setup.tiers import own_tiers
 from edgefl.system.python import module_command
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.wire.text import nearest
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON, CPP, WEB = "python", "cpp", "web"

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from edgefl.errors import BrokerError
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
-from edgefl.wire.errors import BrokerError
 from edgefl_server.broker import mosquitto_command
 
 _HOST = "127.0.0.1"

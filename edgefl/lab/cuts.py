@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgefl.config import Federation, TierTable
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.standalone import standalone
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 
 _SIZES = frozenset({"ratio", "exit", "width", "counts"})

@@ -19,6 +19,7 @@ from edgefl.config import Federation
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, DataError
 from edgefl.lab.facts import WeightsOrigin, described
 from edgefl.models.layers.given import called, first_input
 from edgefl.models.spec import ModelSpec
@@ -33,7 +34,6 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
 from edgefl.system.html import table
 from edgefl.system.sizes import size
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.export import Artifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement

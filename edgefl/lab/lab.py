@@ -17,6 +17,7 @@ import msgspec
 from edgefl.config import Federation, load
 from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab.agents import PYTHON, WEB, command_of
 from edgefl.lab.faults.injector import Injector
 from edgefl.lab.faults.schedule import Schedule, check_targets
@@ -26,7 +27,6 @@ from edgefl.lab.written import BROKER, CONFIG_NAME, PASSWORD, without_password
 from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
-from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.address import Address
 

@@ -7,7 +7,7 @@ import resource
 import socket
 from pathlib import Path
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 # Below those that systems give to outgoing connections (Linux: from 32768, others: from 49152). One of those may be
 # taken before its broker listens, even by a client that tries to reach the broker: it connects to itself then.

@@ -22,8 +22,7 @@ from edgefl.lab.agent_process import AgentProcess
 from edgefl.lab.broker import lab_broker
 from edgefl.lab.written import PASSWORD
 from edgefl.system.processes import last_line
-from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.profiling.fleet import FleetProfiler, Wanted
 from edgefl_server.profiling.rows import DeviceReport, FleetReport, by_tier

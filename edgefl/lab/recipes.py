@@ -8,8 +8,8 @@ import msgspec
 
 from edgefl.models.layers.log_mel import FLOOR
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Image, Series, Sound, Table, Text
-from edgefl.wire.pictures import DRAFT
+from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.images import DRAFT
 from edgefl_export.deploy.preprocessing import Pixels, Preprocessing
 
 Recipe = dict[str, Any]
@@ -39,13 +39,13 @@ def recipe_of(
         inside: the part that the deployed file computes itself.
     """
     reader = data.reader
-    if pixels and (reader is None or isinstance(reader, Image)):
+    if pixels and (reader is None or isinstance(reader, ImageReader)):
         return _image(data, inside)
-    if isinstance(reader, Sound):
+    if isinstance(reader, SoundReader):
         return _sound(reader, inside)
-    if isinstance(reader, Text):
+    if isinstance(reader, TextReader):
         return _text(data, reader, tokenizer)
-    if isinstance(reader, Table | Series):
+    if isinstance(reader, TableReader | SeriesReader):
         return _columns(reader, inside)
     return {
         "kind": "arrays",
@@ -69,7 +69,7 @@ def layout_of(kind: str, rank: int, recipe: Recipe) -> dict[str, Any]:
 
 def _image(data: DataSpec, inside: Preprocessing | None) -> Recipe:
     channels, height, width = data.shape
-    white = data.reader.white if isinstance(data.reader, Image) else 255
+    white = data.reader.white if isinstance(data.reader, ImageReader) else 255
     mode = "RGB" if channels == 3 else "L"
     size = f"{width} x {height}"
     resized = isinstance(inside, Pixels) and inside.resize
@@ -104,7 +104,7 @@ def _image(data: DataSpec, inside: Preprocessing | None) -> Recipe:
     }
 
 
-def _sound(reader: Sound, inside: Preprocessing | None) -> Recipe:
+def _sound(reader: SoundReader, inside: Preprocessing | None) -> Recipe:
     steps = [
         f"read a WAV of {reader.rate} samples a second as floats in [-1, 1], the mean of its channels",
         f"take the first {reader.length} samples, zeros behind what is shorter",
@@ -134,7 +134,7 @@ def _sound(reader: Sound, inside: Preprocessing | None) -> Recipe:
     return {**recipe, "steps": steps}
 
 
-def _text(data: DataSpec, reader: Text, tokenizer: bytes) -> Recipe:
+def _text(data: DataSpec, reader: TextReader, tokenizer: bytes) -> Recipe:
     length = data.shape[0]
     how = (
         "make tokens by the tokenizer, a JSON of the library tokenizers, without special tokens"
@@ -156,10 +156,10 @@ def _text(data: DataSpec, reader: Text, tokenizer: bytes) -> Recipe:
     }
 
 
-def _columns(reader: Table | Series, inside: Preprocessing | None) -> Recipe:
+def _columns(reader: TableReader | SeriesReader, inside: Preprocessing | None) -> Recipe:
     recipe: Recipe = {"kind": "table", "columns": list(reader.columns)}
     steps = ["take the numbers of the columns in this order"]
-    if isinstance(reader, Series):
+    if isinstance(reader, SeriesReader):
         last = reader.channels_last
         recipe |= {"kind": "series", "window": reader.window, "channels_last": last}
         form = "(1, time, column)" if last else "(1, column, time)"

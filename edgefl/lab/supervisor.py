@@ -15,12 +15,12 @@ from typing import Any
 
 import msgspec
 
+from edgefl.errors import EdgeflError
 from edgefl.system.files import write_whole
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import last_line
 from edgefl.system.python import module_command
-from edgefl.wire.errors import EdgeflError
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 
 _RESTARTS = 20
 _CRASHES = 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edgefl.config import load, without_devices
 from edgefl.data.dataset import Dataset
+from edgefl.errors import DataError
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import Workshop
 from edgefl.lab.written import CONFIG_NAME, MODEL_NAME
@@ -13,7 +14,6 @@ from edgefl.setup.data import open_data
 from edgefl.setup.samples import data_spec
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import DataError
 
 BUNDLES = "bundles/*.efl"
 

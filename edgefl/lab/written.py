@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.config import Federation
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; not a name that people give their own files."""

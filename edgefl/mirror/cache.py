@@ -14,12 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import MirrorError
 from edgefl.mirror.folder import Blob, BlobFolder
 from edgefl.system.files import PARTIAL, make_folder
 from edgefl.system.folder_lock import FolderHeld, FolderLock
-from edgefl.wire.blob_get import Alarm, Lacks, Line
 from edgefl.wire.blobs import SHA256
-from edgefl.wire.errors import MirrorError
+from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 from edgefl.wire.mirrors import Mirror
 
 _STEP = 128 * 1024
@@ -157,7 +157,7 @@ class Cache:
         try:
             self._bring(sha256, download, path)
         except MirrorError as error:
-            download.fail(error.message, lacks=isinstance(error, Lacks))
+            download.fail(error.message, lacks=isinstance(error, BlobMissing))
         except OSError as error:
             download.fail(_unusable(self._folder.path, error).message)
         with self._lock:
@@ -182,7 +182,7 @@ class Cache:
                 attempts += 1
                 try:
                     self._some(sha256, download, file.write, digest.update)
-                except Lacks:
+                except BlobMissing:
                     raise
                 except MirrorError:
                     if attempts == _ATTEMPTS or download.size is None:
@@ -203,8 +203,8 @@ class Cache:
         """As much as comes in one go, from where the last one ended."""
         upstream = self._upstream
         with (
-            Alarm() as alarm,
-            Line(
+            Watchdog() as alarm,
+            MirrorConnection(
                 upstream.mirror, alarm, patience_s=_PATIENCE_S, near=False, ca_file=upstream.ca_file
             ) as line,
         ):

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from edgefl.errors import MirrorError
 from edgefl.wire.blobs import SHA256
-from edgefl.wire.errors import MirrorError
 
 
 class Blob(Protocol):

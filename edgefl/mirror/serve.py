@@ -16,10 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from edgefl.errors import MirrorError
 from edgefl.mirror.cache import Cache, Upstream
 from edgefl.mirror.folder import Blob, BlobFolder
 from edgefl.system.listener import WebServer, certificate_fault, listening
-from edgefl.wire.errors import MirrorError
 
 # What a mirror answers: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a part of it, and nothing else.
 

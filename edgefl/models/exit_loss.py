@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import (
     Loss,
     Measured,
@@ -21,7 +22,6 @@ from edgefl.models.losses.loss import (
     sample_weights,
     training_loss,
 )
-from edgefl.wire.errors import ModelError
 
 TEMPERATURE = 3.0
 WEIGHT = "kd_weight"

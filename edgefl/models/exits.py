@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.exit_loss import ExitLoss
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ModelError
 
 SUFFIX = "_exit"
 RUNS = 4

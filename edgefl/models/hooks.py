@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 GradientHook = Callable[[Tensor], Tensor | None]
 

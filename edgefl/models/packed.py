@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
+from edgefl.errors import ModelError
 from edgefl.models.swapped import Swap
 from edgefl.models.user_code import place
-from edgefl.wire.errors import ModelError
 
 
 class _Fields(NamedTuple):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import BufferWatch, restore_counters
@@ -28,7 +29,6 @@ from edgefl.models.source import Source
 from edgefl.models.swapped import Swap
 from edgefl.models.user_code import blamed
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.errors import ModelError
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from typing import Literal
 from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.counters import moved_buffers, note_counters
 from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.graph import autocut
@@ -37,7 +38,6 @@ from edgefl.models.source import Request, Source, unwrapped
 from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
 from edgefl.models.tied import shared
 from edgefl.models.user_code import blamed
-from edgefl.wire.errors import ModelError
 
 TAIL, WHOLE = "tail", "model"
 Cuts = Sequence[str] | Literal["auto"] | None

@@ -16,9 +16,9 @@ from typing import cast
 
 from torch import Tensor, fx, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import sequential
-from edgefl.wire.errors import ModelError
 
 # Attribute of a module that reads such buffers: the global name of each.
 _NAMES = "edgefl_tied"

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from edgefl.errors import EdgeflError, ModelError
 from edgefl.system.distribution import PACKAGES, folders
-from edgefl.wire.errors import EdgeflError, ModelError
 
 if TYPE_CHECKING:
     from torch import fx

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from edgefl.errors import ConfigError, EdgeflError, ModelError
 from edgefl.models.user_code import blamed
 from edgefl.system.python import folder_last
-from edgefl.wire.errors import ConfigError, EdgeflError, ModelError
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
 _remembered: dict[Path, bytes] = {}

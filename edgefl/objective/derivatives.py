@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgefl.contract.tensors import Tensors, select
+from edgefl.errors import ModelError
 from edgefl.models.own_gradients import differentiable
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 
 
 @dataclass

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.caches import forgotten
 from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.reading import Reading, drawn
@@ -34,7 +35,6 @@ from edgefl.models.losses.loss import (
 )
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.objective.carrier import Carrier, Whole
-from edgefl.wire.errors import ModelError
 
 
 class TrainedPart(Protocol):

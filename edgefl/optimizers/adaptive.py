@@ -14,8 +14,8 @@ from torch import Tensor
 
 from edgefl.contract.ranges import above_zero, below_one
 from edgefl.contract.server import ServerOpt
+from edgefl.errors import ConfigError
 from edgefl.optimizers.change import on_change
-from edgefl.wire.errors import ConfigError
 
 LR, TAU = 0.0316, 0.01
 """The server step of FAFED's paper for these (10^-1.5, the largest of its grid) and its tau."""

@@ -9,10 +9,10 @@ from typing import Any
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.options import check_options
 from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
 from edgefl.optimizers.momentum import server_momentum
-from edgefl.wire.errors import ConfigError
 
 OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
     "fedadam": fedadam,

@@ -8,9 +8,9 @@ import torch
 
 from edgefl.config import Federation, parse
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.training import tier_tables, tiers_of
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Arrays
 from edgefl_export.front.tier import Tier
 

@@ -13,6 +13,7 @@ from edgefl.comparison.compare import compared
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models import losses
 from edgefl.models.losses.catalog import TokenLabels, fitting
 from edgefl.models.losses.loss import Loss
@@ -22,7 +23,6 @@ from edgefl.models.zoo.catalog import MODELS, model_trained_on
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.sizes import GIB
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.tensors import Array
 
 _PROCESS_BYTES, _PROCESS_SHARE = GIB, 24

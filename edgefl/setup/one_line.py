@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from edgefl.errors import ConfigError
 from edgefl.facts import shipped
-from edgefl.wire.errors import ConfigError
 
 GRAMMAR = "NAME[:KEY=VALUE,...]"
 _TEXT = re.compile(r"\s*(?P<name>[^:=,\s]+)\s*(?::(?P<options>.*))?", re.DOTALL)

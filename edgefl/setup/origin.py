@@ -10,6 +10,7 @@ from edgefl.algorithms.activations import stored
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.config import Federation, load, without_devices
 from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
 from edgefl.setup.model import federation_model, submodel_of
@@ -18,7 +19,6 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from edgefl_export.bundle.verify import Origin
 from edgefl_export.front.tier import Exchange, Tier

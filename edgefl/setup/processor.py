@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 _NAME = re.compile(r"auto|cpu|cuda(:\d+)?")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import Image, Reader
+from edgefl.wire.bundle.readers import ImageReader, Reader
 
 _HALF_OF_8_BITS = 128
 
@@ -27,7 +27,7 @@ def data_spec(dataset: Dataset) -> DataSpec:
 def _reader(dataset: Dataset) -> Reader | None:
     """The dataset's. Images need none, unless their numbers are not those of 8 bits: white is 16 in handwritten digits."""
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
-        return Image(white=dataset.top)
+        return ImageReader(white=dataset.top)
     return dataset.reader
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from edgefl.errors import ConfigError
 from edgefl.facts import shipped
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.wire.text import nearest
 
 GRAMMAR = "[NAME=]KIND[:SIZE][*DEVICES], separated by commas"
 _PRESETS = ("strong", "moderate", "weak")

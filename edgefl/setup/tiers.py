@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgefl.config import Federation, TierTable, parse
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def completed(federation: Federation, per_tier: int = 2) -> Federation:

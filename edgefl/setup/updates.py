@@ -8,13 +8,13 @@ from edgefl.config import Federation
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of, select
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.regions import local_shape, pieces
-from edgefl.wire.update.size import UpdateSize, update_size
+from edgefl.wire.update.form import UpdateSize, update_size
 
 
 def tier_sizes(

@@ -21,10 +21,10 @@ from torch import Tensor
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.errors import ConfigError
 from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import Feed, Samples, run_round
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.errors import ConfigError
 
 SELECTION, NOISE = 1 << 20, 1 << 21
 """Random streams beside those of the batches, which are numbered from 0."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.errors import ModelError
 from edgefl.models.exits import channel_dim
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.objective.objective import Objective
@@ -28,7 +29,6 @@ from edgefl.simulation.average import partial_average
 from edgefl.simulation.round import Feed, run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Region, extract
 
 # SVCCA: how similar two models' layers are, from what they give for the same inputs (embracingfl.md 2.10).

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from edgefl.errors import StoreError
 from edgefl.wire import tensors
-from edgefl.wire.errors import StoreError
 from edgefl.wire.tensors import Arrays
 from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
 

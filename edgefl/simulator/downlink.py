@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import BlobRef, Compression, compress, decompress
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.compression import Compression, packed, unpacked
 from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Arrays
 from edgefl_server.publish.downlink import Downlink
@@ -27,7 +26,7 @@ class Blobs:
     held: dict[str, tuple[BlobRef, bytes]] = field(default_factory=dict)
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
-        return self.put(*packed(data, chunk or self.chunk, "none" if plain else self.compression))
+        return self.put(*compress(data, chunk or self.chunk, "none" if plain else self.compression))
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
         return self.held.setdefault(ref.sha256, (ref, data))[0]
@@ -86,4 +85,4 @@ class Downloads:
         return Fetched(arrays, nbytes)
 
     def _unpacked(self, ref: BlobRef) -> bytes:
-        return unpacked(ref, self._blobs.travelling(ref.sha256), self._limit)
+        return decompress(ref, self._blobs.travelling(ref.sha256), self._limit)

@@ -15,6 +15,7 @@ from pydantic.main import IncEx
 
 from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
+from edgefl.errors import ConfigError
 from edgefl.setup.digests import code_of
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.row import Row
@@ -22,7 +23,6 @@ from edgefl.simulator.standing import Ended, Standing
 from edgefl.system.digests import digest_of
 from edgefl.system.files import PARTIAL, write_text
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints, store

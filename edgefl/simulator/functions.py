@@ -19,13 +19,13 @@ from torch._ops import OpOverload
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.errors import ConfigError
 from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Array
 from edgefl_export.bundle.features import FEATURES, features_of
 from edgefl_export.capture.graph import Table, graph_of

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.simulator.downlink import Downloads
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
 from edgefl_server.active_round import Began, active_round, concluded

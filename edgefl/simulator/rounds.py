@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
+from edgefl.errors import ParticipationError
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
@@ -22,7 +23,6 @@ from edgefl.simulator.standing import Ended, Standing, Tally
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
 from edgefl.simulator.versions import Versions
 from edgefl.wire import tensors
-from edgefl.wire.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
 from edgefl_device.store.carry_choice import RoundToBegin

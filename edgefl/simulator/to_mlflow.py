@@ -15,10 +15,10 @@ from mlflow.exceptions import MlflowException
 
 from edgefl.config import Federation
 from edgefl.config.text import by_key
+from edgefl.errors import ConfigError
 from edgefl.simulator.row import Row, scalars
 from edgefl.system.distribution import version
 from edgefl.system.files import write_text
-from edgefl.wire.errors import ConfigError
 
 NAME = "mlflow.json"
 _PARAMS_AT_A_TIME = 100

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from edgefl.config import Federation
 from edgefl.config.simulation import SimulationTable
+from edgefl.errors import ConfigError
 from edgefl.simulator.row import Row
 from edgefl.system.distribution import install
-from edgefl.wire.errors import ConfigError
 
 _MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.errors import BundleError
 from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.round.feeds import Feeds, complete, kept, other_rows

@@ -10,12 +10,12 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from edgefl.errors import ParticipationError
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
 from edgefl.simulator.fleet import Fleet, Work
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.tasks import Report, RoundTask
-from edgefl.wire.errors import ParticipationError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.active_round import Began
 from edgefl_server.coordinator import machine as coordinator

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgefl.contract.options import check_options
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.importance.submodel import importance
@@ -13,7 +14,6 @@ from edgefl.submodels.output_side.submodel import output_side
 from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import width
-from edgefl.wire.errors import ConfigError
 
 KINDS: Mapping[str, Callable[..., Submodel]] = {
     "early_exit": early_exit,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, arrays, prefixed, select
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import restore_counters
 from edgefl.models.layers.given import called
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ModelError
 from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import DataError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.given import called
 from edgefl.models.layers.normalised import NormCall
 from edgefl.models.modes import is_inference, set_mode
-from edgefl.wire.errors import DataError
 
 Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 

@@ -6,10 +6,10 @@ import sys
 
 import msgspec
 
+from edgefl.errors import EdgeflError
 from edgefl.system.parent import end_by_signal
 from edgefl.web.serve import serve
 from edgefl.web.settings import WebSettings
-from edgefl.wire.errors import EdgeflError
 
 if __name__ == "__main__":
     end_by_signal()

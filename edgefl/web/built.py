@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 VARIABLE = "EDGEFL_WEB_PAGE"
 """Names another folder: the page of another build."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from edgefl.errors import ConfigError
 from edgefl.system.distribution import install
-from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     import segno

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from edgefl.errors import ConfigError
 from edgefl.system.listener import kept, most_connections
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 
 PROTOCOL = "mqtt"

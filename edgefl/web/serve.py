@@ -21,6 +21,7 @@ from starlette.websockets import WebSocket
 
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.data import open_data
 from edgefl.system.listener import WebServer, certificate_fault
 from edgefl.web.built import PACKED, built_page
@@ -29,7 +30,6 @@ from edgefl.web.offer import Offer, offer_of
 from edgefl.web.relay import Relay
 from edgefl.web.samples import sample_of, write_samples
 from edgefl.web.settings import WebSettings
-from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.dashboard.web.serve import bind
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import ConfigError
 from edgefl.system.files import make_folder
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 
 FOLDER = "web"

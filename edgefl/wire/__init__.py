@@ -1,1 +1,1 @@
-"""Everything both sides agree on, without torch: messages, topics, manifest, chunks, tensors, the broker session."""
+"""Definitions that server and devices share, without torch: messages, topics, manifest, blobs, tensors, broker session."""

@@ -9,7 +9,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 from edgefl.wire.tensors import Array
 
 _TYPES: dict[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -57,7 +57,7 @@ def unreadable(error: Exception, name: str) -> str:
 
 
 def read_idx(path: Path) -> Array:
-    """The array of an idx file, gzipped or not, in native byte order; DataError if it is none or is cut short."""
+    """Return the array of an idx file, gzipped or not, in native byte order. Raises DataError for a damaged file."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

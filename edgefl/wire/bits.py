@@ -1,8 +1,8 @@
-"""Bit masks as bytes: packed bits, or gaps between the set ones, and what a submodel costs in either (fiarse.md 8.3, R1).
+"""Bit masks as bytes: packed bits, or gaps between the set ones, and the size of each (fiarse.md 8.3, R1).
 
 A packed mask of ``count`` entries is uint8 of ceil(count / 8): entry 8 i + j is bit j of byte i, counted from the lowest,
-as ``numpy.packbits(bitorder="little")`` has it. Gaps are LEB128 varints of ``index - previous index - 1``, the previous
-index being -1 at first: a gap below 128 takes one byte, so a mask with fewer than one entry in eight is smaller this way.
+as ``numpy.packbits(bitorder="little")`` has it. Gaps are LEB128 varints of ``index - previous index - 1``; the first
+previous index is -1. A gap below 128 takes one byte, so gaps are smaller for masks with fewer than one entry in eight.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 
 Mask = npt.NDArray[np.bool_]
 Packed = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.int64]
 
 _PIECE = 1 << 16
-"""Bytes worked on at a time, so that a mask of any size costs a few MiB beside its result."""
+"""Bytes processed at a time, so that a mask of any size costs a few MiB besides its result."""
 
 _LONGEST = 9
 """Bytes of the longest varint: 63 bits, what an int64 holds without its sign."""
 
 
 def pack(mask: Mask) -> Packed:
-    """``mask`` (bool, any shape, read in C order) as a packed mask."""
+    """Return ``mask`` (bool, any shape, read in C order) as a packed mask, uint8 [ceil(count / 8)]."""
     return np.packbits(mask.reshape(-1), bitorder="little")
 
 
 def unpack(packed: Packed, count: int) -> Mask:
-    """The ``count`` entries of a packed mask, bool [count]; ProtocolError as in :func:`check`."""
+    """Return the ``count`` entries of a packed mask, bool [count]. Raises ProtocolError as :func:`check` does."""
     check(packed, count)
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
 
 def check(packed: npt.NDArray[np.generic], count: int) -> None:
-    """ProtocolError unless ``packed`` is uint8 [ceil(count / 8)] with no bit set beyond ``count``."""
+    """Raise ProtocolError unless ``packed`` is uint8 [ceil(count / 8)] with no bit set beyond ``count``."""
     size = packed_bytes(count)
     if packed.dtype != np.uint8 or packed.shape != (size,):
         raise ProtocolError(
@@ -53,16 +53,18 @@ def check(packed: npt.NDArray[np.generic], count: int) -> None:
 
 
 def to_gaps(packed: Packed, count: int) -> bytes:
-    """The varints of a packed mask, nothing if no entry is set; ProtocolError as in :func:`check`."""
+    """Return the varints of a packed mask, empty if no entry is set. Raises ProtocolError as :func:`check` does."""
     check(packed, count)
     return b"".join(_varints(gaps) for gaps in _gaps(packed))
 
 
 def from_gaps(data: bytes, count: int) -> Packed:
-    """The packed mask of ``count`` entries that :func:`to_gaps` wrote.
+    """Return the packed mask of ``count`` entries that :func:`to_gaps` wrote.
 
-    Takes ceil(count / 8) bytes whatever ``data`` says, so a receiver bounds ``count`` first. ProtocolError if a varint
-    is cut short or longer than nine bytes, or an index is not below ``count``.
+    The result takes ceil(count / 8) bytes whatever ``data`` contains, so a receiver bounds ``count`` first.
+
+    Raises:
+        ProtocolError: A varint is cut short or longer than nine bytes, or an index is not below ``count``.
     """
     stored = np.frombuffer(data, np.uint8)
     packed = np.zeros(packed_bytes(count), np.uint8)
@@ -81,18 +83,18 @@ def from_gaps(data: bytes, count: int) -> Packed:
 
 
 def packed_bytes(count: int, bits: int = 1) -> int:
-    """Bytes of ``count`` entries of ``bits`` each, in a mask or in codes: ceil(count * bits / 8)."""
+    """Return the bytes of ``count`` entries of ``bits`` each, in a mask or in codes: ceil(count * bits / 8)."""
     return -(-count * bits // 8)
 
 
 def gap_bytes(packed: Packed, count: int) -> int:
-    """Bytes of :func:`to_gaps`, without writing them."""
+    """Return the length of :func:`to_gaps` without computing its bytes."""
     check(packed, count)
     return sum(int(_lengths(gaps).sum()) for gaps in _gaps(packed))
 
 
 def _gaps(packed: Packed) -> Iterator[Numbers]:
-    """Unset entries before each set one, piece by piece; no empty piece."""
+    """Yield the numbers of unset entries before each set one, in blocks that are not empty."""
     previous = -1
     for start in range(0, packed.size, _PIECE):
         bits = np.unpackbits(packed[start : start + _PIECE], bitorder="little").view(np.bool_)
@@ -103,7 +105,7 @@ def _gaps(packed: Packed) -> Iterator[Numbers]:
 
 
 def _lengths(gaps: Numbers) -> Numbers:
-    """Bytes of each number's varint: one for every seven bits."""
+    """Return the length of each number's varint in bytes: one for every seven bits."""
     lengths = np.ones(gaps.size, np.int64)
     for shift in range(7, int(gaps.max()).bit_length(), 7):
         lengths += (gaps >> shift) > 0
@@ -122,7 +124,7 @@ def _varints(gaps: Numbers) -> bytes:
 
 
 def _numbers(piece: Packed) -> tuple[Numbers, int]:
-    """The whole varints that ``piece`` begins with, and the bytes they take."""
+    """Return the complete varints at the beginning of ``piece``, and their length in bytes."""
     ends = np.flatnonzero(piece < 128)
     starts = np.concatenate(([0], ends[:-1] + 1))
     longest = int((ends - starts).max()) + 1 if ends.size else 0

@@ -1,15 +1,20 @@
-"""Immutable bytes named by their SHA-256, and the chunks that carry them."""
+"""Immutable bytes named by their SHA-256, the chunks that carry them, and their compression with zstd.
+
+The zstd library, which is part of Python from 3.14 on, is imported with the first compressed blob, so a device without any
+does not pay for it.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from edgefl.wire.errors import BundleError
+from edgefl.errors import BundleError
 from edgefl.wire.limits import MOST_CHUNK_BYTES
 
 DIGEST_BYTES = 32
@@ -17,10 +22,11 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Name and shape of a blob as it travels. ``digests`` holds the raw SHA-256 of each chunk, concatenated.
+    """Name and shape of a blob as it travels.
 
-    It is empty for a blob of one chunk, whose digest is the blob's own. With ``codec`` the bytes that travel are a zstd
-    frame of ``raw`` bytes (:func:`edgefl.wire.compression.unpacked`); ``sha256``, ``size`` and ``digests`` are the frame's.
+    ``digests`` holds the raw SHA-256 of each chunk, concatenated. It is empty for a blob of one chunk, whose digest is the
+    blob's own. With ``codec`` the transmitted bytes are a zstd frame of ``raw`` bytes (:func:`decompress`), and ``sha256``,
+    ``size`` and ``digests`` are the frame's.
     """
 
     sha256: str
@@ -69,7 +75,13 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:
-    """The reference of ``data`` cut into chunks of ``chunk`` bytes; ``raw``: what it unfolds to if it is a zstd frame."""
+    """Return the reference of ``data`` cut into chunks of ``chunk`` bytes.
+
+    Args:
+        data: Bytes as they travel.
+        chunk: Bytes of one chunk.
+        raw: Decompressed size if ``data`` is a zstd frame, else 0.
+    """
     several = len(data) > chunk
     return BlobRef(
         sha256=hashlib.sha256(data).hexdigest(),
@@ -82,16 +94,112 @@ def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:
 
 
 def split(data: bytes, chunk: int) -> Iterator[bytes]:
-    """Chunks of ``data`` in order; one empty chunk for empty data."""
+    """Yield the chunks of ``data`` in order; one empty chunk for empty data."""
     for start in range(0, max(1, len(data)), chunk):
         yield data[start : start + chunk]
 
 
 def verified(ref: BlobRef, data: bytes) -> bytes:
-    """``data`` if its size and digest are those of ``ref``, else BundleError."""
+    """Return ``data`` if it has the size and digest of ``ref``. Raises BundleError otherwise."""
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise BundleError(
             f"blob {ref.sha256[:12]} is damaged: {len(data)} of {ref.size} bytes, digest differs; fetch it again",
             sha256=ref.sha256,
         )
     return data
+
+
+Compression = Literal["zstd", "none"]
+
+LEAST_SAVED = 0.03
+"""Least share of the bytes that compression must save. Otherwise a blob travels as it is."""
+
+_LEVEL = 3
+_LEAST_WINDOW_LOG, _MOST_WINDOW_LOG = 10, 27  # of zstd's format, and what every decoder must take
+_CHANGES_LEVEL = 19  # made once, read by every device
+
+
+def compress(data: bytes, chunk: int, compression: Compression = "zstd") -> tuple[BlobRef, bytes]:
+    """Return the reference and the bytes to send, compressed if that saves at least LEAST_SAVED."""
+    if compression == "zstd" and data:
+        small: bytes = _zstd().compress(data, _LEVEL)
+        if len(small) <= (1.0 - LEAST_SAVED) * len(data):
+            return describe(small, chunk, raw=len(data)), small
+    return describe(data, chunk), data
+
+
+def decompress(ref: BlobRef, data: bytes, limit: int) -> bytes:
+    """Return the content of a blob.
+
+    Args:
+        ref: Reference of the blob.
+        data: Transmitted bytes, already verified against ``ref``.
+        limit: Most bytes of the content.
+
+    Raises:
+        BundleError: The content would exceed ``limit`` or differ from the reference. Raised before anything is allocated.
+    """
+    if not ref.codec:
+        return data
+    ref.check(limit)
+    zstd = _zstd()
+    window_log = max((ref.raw - 1).bit_length(), _LEAST_WINDOW_LOG)
+    try:
+        claimed = zstd.get_frame_info(data).decompressed_size
+        if claimed != ref.raw:
+            raise _refused(ref, f"its frame claims {claimed} bytes")
+        reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
+        content: bytes = reader.decompress(data, ref.raw + 1)  # one more, or the frame's end stays unread
+    except zstd.ZstdError as error:
+        raise _refused(ref, str(error)) from error
+    if not reader.eof or reader.unused_data:
+        raise _refused(ref, "it is cut off, or something follows it")
+    if len(content) != ref.raw:
+        raise _refused(ref, f"it unfolds to {len(content)} bytes")
+    return content
+
+
+def compress_against(base: bytes, data: bytes) -> bytes:
+    """Return a zstd frame of ``data`` with ``base`` as its dictionary: small if the two differ little."""
+    zstd = _zstd()
+    options = {zstd.CompressionParameter.window_log: _window_log(len(base) + len(data))}
+    options[zstd.CompressionParameter.compression_level] = _CHANGES_LEVEL
+    small: bytes = zstd.compress(data, options=options, zstd_dict=zstd.ZstdDict(base, is_raw=True).as_prefix)
+    return small
+
+
+def decompress_against(base: bytes, frame: bytes, raw: int) -> bytes:
+    """Return the data of :func:`compress_against`. Raises BundleError unless they have ``raw`` bytes."""
+    zstd = _zstd()
+    most = {zstd.DecompressionParameter.window_log_max: _window_log(len(base) + raw)}
+    try:
+        known = zstd.ZstdDict(base, is_raw=True).as_prefix
+        reader = zstd.ZstdDecompressor(options=most, zstd_dict=known)
+        content: bytes = reader.decompress(frame, raw + 1)
+    except (zstd.ZstdError, ValueError) as error:
+        raise BundleError(
+            f"a variant is no zstd frame beside its graph ({error}); export the bundle again"
+        ) from error
+    if not reader.eof or reader.unused_data or len(content) != raw:
+        raise BundleError(f"a variant does not unfold to {raw} bytes; export the bundle again")
+    return content
+
+
+def _window_log(count: int) -> int:
+    return min(max((count - 1).bit_length(), _LEAST_WINDOW_LOG), _MOST_WINDOW_LOG)
+
+
+def _zstd() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
+
+
+def _refused(ref: BlobRef, why: str) -> BundleError:
+    return BundleError(
+        f"blob {ref.sha256[:12]} is no zstd frame of {ref.raw} bytes ({why}); the server must publish it again",
+        sha256=ref.sha256,
+        raw=ref.raw,
+    )

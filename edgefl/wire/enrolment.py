@@ -1,6 +1,8 @@
-"""One-time tokens by which a device brings its public key onto the server's list of devices.
+"""Two ways to bring a device's public key onto the server's list: one-time tokens and certificate-signing requests.
 
-The token never travels: the hello names it, and proves by an HMAC over the device's topic and key that the device has it.
+A token never travels: the hello names it and proves possession by an HMAC over the device's topic and key. A request
+(PKCS #10, PEM) is carried by hand. Its common name is the device, its organization the federation. The key itself signs
+the request, so nobody can enrol a key of somebody else.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.keys import parse_key
+from edgefl.errors import ConfigError
+from edgefl.wire.keys import KeyPair, parse_key
+from edgefl.wire.mqtt.topics import checked_name
 
 _TOKEN = re.compile(r"efl1\.([0-9a-f]{16})\.([0-9a-f]{64})\.([0-9a-f]{64})")
 
 
 @dataclass(frozen=True)
 class Token:
-    """``name`` is public, ``secret`` proves, ``server`` is the server's public key, which the device trusts from then on."""
+    """One-time token.
+
+    ``name`` is public, ``secret`` is the proof, ``server`` is the server's public key, which the device trusts.
+    """
 
     name: str
     secret: bytes
@@ -27,17 +33,17 @@ class Token:
 
     @property
     def text(self) -> str:
-        """What is given to the device, on a way that nobody else reads."""
+        """The token as text, for a confidential channel to the device."""
         return f"efl1.{self.name}.{self.secret.hex()}.{self.server.hex()}"
 
 
 def new_token(server: bytes) -> Token:
-    """A token that nobody can guess, of the server with this public key."""
+    """Return a random token of the server with the public key ``server``."""
     return Token(secrets.token_hex(8), secrets.token_bytes(32), server)
 
 
 def parse_token(text: str) -> Token:
-    """The token in ``text``; ConfigError for another text, which it does not repeat."""
+    """Return the token in ``text``. Raises ConfigError for any other text, without repeating it."""
     found = _TOKEN.fullmatch(text.strip())
     if found is None:
         raise ConfigError(
@@ -47,11 +53,76 @@ def parse_token(text: str) -> Token:
 
 
 def proof(secret: bytes, topic: str, public: bytes) -> bytes:
-    """32 bytes that only who has the token can make, for one device and key; ``topic`` is the one of the hello."""
+    """Return the 32-byte proof that the sender has the token, for one device and key.
+
+    Args:
+        secret: Secret of the token.
+        topic: Topic of the hello.
+        public: Public key of the device.
+    """
     text = f"edgefl/enrolment/1\n{topic}\n{public.hex()}\n".encode()
     return hmac.new(secret, text, hashlib.sha256).digest()
 
 
 def proves(secret: bytes, topic: str, public: bytes, given: bytes) -> bool:
-    """Whether ``given`` is the proof."""
+    """Return True if ``given`` is the proof."""
     return hmac.compare_digest(proof(secret, topic, public), given)
+
+
+@dataclass(frozen=True)
+class SigningRequest:
+    """Content of a verified request: who asks, and the key."""
+
+    federation: str
+    device: str
+    key: bytes
+
+
+def signing_request(keys: KeyPair, federation: str, device: str) -> bytes:
+    """Return a request (PEM) for ``device``, signed by its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    subject = x509.Name(
+        [
+            x509.NameAttribute(x509.NameOID.ORGANIZATION_NAME, federation),
+            x509.NameAttribute(x509.NameOID.COMMON_NAME, device),
+        ]
+    )
+    made = x509.CertificateSigningRequestBuilder().subject_name(subject).sign(keys.private, None)
+    return made.public_bytes(Encoding.PEM)
+
+
+def read_signing_request(data: bytes, source: str) -> SigningRequest:
+    """Parse and verify a request.
+
+    Args:
+        data: PEM bytes.
+        source: Name of the file, for error texts.
+
+    Raises:
+        ConfigError: ``data`` is no request, is not signed by its own key, or has a key of another kind.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        found = x509.load_pem_x509_csr(data)
+        valid, key = found.is_signature_valid, found.public_key()
+    except Exception as error:  # whatever a parser makes of hostile bytes
+        raise ConfigError(
+            f"{source} is no certificate-signing request in PEM: {error}", source=source
+        ) from error
+    if not valid or not isinstance(key, Ed25519PublicKey):
+        raise ConfigError(
+            f"{source} is not signed by an Ed25519 key of its own: make it with `edgefl enroll request`",
+            source=source,
+        )
+    names = {
+        attribute.oid: attribute.value for attribute in found.subject if isinstance(attribute.value, str)
+    }
+    federation = names.get(x509.NameOID.ORGANIZATION_NAME, "")
+    device = names.get(x509.NameOID.COMMON_NAME, "")
+    return SigningRequest(
+        checked_name("federation", federation), checked_name("device", device), key.public_bytes_raw()
+    )

@@ -1,9 +1,9 @@
-"""Ed25519 keys: the one kind of key file, what a key signs, and how one key follows another.
+"""Ed25519 keys: the key file, signatures, and key rotation.
 
-A key file holds the private key as 64 hexadecimal digits. Beside it lies, once the key was rotated, ``<file>.chain``: the
-statements by which each key introduced the next. Server and devices have the same files. ::
+A key file holds the private key as 64 hexadecimal digits. After a rotation ``<file>.chain`` lies in the same folder: the
+statements by which each key introduced its successor. Server and devices use the same files. ::
 
-    keys = KeyPair(Path("server.key"))      # made if there is none
+    keys = KeyPair(Path("server.key"))      # created if missing
     verify(keys.public, keys.sign(b"text"), b"text")
     rotate(Path("server.key"), overlap_s=86_400, now=time.time())
 """
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from edgefl.errors import ConfigError
 from edgefl.system.files import make_folder, write_whole
-from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 MOST_SUCCESSIONS = 8
-"""Statements that travel: whoever was away for more rotations than that needs the new key by other means."""
+"""Most statements in a message. A device that missed more rotations needs the new key by other means."""
 FOREVER = 1 << 62
-"""An expiry, in seconds since 1970, that does not come."""
+"""Expiry of a key without a successor, in seconds since 1970."""
 
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -40,7 +40,10 @@ Moment = Annotated[int, msgspec.Meta(ge=0, le=FOREVER)]
 
 
 class Succession(msgspec.Struct, frozen=True, kw_only=True):
-    """A key's own word that ``new`` takes its place; ``old`` is good until ``until``, seconds since 1970."""
+    """A statement, signed by the key ``old``, that ``new`` replaces it.
+
+    ``old`` is valid until ``until``, seconds since 1970.
+    """
 
     old: PublicKey
     new: PublicKey
@@ -49,14 +52,18 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """Whether the old key signed it."""
+        """True if the old key signed the statement."""
         return verify(self.old, self.signature, _succession_text(self.old, self.new, self.until))
 
 
 class KeyPair:
-    """A private key in a file that only its owner may read. It is made if there is none.
+    """A private key in a file that only its owner may read.
 
-    ConfigError if the file holds something else.
+    Args:
+        path: Key file. It is created with a random key if it does not exist.
+
+    Raises:
+        ConfigError: The file holds no key.
     """
 
     def __init__(self, path: Path) -> None:
@@ -69,26 +76,29 @@ class KeyPair:
 
     @property
     def public_key(self) -> str:
-        """64 hexadecimal digits."""
+        """The public key as 64 hexadecimal digits."""
         return self.public.hex()
 
     @property
     def client_secret(self) -> bytes:
-        """Secret of the holder's client ids: its signature of a fixed text, which is the same each time and never sent."""
+        """Secret of the holder's client ids: its signature of a fixed text, which is always the same and never sent."""
         return self.sign(b"edgefl/v1/client-id")
 
     @property
     def private(self) -> Ed25519PrivateKey:
-        """For certificate-signing requests."""
+        """Private key, for certificate-signing requests."""
         return self._key
 
     def sign(self, text: bytes) -> bytes:
-        """64 bytes. ``text`` begins with a context of its own, so that it cannot be mistaken for anything else."""
+        """Return the signature of ``text``, 64 bytes.
+
+        ``text`` must begin with a context of its own, so that one kind of signed text cannot pass for another.
+        """
         return self._key.sign(text)
 
 
 def verify(public: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether ``signature`` is that of the holder of ``public`` for ``text``."""
+    """Return True if the holder of the key ``public`` made ``signature`` for ``text``."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -106,26 +116,35 @@ def _public_key(public: bytes) -> Ed25519PublicKey:
 
 
 def parse_key(text: str) -> bytes:
-    """32 bytes out of 64 hexadecimal digits, else ConfigError."""
+    """Return the 32 bytes of 64 hexadecimal digits. Raises ConfigError for any other text."""
     if not _KEY.fullmatch(text):
         raise ConfigError(f"a key has {2 * KEY_BYTES} hexadecimal digits, found {len(text)} characters")
     return bytes.fromhex(text)
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Keys with commas between them; none for an empty text. ConfigError names a part that is none."""
+    """Return the keys of a comma-separated list, none for an empty text. Raises ConfigError for a part that is no key."""
     return tuple(parse_key(part.strip()) for part in text.split(",")) if text else ()
 
 
 def shown(key: bytes) -> str:
-    """What people are shown of a public key."""
+    """Return the short form of a public key that people see: 12 hexadecimal digits."""
     return key.hex()[:12]
 
 
 def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
-    """Put a new key into ``path``, introduced by a statement of the old one, which is good for ``overlap_s`` more.
+    """Replace the key in ``path`` by a new one and write the old key's statement about it.
 
-    ConfigError if there is no key to begin with.
+    Args:
+        path: Key file.
+        overlap_s: Seconds for which the old key stays valid.
+        now: Current time, seconds since 1970.
+
+    Returns:
+        The new key.
+
+    Raises:
+        ConfigError: There is no key to replace.
     """
     if not path.exists():
         raise ConfigError(
@@ -145,9 +164,13 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
 
 
 def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) -> dict[bytes, int]:
-    """Known keys and their expiries, and those that ``statements`` introduce one after the other.
+    """Return the known keys with their expiries after applying ``statements``.
 
-    A key that has a successor introduces no second one: who stole an old key gains nothing by it.
+    A key that has a successor introduces no second one, so a thief of an old key gains nothing by it.
+
+    Args:
+        known: Expiry of each known key, seconds since 1970.
+        statements: Statements of the sender, in any order.
     """
     keys, waiting = dict(known), list(statements)
     while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.holds), None):
@@ -159,7 +182,7 @@ def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) ->
 
 
 def chain_of(path: Path) -> Path:
-    """Where the statements of a key file lie."""
+    """Return the file with the statements of a key file."""
     return path.with_name(path.name + ".chain")
 
 
@@ -207,6 +230,6 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _write_key(path: Path, private: bytes) -> None:
-    """Whole or not at all: half a key after a power cut would be another name."""
+    """Write the key file atomically: after a power cut, half a key would be a different identity."""
     make_folder(path.parent)
     write_whole(path, f"{private.hex()}\n".encode(), durable=True, shared=True, private=True)

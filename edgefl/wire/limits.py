@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 _LONGEST_S = 1e8
 """Three years. Upper bounds also keep out infinity; NaN is outside of every range."""
@@ -33,24 +33,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     1,000 messages after which Mosquitto drops a client's queue."""
 
     fetch_timeout_s: Seconds = 10.0
-    """How long a device waits for any chunk of its window before it asks again."""
+    """Time a device waits for any chunk of its window before it subscribes again."""
 
     fetch_retries: Count = 5
-    """Attempts without a single good chunk before a blob is given up: a damaged or missing blob must not
-    keep a device awake for ever."""
+    """Attempts without a single valid chunk before a blob is given up: a damaged or missing blob must not keep a device
+    awake.
+    """
 
     mirror_bytes_s: Bytes = 64 << 10
-    """Slower than that, over ``fetch_timeout_s``, a mirror is left for the broker. What came from it stays."""
+    """Least rate of a mirror over ``fetch_timeout_s``.
+
+    From a slower one the device switches to the broker and keeps its bytes.
+    """
 
     mirror_pause_s: Seconds = 10.0
-    """How long a device leaves a mirror that failed; doubled each time in a row, up to 64 times that."""
+    """Time for which a device avoids a mirror that failed. It doubles with each failure in a row, up to 64 times."""
 
     announcement_bytes: Bytes = 128 * 1024
     """Largest announcement that is one message: every device gets it, and the strictest hosted broker takes no more. What a
     larger one offers becomes a blob, for devices that take part."""
 
     max_blob_bytes: Bytes = 1 << 30
-    """Largest blob a device accepts. A device is told sizes by a server it may not trust."""
+    """Largest blob a device accepts. The sizes come from a server that need not be trusted."""
 
     store_bytes: Bytes = 2 << 30
     """Size of the device's blob cache; the least recently used blobs leave first."""
@@ -59,7 +63,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Chunks of an update in flight before the device waits for the broker: bounds memory on slow links."""
 
     ack_timeout_s: Seconds = 20.0
-    """How long an update waits for the server's word before it is sent again; doubled each time, up to 16 times that."""
+    """Time that an update waits for the server's acknowledgement before it is sent again.
+
+    It doubles each time, up to 16 times.
+    """
 
     checkpoint_steps: Count = 5
     """Local steps between two checkpoints of the training state: a power cut costs at most this many steps."""
@@ -91,8 +98,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Messages of progress a second that a server reads, of all devices together. It asks them to send no more."""
 
     update_copies: Count = 8
-    """Times over that a device may send its update within a round: links break, and the server asks again. What it sends
-    beyond that is dropped unread."""
+    """Times that a device may send its update within a round: links break, and the server requests chunks again. The server
+    drops further copies unread.
+    """
 
     inbox_messages: Count = 20_000
     """Messages that wait for the process on either side. The network thread waits while there are more, and drops what finds
@@ -106,20 +114,25 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     one it hangs up, before it holds any of it."""
 
     max_devices: Count = 100_000
-    """Names of devices that the server keeps. Whoever may write to the broker can make names up."""
+    """Most names of devices that the server stores. Every client that may write to the broker can invent names."""
 
     come_later_s: Seconds = 60.0
-    """How long a device that finds no room is told to stay away, at least, and up to twice as long by chance; the more there
-    are, the longer."""
+    """Least pause of a device that the server has no room for, and up to twice as long at random.
+
+    It grows with the number of such devices.
+    """
 
     max_strangers: Count = 10_000
-    """Names of which the server knows nothing but whether they are online: those that said no hello."""
+    """Most names without a hello for which the server stores whether they are online."""
 
     hello_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 20)] = 8192
     """Largest hello that the server reads; it keeps the last one of each device."""
 
     device_messages_s: Rate = 20.0
-    """Messages a second of one device that the server reads, beside the pieces of its update; ten times as many at once."""
+    """Messages a second of one device that the server reads, not counting chunks of its update.
+
+    Bursts of ten times as many pass.
+    """
 
     stranger_messages_s: Rate = 10.0
     """Messages a second that the server answers of names that said no hello, of all of them together."""
@@ -148,8 +161,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Pause of a device after a failed attempt at a round, before it tries again."""
 
     notice_s: Seconds = 5.0
-    """After how long without news people are told more: a device that hears nothing of its federation, and a server that
-    lacks devices, look who else is on the broker; a server names the devices that its round waits for. Doubled each time."""
+    """Time without news before a search starts.
+
+    A device without its federation, and a server that lacks devices, look for other clients of the broker. A server names
+    the devices that its round waits for. It doubles each time.
+    """
 
     history_rounds: Count = 1000
     """Past rounds a device remembers. At least one: by it the device knows that a task is done."""
@@ -198,8 +214,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 SEED_MAX = 2**63 - 1
-"""Largest seed: the largest integer of a TOML file, and torch's generators, which take one bit more, also get the numbers
-that follow a seed."""
+"""Largest seed: the largest integer of a TOML file. torch's generators take one bit more, for numbers that follow a seed."""
 
 
 def checked_seed(seed: int) -> int:

@@ -1,7 +1,7 @@
-"""Numbers that tell people how good a model is, from sums that add up over rows, batches and devices.
+"""Metrics of a model, computed from sums that add up over rows, batches and devices.
 
-A loss names its metrics (``Measured`` in ``edgefl.models.losses.loss``); evaluations give sums (``sums_of`` there), on a
-device too, and what is shown is made of these at the very end: a mean of F1s would not be the F1 of all.
+A loss names its metrics (``Measured`` in ``edgefl.models.losses.loss``). Evaluations return sums (``sums_of`` there), also
+on devices, and metrics are computed from the total only: a mean of F1s would not be the F1 of all samples.
 """
 
 from __future__ import annotations
@@ -11,27 +11,34 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 from edgefl.wire.tensors import Array
 
 Sums = Mapping[str, Array]
-"""float64 by name: () or one per class."""
+"""Sums by name, float64: scalars, or one entry per class."""
 
 
 LOSS = "loss"
 
 
 def added(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
-    """``total`` and the sums of one more batch, in float64."""
+    """Return ``total`` plus the sums of one more batch, in float64."""
     new = {name: np.asarray(each, np.float64) for name, each in sums.items()}
     return {name: total[name] + each if name in total else each for name, each in new.items()}
 
 
 def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
-    """``loss`` and the metrics ``names``, in their order, from the ``sums`` of all rows.
+    """Return ``loss`` and the metrics ``names``, in their order.
 
-    NaN where there is nothing to measure, such as accuracy without a label that counts. ModelError for a metric that there
-    is not.
+    Args:
+        names: Keys of :data:`METRICS`.
+        sums: Sums over all rows.
+
+    Returns:
+        Values by name; NaN without data, such as accuracy if no label counts.
+
+    Raises:
+        ModelError: A metric is unknown.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -40,13 +47,13 @@ def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
 
 
 def mean_loss(sums: Sums) -> float:
-    """The mean over all samples, as they weigh."""
+    """Return the mean loss over all samples, weighted if the sums have weights."""
     weighted = "weight" in sums
     return _ratio(sums["weighted_loss" if weighted else "loss_sum"], sums["weight" if weighted else "count"])
 
 
 def accuracy(sums: Sums) -> float:
-    """The share that is right, from 0 to 1."""
+    """Return the share of correct predictions, from 0 to 1."""
     weighted = "weight" in sums
     return _ratio(
         sums["weighted_correct" if weighted else "correct"], sums["weight" if weighted else "count"]
@@ -54,23 +61,25 @@ def accuracy(sums: Sums) -> float:
 
 
 def f1(sums: Sums) -> float:
-    """2 tp / (2 tp + fp + fn), the mean over the classes that occur or are said; of two classes, that of the second."""
+    """Return 2 tp / (2 tp + fp + fn), the mean over the classes that occur or are predicted; of two classes, that of the
+    second.
+    """
     return _mean_of_classes(2 * sums["tp"], 2 * sums["tp"] + sums["fp"] + sums["fn"])
 
 
 def iou(sums: Sums) -> float:
-    """Intersection over union, tp / (tp + fp + fn), the mean over the classes that occur or are said."""
+    """Return the intersection over union, tp / (tp + fp + fn), the mean over the classes that occur or are predicted."""
     return _mean_of_classes(sums["tp"], sums["tp"] + sums["fp"] + sums["fn"])
 
 
 def perplexity(sums: Sums) -> float:
-    """exp of the mean negative log-likelihood of a token: that of a uniform model is the size of the vocabulary."""
+    """Return exp of the mean negative log-likelihood per token. A uniform model has the size of the vocabulary."""
     mean = _ratio(sums["nll"], sums["tokens"])
     return math.inf if mean > 700.0 else math.exp(mean)
 
 
 def mae(sums: Sums) -> float:
-    """The mean absolute error, in the labels' unit."""
+    """Return the mean absolute error, in the labels' unit."""
     return _ratio(sums["absolute"], sums["count"])
 
 

@@ -1,6 +1,6 @@
-"""Mirrors: where blobs lie beside the broker, each at ``BASE/<sha256>``, for whoever speaks HTTP.
+"""Mirrors: HTTP servers that serve each blob at ``BASE/<sha256>``, besides the broker.
 
-Nobody has to trust one: what comes from there is held against the digests that the server signed.
+A mirror need not be trusted: devices compare its bytes with the digests that the server signed.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 MOST_MIRRORS = 8
-"""That an announcement names and a device asks."""
+"""Most mirrors in an announcement, and most that a device asks."""
 MOST_LETTERS = 500
 _PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[a-z0-9._-]+|[0-9a-f:.]*:[0-9a-f:.]*(%[a-z0-9._-]+)?")
@@ -22,7 +22,7 @@ _REMEDY = "write it like https://weights.example.org/demo or http://gateway.lan:
 
 @dataclass(frozen=True)
 class Mirror:
-    """A mirror's address; ``path`` is empty or begins with a slash, and ends with none."""
+    """Address of a mirror. ``path`` is empty, or begins with a slash and does not end with one."""
 
     scheme: str
     host: str
@@ -31,7 +31,11 @@ class Mirror:
 
     @classmethod
     def parse(cls, text: str) -> Mirror:
-        """``http(s)://host[:port][/path]``; ConfigError for anything else, user names and queries among it."""
+        """Return the mirror at ``http(s)://host[:port][/path]``.
+
+        Raises:
+            ConfigError: The text is anything else, or contains a user name or a query.
+        """
         try:
             parts = urlsplit(text)
             port, host = parts.port, parts.hostname or ""
@@ -54,17 +58,17 @@ class Mirror:
 
     @property
     def secure(self) -> bool:
-        """Whether nobody on the way sees which blobs are asked for."""
+        """True if the connection is encrypted, so that observers do not see the requested digests."""
         return self.scheme == "https"
 
     @property
     def netloc(self) -> str:
-        """What the Host header has."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     def target(self, sha256: str) -> str:
-        """What is asked for."""
+        """Return the path to request for a blob."""
         return f"{self.path}/{sha256}"
 
     def __str__(self) -> str:
@@ -72,7 +76,7 @@ class Mirror:
 
 
 def is_near(address: str) -> bool:
-    """Whether an IP address belongs to this machine or to a private network."""
+    """Return True if an IP address belongs to this machine or to a private network."""
     import ipaddress  # a device without mirrors has no use for it
 
     try:

@@ -1,14 +1,14 @@
-"""What leads from the weights a device has to the next ones: codes of eight bits per entry, and the same bits on both sides.
+"""Patches: the difference between two versions of the weights, in codes of eight bits per entry.
 
-A patch is a safetensors blob: per tensor that training changes int8 codes under its name, in its shape; the other
-tensors that changed (moving statistics) as they are now; and under ``/scales`` one float32 per coded tensor, by
-ascending name. With A the tensor's scale::
+A patch is a safetensors blob. Each tensor that training changed is int8 codes under its name, in its shape. Other tensors
+that changed (moving statistics) are stored whole. ``/scales`` holds one float32 per coded tensor, by ascending name. With A
+the tensor's scale::
 
     server   d = w - r;  A = max |d|;  code = round(d / (A / 127))  in -127 .. 127
     both     r <- r + (A / 127) * code
 
-A / 127, the product and the sum are each rounded to float32, so both sides have the same r. What rounding left over,
-w - r, is a part of the next d: the error is fed back without being stored.
+A / 127, the product and the sum are each rounded to float32, so both sides have the same r. The rounding error w - r is part
+of the next d: error feedback without stored state.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from edgefl.errors import BundleError, ProtocolError
 from edgefl.wire import tensors
-from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.tensors import Array, Arrays
 
 SCALES = "/scales"
-"""No tensor's name: those begin with their unit's, or are one the tier's kind made up."""
+"""Name of the scales. No tensor has it: names begin with their unit, or are chosen by the tier's submodel type."""
 
 _MOST = 127
 
 
 def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[str]) -> bytes | None:
-    """The patch from ``old`` towards ``new`` (float32, of the same names and shapes), in codes for the tensors ``coded``.
+    """Return the patch from ``old`` towards ``new``, or None if nothing changes.
 
-    None if there is nothing to change.
+    Args:
+        old: Weights that the device has, float32.
+        new: Weights of the same names and shapes.
+        coded: Names of the tensors that are sent as codes.
     """
     codes: Arrays = {}
     scales: list[np.float32] = []
@@ -45,7 +48,11 @@ def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[
 
 
 def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
-    """The weights after the patch ``data``; BundleError if it does not belong to ``weights`` or leads beyond float32."""
+    """Return the weights after the patch ``data``.
+
+    Raises:
+        BundleError: The patch does not belong to ``weights``, or its result is not finite.
+    """
     try:
         changes = tensors.load(data, max_bits=0)
     except ProtocolError as error:
@@ -63,13 +70,16 @@ def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
 
 
 def widened(weights: Mapping[str, Array]) -> Arrays:
-    """What travelled as float16 in float32, which graphs read; the rest as it is."""
+    """Return the weights with float16 tensors as float32, which graphs read."""
     half = np.dtype(np.float16)
     return {n: array.astype(np.float32) if array.dtype == half else array for n, array in weights.items()}
 
 
 def halved(weights: Mapping[str, Array], coded: Collection[str]) -> Arrays:
-    """The tensors ``coded`` in float16; one with an entry beyond its range stays as it is."""
+    """Return the weights with the tensors ``coded`` as float16.
+
+    A tensor with an entry beyond float16's range stays as it is.
+    """
     return {name: _half(array) if name in coded else array for name, array in weights.items()}
 
 

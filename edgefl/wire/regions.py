@@ -1,4 +1,4 @@
-"""Which entries of which global tensors a tensor of a tier holds, and a tier's share of one round's weights."""
+"""Regions: the entries of global tensors that a tensor of a tier holds, and a tier's share of one round's weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.wire.tensors import Array, Arrays
 
 Positions = npt.NDArray[np.int64]
 Axis = range | tuple[int, ...] | None
-"""Indices of one dimension that are held, in local order; None is all of them."""
+"""Indices of one dimension that are held, in local order. None means all of them."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class Block:
 
     @classmethod
     def leading(cls, *stops: int) -> Block:
-        """The first ``stops`` entries along each dimension."""
+        """Return the block of the first ``stops`` entries along each dimension."""
         return cls(tuple(range(stop) for stop in stops))
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(size if axis is None else len(axis) for axis, size in zip(self.axes, whole, strict=True))
 
     def positions(self, whole: tuple[int, ...]) -> Positions:
-        """Row-major positions in a tensor of shape ``whole``, in local order."""
+        """Return the row-major positions (int64, flat) in a tensor of shape ``whole``, in local order."""
         stride, positions = math.prod(whole), np.zeros(1, np.int64)
         for axis, size in zip(self.axes, whole, strict=True):
             stride //= size
@@ -52,17 +52,18 @@ class Entries:
 
 
 Region = Block | Entries | None
-"""Where a local tensor lies: a part of the global tensor of its name, entries of several, or (None) all of its own."""
+"""Region of a local tensor: a block of the global tensor of its name, entries of several, or (None) the whole tensor."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A tier's share of one round's global weights.
+    """A tier's share of one round's global weights; all that is needed to average any mixture of tiers.
 
-    ``payload`` is what its devices get under its own name, by local tensor name; empty where they read the model's
-    units; ``masks`` names those of its arrays that are packed bits, with the number of bits. ``regions`` names each
-    tensor of an update and the entries it holds: a global entry becomes the mean over the updates that hold it, and
-    keeps its value if there are none. Nothing else is needed to average any mixture.
+    Attributes:
+        regions: Region of each tensor of an update. A global entry becomes the mean over the updates that hold it, and keeps
+            its value if there are none.
+        payload: Arrays that only this tier's devices receive, by local name. Empty if they read the model's units.
+        masks: Number of bits of each array of ``payload`` that is a packed mask.
     """
 
     regions: Mapping[str, Region]
@@ -71,7 +72,7 @@ class Placement:
 
 
 def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Shape of the local tensor ``name`` that holds ``region`` of global tensors of these ``shapes``."""
+    """Return the shape of the local tensor ``name`` that holds ``region`` of global tensors of these ``shapes``."""
     if region is None:
         return shapes[name]
     return region.shape(shapes[name]) if isinstance(region, Block) else region.positions.shape
@@ -80,7 +81,10 @@ def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 def pieces(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Positions | None]]:
-    """(global tensor, row-major positions in it) of a local tensor's entries, in local order; None for all of them."""
+    """Yield (global tensor, row-major positions in it) for a local tensor's entries, in local order.
+
+    None means all positions.
+    """
     if region is None:
         yield name, None
     elif isinstance(region, Block):
@@ -97,7 +101,7 @@ def pieces(
 def spans(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, slice, Positions | None]]:
-    """Yield :func:`pieces`, each with where its entries lie in the flat local tensor."""
+    """Yield :func:`pieces`, each with the slice of its entries in the flat local tensor."""
     start = 0
     for part, positions in pieces(name, region, shapes):
         count = math.prod(shapes[part]) if positions is None else positions.size
@@ -106,7 +110,7 @@ def spans(
 
 
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
-    """The local tensors that ``regions`` describe, out of the global ones; copies where they are cut."""
+    """Return the local tensors of ``regions`` out of the global ``weights``. Cut tensors are copies."""
     shapes = {name: array.shape for name, array in weights.items()}
     local: Arrays = {}
     for name, region in regions.items():

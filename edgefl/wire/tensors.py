@@ -1,7 +1,7 @@
-"""Named tensors as bytes: safetensors, with the checks an untrusted sender needs.
+"""Named tensors as safetensors bytes, with the checks that an untrusted sender requires.
 
-A bit mask that is smaller as gaps travels as gaps (``edgefl.wire.bits``), in an entry named ``<name>~gaps:<count>``.
-Only this file knows: a mask goes in packed and comes out packed.
+A bit mask that is smaller as gaps travels as gaps (``edgefl.wire.bits``), in an entry named ``<name>~gaps:<count>``. The
+encoding is private to this module: callers pass and receive packed masks.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as _load
 from safetensors.numpy import save as _save
 
+from edgefl.errors import ProtocolError
 from edgefl.wire import bits
-from edgefl.wire.errors import ProtocolError
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
@@ -26,7 +26,7 @@ Piece = bytes | memoryview
 """Some bytes of a longer message; a view keeps its array alive."""
 
 MAX_MASK_BITS = 1 << 33
-"""Entries that the masks of one blob may unfold to: 1 GiB packed, as much as the largest blob a device takes."""
+"""Most entries of all masks of one blob: 1 GiB packed, as much as the largest blob that a device accepts."""
 
 _FLOAT = np.dtype("<f4")
 _RESERVED = "~"
@@ -34,11 +34,15 @@ _GAPS = re.compile(r"([^~]*)~gaps:(0|[1-9][0-9]{0,18})")
 
 
 def dump(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) -> bytes:
-    """Safetensors bytes; equal arrays give equal bytes, whatever the order of the mapping.
+    """Return the safetensors bytes of arrays. Equal arrays give equal bytes, whatever the order of the mapping.
 
-    ``masks`` names the arrays that are packed masks (uint8 [ceil(count / 8)]) with their counts of entries; each is
-    stored as it is or as gaps, whichever takes fewer bytes. ProtocolError if one is missing or is no packed mask of
-    its count, or if a name contains ``~``.
+    Args:
+        arrays: Arrays by name. No name contains ``~``.
+        masks: Number of entries of each array that is a packed mask (uint8 [ceil(count / 8)]). A mask is stored as it is or
+            as gaps, whichever is shorter.
+
+    Raises:
+        ProtocolError: A mask is missing or does not have its number of entries, or a name contains ``~``.
     """
     return b"".join(pieces(arrays, masks))
 
@@ -83,10 +87,15 @@ def _pieces_of_floats(floats: Mapping[str, Array]) -> list[Piece]:
 
 
 def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
-    """The arrays of :func:`dump`, masks packed.
+    """Return the arrays of :func:`dump`, with packed masks.
 
-    ProtocolError if the bytes are not valid safetensors, a name occurs twice or is reserved, gaps are malformed, or
-    masks stored as gaps have more than ``max_bits`` entries together: a few bytes can stand for a mask of any size.
+    Args:
+        data: Safetensors bytes.
+        max_bits: Most entries of all masks that are stored as gaps: a few bytes can encode a mask of any size.
+
+    Raises:
+        ProtocolError: The bytes are no valid safetensors, a name occurs twice or is reserved, gaps are malformed, or the
+            masks have too many entries.
     """
     try:
         stored = _load(data)
@@ -115,8 +124,13 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
 
 
 def check_bare(data: bytes, most_header: int) -> None:
-    """ProtocolError if the header of safetensors bytes takes more than ``most_header`` bytes, or holds ``__metadata__``,
-    which :func:`load` passes over: whoever keeps the bytes would keep that too."""
+    """Check that safetensors bytes contain tensors and nothing else.
+
+    :func:`load` ignores ``__metadata__`` and padding, but a server that stores the bytes would store these too.
+
+    Raises:
+        ProtocolError: The header has more than ``most_header`` bytes, or ``__metadata__``.
+    """
     length = int.from_bytes(data[:8], "little")
     if length > most_header:
         raise ProtocolError(
@@ -137,7 +151,7 @@ def check_bare(data: bytes, most_header: int) -> None:
 
 
 def _name_and_count(entry: str) -> tuple[str, int | None]:
-    """The tensor that an entry of the file holds, and the entries of the mask if it holds gaps."""
+    """Return the tensor's name of an entry, and the number of mask entries if it holds gaps."""
     if _RESERVED not in entry:
         return entry, None
     match = _GAPS.fullmatch(entry)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_rate, parse_size
-from edgefl.wire.errors import ConfigError
 
 
 @dataclass(frozen=True, init=False)

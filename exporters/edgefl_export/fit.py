@@ -17,6 +17,7 @@ import msgspec
 
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.choice import AlgorithmChoice
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.cost import Cost, Forwards, cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
@@ -26,7 +27,6 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
 from edgefl.system.sizes import mebibytes
-from edgefl.wire.errors import ModelError
 from edgefl_export.bundle.build import Prefix, batch_size
 from edgefl_export.capture.forked import begin
 from edgefl_export.device import Device

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from edgefl.errors import ModelError
 from edgefl.submodels.sizes import Size
 from edgefl.system.sizes import mebibytes
-from edgefl.wire.errors import ModelError
 
 DEAD = "dead at the initial weights"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from edgefl.wire.bundle.releases import numbers_of
+from edgefl.wire.bundle.formats import numbers_of
 
 RELEASES = {
     13: "1.6",

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from edgefl.analysis.charts.svg import line_chart
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
 from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work
 from reproduce.results import Judged, Results

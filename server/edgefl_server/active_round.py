@@ -10,7 +10,7 @@ import numpy as np
 
 from edgefl.contract.server import MEAN
 from edgefl.contract.server_state import stepped
-from edgefl.wire.errors import StepError
+from edgefl.errors import StepError
 from edgefl.wire.regions import Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from edgefl.errors import BrokerError
 from edgefl.system.files import write_text
 from edgefl.system.memory import most_bytes, status_bytes
 from edgefl.system.processes import child_process
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 

@@ -12,6 +12,7 @@ from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import arrays
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
@@ -22,7 +23,6 @@ from edgefl.setup.training import replaced_algorithm, tier_tables, tiers_of
 from edgefl.setup.versions import check_versions
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.tensors import Arrays
 from edgefl_export.front.algorithm import check_lies_like_weights
 from edgefl_export.front.cache import BundleCache, Found

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from edgefl.wire.errors import EdgeflError, StoreError
+from edgefl.errors import EdgeflError, StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl_server import events
 from edgefl_server.announcer import Announcer

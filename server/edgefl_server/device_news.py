@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from edgefl.errors import ProtocolError, StoreError
 from edgefl.system.sizes import mebibytes
-from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.mqtt.messages import FAILED, Ack, Hello, Progress
-from edgefl.wire.mqtt.refusals import TEXTS
-from edgefl.wire.printable import MOST_TEXT, printable
+from edgefl.wire.mqtt.reasons import TEXTS
+from edgefl.wire.text import MOST_TEXT, printable
 from edgefl_server import events
 from edgefl_server.coordinator import attendance, roster
 from edgefl_server.coordinator.states import OpenRound, Rules, State

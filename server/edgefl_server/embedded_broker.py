@@ -19,7 +19,7 @@ from amqtt.errors import AMQTTError, MQTTError
 from amqtt.mqtt.protocol.broker_handler import BrokerProtocolHandler
 from amqtt.session import Session
 
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.broker import check_private, checked_ports, message_bytes
 

@@ -290,7 +290,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that
     brought them blobs (by their own count) and of those that brought their updates here, second copies included (one
     that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
-    are in (:mod:`edgefl.wire.mqtt.packets`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
+    are in (:mod:`edgefl.wire.mqtt.topics`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
     held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
     is the digest of the round's checkpoint file. ``staleness``: versions between what an update began from and what it was
     counted in, the mean over those that were. ``fairness``: Jain's index of how often each device has reported so far, 1

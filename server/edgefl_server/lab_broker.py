@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import ConfigError
 from edgefl.system.files import write_text
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.topics import checked_name

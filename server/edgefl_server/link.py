@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.events import Down
+from edgefl.wire.mqtt.events import Disconnected
 from edgefl_server import events
 
 
@@ -39,7 +39,7 @@ class Link:
         away, self.down_since = now - (self.down_since or now), None
         return away
 
-    def down(self, event: Down) -> None:
+    def down(self, event: Disconnected) -> None:
         """The connection was lost, or could not be made."""
         if self.down_since is None:
             self.down_since = self._clock()

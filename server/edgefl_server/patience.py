@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 
 _Written = TypeVar("_Written")
 

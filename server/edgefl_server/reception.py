@@ -8,13 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from edgefl.wire.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
+from edgefl.errors import IdentityError, ProtocolError, StoreError, UpdateRejected
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.session import Incoming
-from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.printable import printable
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions, known_conditions
+from edgefl.wire.mqtt.topics import PublishTraffic, Topics
+from edgefl.wire.text import printable
 from edgefl_server import events
 from edgefl_server.announcer import Announcer
 from edgefl_server.coordinator import roster, states
@@ -118,7 +117,7 @@ class Reception:
         }
         return replace(state, devices=Devices(devices))
 
-    def take(self, message: Incoming) -> None:
+    def take(self, message: IncomingMessage) -> None:
         """What it says is done, or what is wrong with it is told. Never raises for what was sent."""
         if not message.payload:
             return
@@ -152,11 +151,11 @@ class Reception:
         known = device in devices or (leaf == "hello" and self.door.vouches_for(device))
         return self._gate.admits(device, leaf, size, known=known, devices=len(devices))
 
-    def _checked(self, device: str, kind: type[_Said], message: Incoming) -> Visitor[_Said]:
+    def _checked(self, device: str, kind: type[_Said], message: IncomingMessage) -> Visitor[_Said]:
         most = self.spec.limits.max_devices
         return self.door.check(kind, device, message.topic, message.payload, most_devices=most)
 
-    def _let_in(self, visitor: Visitor[_Said], numbers: tuple[int, ...], message: Incoming) -> None:
+    def _let_in(self, visitor: Visitor[_Said], numbers: tuple[int, ...], message: IncomingMessage) -> None:
         device = visitor.device
         if visitor.again:
             return
@@ -171,7 +170,7 @@ class Reception:
             self.tellers.troubled(trouble)
         match said:
             case messages.UpdateChunk():
-                came = Traffic.of(message.topic, len(message.payload), qos=1)
+                came = PublishTraffic.of(message.topic, len(message.payload), qos=1)
                 self._chunk(device, numbers[-2], said, came)
             case messages.Progress():
                 self._progress(device, said)
@@ -184,7 +183,7 @@ class Reception:
             case messages.Decline():
                 self._declined(device, said)
 
-    def littered(self, message: Incoming) -> None:
+    def littered(self, message: IncomingMessage) -> None:
         """Refuse the update of a device that left a retained message on a topic of its own, where none may be.
 
         A broker may let others write there, and they may have copies of what the device sent in earlier rounds. So only
@@ -266,7 +265,7 @@ class Reception:
         samples = max(0, min(hello.samples, states.MOST_SAMPLES))
         online = device in self._state.devices or self._gate.greeted(device)
         told = hello.conditions
-        conditions = understood(told) if isinstance(told, Conditions) else UNKNOWN
+        conditions = known_conditions(told) if isinstance(told, Conditions) else UNKNOWN_CONDITIONS
         greeting = states.DeviceHello(
             device, hello.memory_bytes, samples, online, conditions, hello.again is True
         )
@@ -288,7 +287,7 @@ class Reception:
                 self.tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
         return ruling.admitted
 
-    def _chunk(self, device: str, number: int, chunk: messages.UpdateChunk, came: Traffic) -> None:
+    def _chunk(self, device: str, number: int, chunk: messages.UpdateChunk, came: PublishTraffic) -> None:
         if not 0 <= number < _MOST_ROUNDS:
             raise ProtocolError(
                 f"{device} sent an update for round {number}; rounds lie below {_MOST_ROUNDS}"

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.system.clock import steady_time
 from edgefl.system.given_back import give_back
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.session import Session
 from edgefl_server.active_round import Began, Conclusion, active_round, concluded

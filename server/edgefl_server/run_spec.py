@@ -11,8 +11,8 @@ import numpy as np
 from edgefl.contract import server_state
 from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.wire.blobs import Compression
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.compression import Compression
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Arrays

@@ -11,22 +11,27 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
+from edgefl.errors import StoreError
 from edgefl.setup.processor import processor
 from edgefl.system.clock import steady_time
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import StoreError
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt import session as broker
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import Sequence, Speaker
-from edgefl.wire.mqtt.events import check_limit
-from edgefl.wire.mqtt.inbox import Inbox
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner
+from edgefl.wire.mqtt.events import (
+    Connected,
+    Disconnected,
+    Event,
+    Inbox,
+    IncomingMessage,
+    Refusal,
+    check_limit,
+)
 from edgefl.wire.mqtt.messages import Ack
-from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Refused, Up
+from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl_server import events
 from edgefl_server.announcer import Announcer
@@ -63,8 +68,22 @@ class Stop:
     """Put into the inbox to end the loop; the run can be taken up later."""
 
 
-InboxEvent = broker.Event | FromWorker | Scored | Neighbours | Given | Probe | Stop
+InboxEvent = Event | FromWorker | Scored | Neighbours | Given | Probe | Stop
 """What the service waits for: news of the session, of workers, evaluations and neighbours, orders, or that it is to end."""
+
+
+@dataclass(frozen=True)
+class _KeyNumbers:
+    """Numbers of the server's messages, in its registry."""
+
+    registry: Registry
+
+    def number(self) -> int:
+        return self.registry.number()
+
+    def keep_number(self, number: int) -> None:
+        with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
+            self.registry.keep_number(number)
 
 
 class Service:
@@ -104,7 +123,7 @@ class Service:
         self._signer = signer or Signer(out / "signing.key")
         self._secret = self._signer.keys.client_secret
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
-        self._speaker = Speaker(self._signer.keys, Sequence(self._registry.number, self._keep_number, clock))
+        self._speaker = MessageSigner(self._signer.keys, MessageCounter(_KeyNumbers(self._registry), clock()))
         self._topics = Topics(spec.federation)
         self._checkpoints = Checkpoints(out)
         journal = database or journal_at(out.resolve() / "journal.sqlite")
@@ -123,7 +142,7 @@ class Service:
             address,
             client_id(self._secret, "server", spec.federation, style=address.client_ids),
             limits=spec.limits,
-            deliver=self._inbox.put,
+            events=self._inbox,
         )
         self._rounds = Rounds(
             spec,
@@ -155,8 +174,8 @@ class Service:
         self._announcer = Announcer(spec, self._rules, self._emit)
         self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
         name = client_id(self._secret, "look-server", spec.federation, style=address.client_ids)
-        see = partial(look, address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
-        self._lookout = Lookout(see, self._inbox.put, spec.limits.notice_s)
+        search = NeighbourSearch(address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
+        self._lookout = NeighbourMonitor(search, self._inbox, spec.limits.notice_s)
         self._leftovers = Leftovers(self._session, self._topics)
         tellers = Tellers(
             answer=self._answer,
@@ -288,19 +307,19 @@ class Service:
     def _handle(self, event: InboxEvent) -> None:
         check_limit(event, self._address)
         match event:
-            case Incoming() if event.topic == self._topics.current_round:
+            case IncomingMessage() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload, retained=event.retained)
-            case Incoming():
+            case IncomingMessage():
                 self._came(event)
             case FromWorker():
                 if (news := self._crew.heard(event)) is not None:
                     self.advance(news)
-            case Up(resumed):
+            case Connected(resumed):
                 self._up(resumed)
-            case Down():
+            case Disconnected():
                 self._watch.disconnected()
                 self._link.down(event)
-            case Refused():
+            case Refusal():
                 self._announcer.denied(event.topic, event.text(self._address))
             case Scored():
                 self._verdicts.tell(event, heard=lambda: not self._stopped)
@@ -311,7 +330,7 @@ class Service:
             case Stop():
                 self.halt()
 
-    def _came(self, message: Incoming) -> None:
+    def _came(self, message: IncomingMessage) -> None:
         erased = self._leftovers.erase(message)
         if self._crew.there and self._leftovers.is_of_worker(message):
             return  # what a worker heard live is not known here
@@ -382,10 +401,6 @@ class Service:
 
     def _troubled(self, error: StoreError) -> None:
         self._load.troubled(error, self._clock())
-
-    def _keep_number(self, number: int) -> None:
-        with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
-            self._registry.keep_number(number)
 
     def _compare_memory(self, event: events.DeviceSeen) -> None:
         """Raise or lower the memory that the device's tier asks for."""

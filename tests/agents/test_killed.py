@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.lab.agents import command_of
-from edgefl.wire.errors import ConfigError
 from tests import needs
 from tests.e2e.runs import Calm, Run
 

@@ -11,10 +11,10 @@ from edgefl import algorithms
 from edgefl.algorithms.activations import LEAST_ENTRIES, stored
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, select
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from edgefl_export.capture.trace import joint_graph
 from tests.exporters.examples import pointwise
 

@@ -11,13 +11,13 @@ from edgefl import algorithms
 from edgefl.algorithms.quantized.binary import binarized
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog as submodels
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

@@ -10,7 +10,7 @@ import pytest
 from edgefl import algorithms, optimizers
 from edgefl.algorithms.adaptive.schedules import Constant, Decaying, positive, share
 from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 from tests.algorithms.users import Users
 
 TINY, INFINITE, NOT_A_NUMBER = 5e-324, float("inf"), float("nan")

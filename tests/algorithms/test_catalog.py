@@ -12,8 +12,8 @@ import torch
 from edgefl import algorithms
 from edgefl.config import parse
 from edgefl.contract.tensors import prefixed, select
+from edgefl.errors import ConfigError
 from edgefl.optimizers import with_optimizer
-from edgefl.wire.errors import ConfigError
 from tests.algorithms.users import Users, flat
 
 KEPT = {

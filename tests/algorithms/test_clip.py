@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edgefl import algorithms
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

@@ -13,11 +13,11 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Algorithm, Function
 from edgefl.contract.tensors import role_of
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, ModelError
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
 

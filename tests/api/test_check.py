@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import edgefl
 from edgefl.api.check import Verdict
 from edgefl.cli.commands import app
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 from tests.cli.runner import runner
 from tests.models.test_inputs import CLASSES, TEXT, reader
 

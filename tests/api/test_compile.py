@@ -11,7 +11,7 @@ from torch import nn
 
 import edgefl
 from edgefl.data.dataset import Dataset
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Array
 
 CLASSES = 3

@@ -14,12 +14,12 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.config.text import dump
 from edgefl.contract.algorithm import Algorithm
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, DataError
 from edgefl.objective.objective import Objective
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl_export.bundle.build import batch_size
 
 

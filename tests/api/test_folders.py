@@ -14,10 +14,10 @@ from edgefl.api import serve
 from edgefl.config import Federation
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError, StoreError
 from edgefl.lab.written import CONFIG_NAME
 from edgefl.setup import places
 from edgefl.system.folder_lock import FolderLock
-from edgefl.wire.errors import ConfigError, StoreError
 
 
 @pytest.fixture(autouse=True)

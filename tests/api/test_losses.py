@@ -17,6 +17,7 @@ from edgefl.config import parse
 from edgefl.config.names import name_problems
 from edgefl.config.text import dump
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models import losses
 from edgefl.objective.objective import Objective
 from edgefl.setup.digests import run_digest
@@ -25,7 +26,6 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.one_line import parse_loss
 from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, DataError, ModelError
 from edgefl_server.events import RoundClosed
 from edgefl_server.scoring import Scored, round_closed
 from edgefl_server.storage.history import History

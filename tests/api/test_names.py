@@ -14,10 +14,10 @@ import edgefl
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
 from edgefl.contract.choice import Named
+from edgefl.errors import ConfigError
 from edgefl.models.losses import LOSSES
 from edgefl.optimizers.catalog import OPTIMIZERS
 from edgefl.submodels.catalog import KINDS
-from edgefl.wire.errors import ConfigError
 
 BOTH = "fedbat"
 """A codec that belongs to the algorithm of its name: as an object there is the algorithm."""

@@ -12,9 +12,9 @@ import edgefl
 from edgefl.api.model import model_spec
 from edgefl.config import load
 from edgefl.config.reading import checked
+from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
-from edgefl.wire.errors import ConfigError
 
 MODEL = """
 from torch import nn

@@ -17,9 +17,9 @@ from edgefl.api.run import Run
 from edgefl.api.serve import reached_at
 from edgefl.config import parse
 from edgefl.config.text import dump
+from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, DataError, ModelError
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import RoundClosed, Warned
 from edgefl_server.storage import journal

@@ -8,7 +8,7 @@ import pytest
 
 import edgefl
 from edgefl.cli.commands import app
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.limits import SEED_MAX, checked_seed
 from tests.cli.runner import runner
 

@@ -13,8 +13,8 @@ from edgefl.analysis.heterogeneity.labels import frequencies_of, label_report, m
 from edgefl.analysis.spread import Spread, picture, table
 from edgefl.config import parse
 from edgefl.data.datasets import digits
+from edgefl.errors import DataError
 from edgefl.setup.data import partition
-from edgefl.wire.errors import DataError
 from tests.cli.runner import runner
 
 FILE = """

@@ -16,8 +16,8 @@ from benchmarks.aggregate.ours import CpuCopy, Ours
 from benchmarks.aggregate.rows import AggregateSettings, build, measure, row_of, too_large
 from benchmarks.common.coded import CODECS, CodedModel, sized
 from benchmarks.common.peers import make, peers
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.decode import split
 from tests.cli.runner import runner
 from tests.rings.rows import mostly_slow

@@ -18,9 +18,9 @@ from benchmarks.algorithms.rows import (
     parsed,
 )
 from edgefl.algorithms.catalog import ALGORITHMS
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 COUNTS = AlgorithmSettings(batch=4, steps=3, samples=10, repeat=0)

@@ -20,8 +20,8 @@ from benchmarks.train_step.anchors import Job, Outcome, TrainStepSettings, loss_
 from benchmarks.train_step.eager import channels_last, compiled, optimizer, stepper
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import measure
+from edgefl.errors import EdgeflError
 from edgefl.models.losses.as_torch import loss_as_torch
-from edgefl.wire.errors import EdgeflError
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 Batches = list[tuple[Tensor, Tensor]]

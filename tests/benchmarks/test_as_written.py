@@ -12,10 +12,10 @@ from benchmarks.common.as_written import as_written, check_as_written
 from benchmarks.train_step.anchors import TrainStepSettings
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import measure
+from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
 from edgefl.models.layers.visible import visible
-from edgefl.wire.errors import EdgeflError, ModelError
 
 
 class Rows(nn.Module):

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.coordinator import measure as measure_coordinator
 from benchmarks.fleet.rows import Case, measure
 from benchmarks.generator.settings import Shares
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from tests import needs
 from tests.conftest import BrokerProcess
 

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from benchmarks.footprint import rows as footprint
 from benchmarks.footprint.idle import Idle, agents, device_command
 from benchmarks.footprint.rows import training_peak
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,8 +19,8 @@ from benchmarks.train_step.anchors import FIRST
 from benchmarks.train_step.eager import optimizer, stepper
 from benchmarks.train_step.jax_graph import OPS, prepare
 from benchmarks.train_step.model import built
+from edgefl.errors import ExportError
 from edgefl.models.losses.as_torch import loss_as_torch
-from edgefl.wire.errors import ExportError
 
 SGD = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 TRAIN = """

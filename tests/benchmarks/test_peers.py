@@ -11,7 +11,7 @@ import pytest
 from benchmarks.__main__ import app
 from benchmarks.common import peers
 from benchmarks.common.peers import Peer
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from tests.cli.runner import runner
 from tests.tiny_wheel import tiny_wheel
 

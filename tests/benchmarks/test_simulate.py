@@ -14,7 +14,7 @@ from benchmarks.simulate.rows import chosen, engines, limit, measure, operations
 from benchmarks.simulate.tasks import TASKS, Task, skewed
 from benchmarks.simulate.work import Work
 from edgefl.data.datasets import load
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 
 TINY = Task("tiny", "small", {"name": "digits", "partition": "iid"}, 20, 4, 3, 2, 5, 0.1)
 

@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.__main__ import app
 from benchmarks.submodels import SubmodelSettings, kinds_of, matched, measure
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
-from edgefl.wire.errors import ConfigError, ModelError
 from tests.cli.runner import runner
 from tests.rings.rows import mostly_slow
 

@@ -27,6 +27,7 @@ from benchmarks.train_step.rows import SGD, compiled, measure
 from benchmarks.train_step.tuned import take_fastest
 from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
 from edgefl.models.losses import (
@@ -40,7 +41,6 @@ from edgefl.models.losses import (
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import batch_mean
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.memory.recompute import Budget, beside_tensors, peak_bytes
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from benchmarks.web.rows import cases, measure
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from tests.agents.web.pages import require_page
 
 

@@ -13,8 +13,8 @@ from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.algorithms.quantized.swat import swat
 from edgefl.cli import app
 from edgefl.cli.catalog.inspection import algorithm_table
+from edgefl.errors import ConfigError
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 from tools import facts as live
 from tools.facts import summary

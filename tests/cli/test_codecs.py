@@ -12,8 +12,8 @@ import typer
 
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
+from edgefl.errors import ConfigError
 from edgefl.setup.one_line import parse_named
-from edgefl.wire.errors import ConfigError
 from tests.cli.runner import runner
 
 SMALL = """

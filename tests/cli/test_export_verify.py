@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from edgefl.api.model import sample_spec
 from edgefl.cli import app
 from edgefl.config import parse, without_devices
+from edgefl.errors import BundleError, ConfigError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.model import federation_model
 from edgefl.setup.samples import data_spec
 from edgefl.setup.shapes import samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import BundleError, ConfigError, ModelError
 from edgefl_server.coordinator.roster import TierRule, tier_of
 from tests.rings.rows import mostly_slow
 

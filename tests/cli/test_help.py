@@ -11,7 +11,7 @@ from rich.text import Text
 import edgefl
 from edgefl.cli.commands import app
 from edgefl.cli.federation.broker import broker
-from edgefl.wire.errors import BrokerError, ConfigError
+from edgefl.errors import BrokerError, ConfigError
 from edgefl_server import embedded_broker
 from tests.cli.runner import runner
 

@@ -14,8 +14,8 @@ from safetensors.numpy import save_file
 from edgefl.cli import app
 from edgefl.config import load
 from edgefl.config.text import dump
+from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.models.zoo.catalog import build_model
-from edgefl.wire.errors import ConfigError, DataError, EdgeflError
 from tests.cli.runner import runner
 
 CONFIG = """

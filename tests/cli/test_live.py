@@ -11,8 +11,7 @@ from rich.console import Console
 from edgefl.cli.federation import live
 from edgefl.config import Federation, parse
 from edgefl.lab.lab import Said
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
-from edgefl.wire.update.size import update_size
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, update_size
 
 SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
 SIGNED = Form(

@@ -20,9 +20,9 @@ from edgefl.api.notebook import print_round
 from edgefl.cli import output
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
+from edgefl.errors import ConfigError
 from edgefl.lab.deployment import Deployment
 from edgefl.lab.lab import Said
-from edgefl.wire.errors import ConfigError
 from edgefl_export.deploy.export import Artifact
 from edgefl_server import events
 

@@ -14,8 +14,8 @@ import typer
 from edgefl.cli import app
 from edgefl.cli.models.plan import Wishes, read_device, read_hello
 from edgefl.cli.options import in_flags
+from edgefl.errors import ConfigError, ModelError
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl_export import fit
 from edgefl_export.device import Device

@@ -14,9 +14,9 @@ import pytest
 from typer.testing import Result
 
 from edgefl.cli import app
+from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, ConfigError, DataError
 from edgefl_device.profile import whole
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.parts import GRAPH, Part

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgefl.config import parse
+from edgefl.errors import ConfigError
 from edgefl.setup.tier_text import parse_tiers
-from edgefl.wire.errors import ConfigError
 
 
 def test_presets_kinds_sizes_names_and_counts() -> None:

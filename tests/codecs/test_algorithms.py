@@ -8,10 +8,10 @@ from edgefl import algorithms
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.contract.tensors import select
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import with_optimizer
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from tests.codecs.coding import small
 
 TRAINING = {"batch": 2, "steps": 2, "lr": 0.1}

@@ -7,9 +7,9 @@ from torch import nn
 
 from edgefl.codecs.catalog import CODECS
 from edgefl.codecs.sections import Parts
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.layers.norms import make_norm
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.update.form import Sparse, Values
 from tests.codecs.coding import Coding, small
 

@@ -13,6 +13,7 @@ from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.exits import early_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -20,7 +21,6 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError, ModelError
 
 ALL = frozenset
 CODEC, KIND, ALGORITHM = ALL(CODECS), ALL(KINDS) | {"rolling"}, ALL(ALGORITHMS)

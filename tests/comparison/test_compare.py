@@ -19,11 +19,11 @@ from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compared
 from edgefl.comparison.key import key_of
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.draws import reading
 from edgefl.models.draws.rules import RULES, Draw, dropped
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 
 SAMPLE = TensorSpec((4,))
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from edgefl.comparison.compare import compared
 from edgefl.comparison.drawing import Drawing, Generators, Stream
+from edgefl.errors import ModelError
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net
 
 Draws = Callable[[Tensor], Tensor]

@@ -14,8 +14,8 @@ from edgefl.comparison import torch_side
 from edgefl.comparison.compare import STEPS, compared
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.errors import ModelError
 
 SEED = 3
 

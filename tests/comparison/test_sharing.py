@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.comparison.compare import compared
+from edgefl.errors import ModelError
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
 
 

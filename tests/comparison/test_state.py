@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compared
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
 from tests.support.states import stateful
 

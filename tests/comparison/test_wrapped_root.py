@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison.compare import compared
+from edgefl.errors import ModelError
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
 
 

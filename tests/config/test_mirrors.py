@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgefl.config import parse
+from edgefl.errors import ConfigError
 from edgefl.setup.digests import run_digest
-from edgefl.wire.errors import ConfigError
 
 
 def test_addresses_are_read_as_they_are_asked() -> None:

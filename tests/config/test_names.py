@@ -11,9 +11,9 @@ import pytest
 from edgefl.config import checked, parse
 from edgefl.config.names import name_problems
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
-from edgefl.wire.errors import ConfigError, EdgeflError
 
 
 def test_every_problem_of_a_file_is_told_at_once(tmp_path: Path) -> None:

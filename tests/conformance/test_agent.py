@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_conformance.campaign import Campaign
 from edgefl_conformance.command import app
 from edgefl_conformance.verdict import Verdict

@@ -12,10 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
+from edgefl.errors import BrokerError
 from edgefl.wire import bits
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address, Session, Will
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Will
+from edgefl.wire.mqtt.session import Session
 from edgefl_conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
 from edgefl_conformance.play import broker
 from edgefl_conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe

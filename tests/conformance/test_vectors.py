@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 
 import edgefl
+from edgefl.errors import BundleError, IdentityError
 from edgefl.wire import bits, enrolment, tensors
-from edgefl.wire.blobs import BlobRef, verified
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError, IdentityError
+from edgefl.wire.blobs import BlobRef, decompress, verified
 from edgefl.wire.keys import Succession, verify
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import open_message
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
+from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileRequest
 from edgefl_conformance.vectors.blobs import blob_vectors
 from edgefl_conformance.vectors.draws import draw_vectors
 from edgefl_conformance.vectors.signatures import signature_vectors
@@ -127,9 +126,9 @@ def test_frames_unfold_or_are_refused_and_masks_are_their_gaps() -> None:
         ref, frame = _ref(case["ref"]), verified(_ref(case["ref"]), bytes.fromhex(case["frame"]))
         if case["why"]:
             with pytest.raises(BundleError):
-                unpacked(ref, frame, 1 << 20)
+                decompress(ref, frame, 1 << 20)
         else:
-            assert unpacked(ref, frame, 1 << 20).hex() == case["blob"]
+            assert decompress(ref, frame, 1 << 20).hex() == case["blob"]
     for case in BLOBS["masks"]:
         packed = bits.from_gaps(bytes.fromhex(case["gaps"]), case["count"])
         assert packed.tobytes().hex() == case["packed"]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from edgefl.data import cifar10, datasets
 from edgefl.data.dataset import Array
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 
 def _records(images: Array, labels: Array) -> bytes:

@@ -15,7 +15,7 @@ import pytest
 from edgefl.data import datasets, idx
 from edgefl.data.dataset import Array, write_client
 from edgefl.data.idx import FASHION_MNIST, IdxSource
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 
 def _idx_bytes(array: Array) -> bytes:

@@ -11,9 +11,9 @@ import pytest
 
 from edgefl.data import photos
 from edgefl.data.dataset import Dataset
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Sound, Table
-from edgefl.wire.errors import DataError
+from edgefl.wire.bundle.readers import SoundReader, TableReader
 from tests.device_runtime.data.files import every, fitted, image, pillow, written
 
 RECORDS = DataSpec(
@@ -21,12 +21,12 @@ RECORDS = DataSpec(
     dtype="float32",
     classes=2,
     names=("no", "yes"),
-    reader=Table(columns=("a", "b"), label="y"),
+    reader=TableReader(columns=("a", "b"), label="y"),
 )
 ARRAYS = DataSpec(shape=(2,), dtype="float32", classes=2)
 PHOTOS = DataSpec(shape=(3, 2, 2), dtype="float32", classes=2, names=("cat", "dog"))
 SOUNDS = DataSpec(
-    shape=(4,), dtype="float32", classes=2, names=("off", "on"), reader=Sound(rate=8000, length=4)
+    shape=(4,), dtype="float32", classes=2, names=("off", "on"), reader=SoundReader(rate=8000, length=4)
 )
 ROWS = "a,b,y\n1,2,no\n3,4,yes\n"
 

@@ -12,10 +12,10 @@ import torch
 import edgefl
 from edgefl.config.reading import checked, parse
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, DataError
 from edgefl.models.user_factory import factory_of
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.samples import data_spec
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl_device.data.samples import LabelSpec
 from edgefl_device.data.sources import load
 from tests.docs.documents import DOCS, blocks, content

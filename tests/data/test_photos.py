@@ -9,8 +9,8 @@ import pytest
 
 import edgefl
 from edgefl.data import photos
+from edgefl.errors import DataError
 from edgefl.setup.data import open_data
-from edgefl.wire.errors import DataError
 from tests.device_runtime.data.files import image, written
 
 COLOURS = {"cafe\u0301": 40, "dog": 200}

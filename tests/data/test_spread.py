@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
 from edgefl.data.partition import by_shards
+from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import held_out, open_data, own_data, partition
-from edgefl.wire.errors import ConfigError, DataError
 
 
 def _federation(**data: object) -> Federation:

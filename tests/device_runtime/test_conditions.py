@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions
+from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions
 from edgefl_device.conditions import Look, Watch, heat, words
 from edgefl_device.policy import Policy, Rules, not_metered, output_of
 

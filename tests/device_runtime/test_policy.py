@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import ConfigError, RoundDeclined
+from edgefl.errors import ConfigError, RoundDeclined
 from edgefl_device.policy import Policy, Rules, asked_of_system, on_mains, read_policy
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from edgefl.codecs import catalog as codecs
 from edgefl.config.names import name_problems
+from edgefl.errors import EdgeflError
 from edgefl.facts import shipped
 from edgefl.facts.combinations import table
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog as kinds
-from edgefl.wire.errors import EdgeflError
 from edgefl_export.front.algorithm import coded_algorithm
 from tests.docs.documents import DOCS
 

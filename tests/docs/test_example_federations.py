@@ -22,7 +22,7 @@ from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.samples import data_spec
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Sound
+from edgefl.wire.bundle.readers import SoundReader
 from edgefl_device.data.rows import Parts
 from edgefl_device.data.sources import load
 from tests.cli.runner import runner
@@ -104,7 +104,7 @@ def test_the_file_is_valid_where_the_readme_says(name: str, monkeypatch: pytest.
 
 def features(spec: DataSpec) -> tuple[DataSpec, Parts]:
     """As a bundle has it: with the graph that makes features of sounds."""
-    if not isinstance(spec.reader, Sound):
+    if not isinstance(spec.reader, SoundReader):
         return spec, Parts()
     log_mel = edgefl.models.LogMel.of(spec.reader)
     reader = msgspec.structs.replace(spec.reader, features="features")

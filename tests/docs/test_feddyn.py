@@ -16,11 +16,11 @@ from edgefl import algorithms
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
-from edgefl.wire.errors import ConfigError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

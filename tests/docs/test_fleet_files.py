@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.mqtt.session import Address, Incoming
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.topics import Topics
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
@@ -75,7 +76,7 @@ def test_a_device_speaks_under_its_own_name_and_hears_what_is_for_it(
 
     for topic in (topics.current_round, other.hello, one.hello):
         device.publish(topic, b"from pi-1", retain=topic == topics.current_round)
-    hello = wait_for(server, Incoming, lambda event: event.topic.endswith("/hello"))
+    hello = wait_for(server, IncomingMessage, lambda event: event.topic.endswith("/hello"))
     assert (hello.topic, hello.payload) == (one.hello, b"from pi-1"), "what it says for another is dropped"
     late = connect(user("pi-2"))
     wait_up(late)

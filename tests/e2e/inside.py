@@ -19,11 +19,11 @@ from unittest.mock import patch
 from edgefl import cli
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.errors import EdgeflError
 from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
-from edgefl.wire.errors import EdgeflError
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 from edgefl_device.agent import Agent
 from edgefl_device.config import AgentConfig, AgentEvent
 from edgefl_device.engine.base import Engine

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 
 Direction = Literal["in", "out"]
 _PUBLISH = 3

@@ -20,9 +20,9 @@ from safetensors.numpy import load_file
 from edgefl.config import load
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.bundle.archive import Signer
 from edgefl_server.compose import compose
 from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests import needs

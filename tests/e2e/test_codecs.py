@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from tests.e2e.inside import edgefl
 from tests.e2e.runs import Calm, rows
 from tests.e2e.shared import made_once

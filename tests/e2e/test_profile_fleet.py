@@ -13,11 +13,10 @@ import pytest
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
+from edgefl.errors import BrokerError, BundleError, ConfigError, ParticipationError
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
-from edgefl.wire.errors import BrokerError, BundleError, ConfigError, ParticipationError
-from edgefl.wire.mqtt.messages import encode
-from edgefl.wire.mqtt.profile_messages import ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.messages import ProfileOffer, ProfileRequest, encode
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory

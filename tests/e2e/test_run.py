@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.lab.lab import discard
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import ConfigError
 from tests import needs
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.inside import edgefl, in_a_process, refused

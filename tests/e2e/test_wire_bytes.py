@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.regions import Placement
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
 from edgefl_server.coordinator.roster import TierRule
@@ -128,7 +128,7 @@ def check_counted(watched: Watched, connect: SessionFactory) -> None:
     deadline, to_reader, agreed = time.monotonic() + PATIENCE_S, 0, set()
     while agreed != {"received", "sent"}:
         event = reader.inbox.get(timeout=max(0.1, deadline - time.monotonic()))
-        if isinstance(event, Incoming):
+        if isinstance(event, IncomingMessage):
             kind = event.topic.rpartition("/")[2]
             told, own = int(event.payload), to_reader if kind == "sent" else 0
             if told == (received if kind == "received" else sent) + own:

@@ -19,6 +19,7 @@ from edgefl.cli import app
 from edgefl.config import load
 from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
 from edgefl.lab.cuts import chosen
 from edgefl.lab.deployment import Workshop
 from edgefl.models.spec import ModelSpec
@@ -28,7 +29,6 @@ from edgefl.setup.evaluation import evaluation_warning
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_export.deploy.export import compare, deploy, grouped
 from edgefl_export.deploy.program import Subject

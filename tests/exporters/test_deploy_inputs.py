@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
+from edgefl.errors import ExportError
 from edgefl.lab.deployment import Workshop
 from edgefl.models.layers.given import called
 from edgefl.models.losses.regression import SquaredError
@@ -20,7 +21,6 @@ from edgefl.models.split import split
 from edgefl.submodels import catalog
 from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_export.deploy.export import deploy
 from edgefl_export.deploy.program import Subject

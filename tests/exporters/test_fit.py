@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 from edgefl_export.offers import Fit, Offer
 
 

@@ -15,8 +15,8 @@ import sys
 import numpy as np
 
 from benchmarks.fuzz.corpus import mutated
+from edgefl.errors import EdgeflError
 from edgefl.wire import tensors
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import DENSE
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fuzz.corpus import mutated
+from edgefl.errors import EdgeflError
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.onnx import OnnxEngine

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.wire import compression, patches, tensors
+from edgefl.errors import EdgeflError
+from edgefl.wire import blobs, patches, tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.errors import EdgeflError
 from edgefl.wire.mirrors import Mirror
-from edgefl.wire.mqtt import messages, profile_messages
+from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import open_message, peek
 from edgefl.wire.mqtt.messages import decode
 from edgefl.wire.mqtt.topics import Topics
@@ -29,11 +29,11 @@ _WEIGHTS = {"body.weight": np.zeros((20, 30), np.float32), "body.bias": np.zeros
 KINDS: tuple[type[messages.Message], ...] = (
     *(messages.Round, messages.Status, messages.Hello, messages.Task, messages.Progress, messages.Update),
     *(messages.UpdateChunk, messages.Ack, messages.Decline),
-    *(profile_messages.ProfileOffer, profile_messages.ProfileRequest, profile_messages.ProfileAnswer),
+    *(messages.ProfileOffer, messages.ProfileRequest, messages.ProfileAnswer),
 )
 
 
-SIGNED_KINDS = frozenset(KINDS) - {messages.Update, profile_messages.ProfileOffer}
+SIGNED_KINDS = frozenset(KINDS) - {messages.Update, messages.ProfileOffer}
 
 
 def any_message(data: bytes) -> None:
@@ -71,9 +71,9 @@ def patch(data: bytes) -> None:
 def compressed_blob(data: bytes) -> None:
     ref = describe(data, 1024, raw=_BLOB_BYTES)
     with suppress(EdgeflError):
-        assert len(compression.unpacked(ref, data, _BLOB_BYTES)) <= _BLOB_BYTES
+        assert len(blobs.decompress(ref, data, _BLOB_BYTES)) <= _BLOB_BYTES
     with suppress(EdgeflError):
-        assert len(compression.unpacked_beside(b"base", data, _BLOB_BYTES)) <= _BLOB_BYTES
+        assert len(blobs.decompress_against(b"base", data, _BLOB_BYTES)) <= _BLOB_BYTES
 
 
 def manifest(data: bytes) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fuzz.corpus import mutated, random_topic
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, encode
-from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.agent import Agent
 from edgefl_device.config import AgentConfig, AgentEvent
@@ -65,7 +66,7 @@ def test_no_message_ends_an_agent_or_fills_its_store(
     )
     for _ in range(MESSAGES):
         topic = random_topic(rng, topics.root) if rng.random() < 0.2 else rng.choice(named)
-        agent._route(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+        agent._route(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
 
     size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert size < 2 * STORE_BYTES
@@ -80,8 +81,8 @@ def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_
     rng, topics = random.Random(8), Topics("f")
     rounds, tasks = golden("round_*"), golden("task.bin")
     for _ in range(200):
-        agent._route(Incoming(topics.current_round, mutated(rng, rounds[0], rounds)))
-        agent._route(Incoming(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
+        agent._route(IncomingMessage(topics.current_round, mutated(rng, rounds[0], rounds)))
+        agent._route(IncomingMessage(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
         try:
             announced = agent._rounds.announced
             whole = agent._rounds._whole(announced) if announced is not None else None
@@ -95,6 +96,6 @@ def test_acknowledgements_pile_up_nowhere(agent: Agent) -> None:
     topic = Topics("f").device(DEVICE).acks
     for number in range(5_000):
         ack = Ack(round=1, nonce=f"{number:016x}", status="missing", missing=list(range(100)))
-        agent._route(Incoming(topic, encode(ack)))
+        agent._route(IncomingMessage(topic, encode(ack)))
 
     assert agent._outbox._acks.qsize() <= 1_000

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
 from edgefl_server.intake.assembly import PARTIAL_BYTES, PIECE_BYTES, Assembly, Complete
 

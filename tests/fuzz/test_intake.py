@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.fuzz.corpus import mutated, random_topic
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Hello, Progress, Status, Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server import events
 from edgefl_server.service import Service
@@ -36,8 +37,8 @@ def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
     made._up(resumed=False)
     topics = Topics("f").device(DEVICE)
     hello = Hello(agent="a", memory_bytes=1 << 30, cores=1, samples=10, engines={})
-    made._handle(Incoming(topics.status, encode(Status(online=True))))
-    made._handle(Incoming(topics.hello, encode(hello)))
+    made._handle(IncomingMessage(topics.status, encode(Status(online=True))))
+    made._handle(IncomingMessage(topics.hello, encode(hello)))
     assert made.state.round is not None
     yield made
     made._journal.close()
@@ -93,7 +94,7 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
             if rng.random() < 0.3
             else f"{root}/devices/{rng.choice(names)}/{rng.choice(leaves)}"
         )
-        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+        service._handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
 
     assert service._reception.intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
     reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
@@ -108,7 +109,7 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     rng, root, corpus = random.Random(6), Topics("f").root, genuine(service)
     for _ in range(500):
         topic = f"{root}/devices/stranger/{rng.choice(('hello', 'updates/1/0', 'declines', 'progress'))}"
-        service._handle(Incoming(topic, mutated(rng, rng.choice(corpus), corpus)))
+        service._handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
     opened = service.state.round
     assert opened is not None
     own = opened.assignments[DEVICE]
@@ -116,7 +117,7 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
     for chunk in chunks_of(encode(update), own.nonce, 1024):
         assert isinstance(chunk, UpdateChunk)
-        service._handle(Incoming(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
+        service._handle(IncomingMessage(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
 
     assert [
         event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"
@@ -131,5 +132,5 @@ def test_topics_with_too_few_and_too_many_numbers_are_no_topics(service: Service
         for payload in payloads:
             for device in (DEVICE, "nobody"):
                 topic = f"{Topics('f').root}/devices/{device}/{leaf}{numbers}"
-                service._handle(Incoming(topic, payload))
+                service._handle(IncomingMessage(topic, payload))
     assert service.state.round is not None

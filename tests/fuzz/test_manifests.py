@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.errors import BundleError, EdgeflError
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import World

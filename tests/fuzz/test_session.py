@@ -10,7 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address, Down, Session
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Disconnected
+from edgefl.wire.mqtt.session import Session
 
 CONNACK = b"\x20\x02\x00\x00"
 PUBLISH = b"\x32\x0a\x00\x03a/b\x00\x01xyz"
@@ -95,7 +97,7 @@ def test_no_answer_of_a_broker_ends_the_session(answers: list[bytes], patient: L
     try:
         assert broker.served.wait(60), "the session came no more"
         assert session._thread.is_alive()
-        assert any(isinstance(event, Down) for event in _events(session))
+        assert any(isinstance(event, Disconnected) for event in _events(session))
     finally:
         broker.stop()
         session.stop(drain_s=0.1)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from edgefl.config import parse
+from edgefl.errors import ConfigError
 from edgefl.lab import agents
 from edgefl.lab.agents import command_of, dealt, parse_agents, with_agents
 from edgefl.setup.tiers import completed, device_names
-from edgefl.wire.errors import ConfigError
 
 THREE = {
     "tiers": {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.lab import ports
 from edgefl.lab.ports import free_port
-from edgefl.wire.errors import ConfigError
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 

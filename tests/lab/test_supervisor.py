@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from edgefl.config import parse
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab.lab import Lab, Said
 from edgefl.lab.supervisor import Supervisor
-from edgefl.wire.errors import ConfigError, EdgeflError
 from tests.wire.mqtt.events import wait_until
 
 CHILD = """

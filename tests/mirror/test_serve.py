@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import MirrorError
 from edgefl.mirror.cache import Upstream
 from edgefl.mirror.serve import MirrorServer, Place
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.errors import MirrorError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl_device.link.mirrors import Mirrors

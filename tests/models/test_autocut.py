@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.graph.autocut import grouped
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses import SequenceCrossEntropy
@@ -18,7 +19,6 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 from tests.models import plain
 from tests.pairs import slow
 from tests.rings.rows import mostly_slow

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from tests.models.plain import Dropping

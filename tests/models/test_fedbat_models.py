@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from edgefl import algorithms
+from edgefl.errors import ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
@@ -16,7 +17,6 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build as cut
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

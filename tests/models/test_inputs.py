@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ModelError
 
 WORDS, LENGTH, WIDTH, CLASSES = 11, 6, 8, 3
 TEXT = {

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from edgefl.errors import ConfigError
 from edgefl.models.layers.log_mel import FLOOR, LogMel
-from edgefl.wire.errors import ConfigError
 
 RATE, LENGTH, MELS, WINDOW, STEP = 8000, 2000, 20, 256, 100
 

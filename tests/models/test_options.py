@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from edgefl import algorithms
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from edgefl.wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -18,7 +19,6 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.statistics import by_batch
-from edgefl.wire.errors import ModelError
 
 SAMPLE = TensorSpec((2, 4, 4))
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.graph.output import Output
 from edgefl.models.split import split
-from edgefl.wire.errors import ModelError
 
 SAMPLE = TensorSpec((4,))
 

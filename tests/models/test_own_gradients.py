@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ModelError
 
 SAMPLE = TensorSpec((6,))
 

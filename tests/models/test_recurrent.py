@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.draws.reading import Reading
 from edgefl.models.draws.steering import Steered
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack
 from edgefl.models.spec import sequential
-from edgefl.wire.errors import ModelError
 
 E, H, B, T = 5, 4, 3, 7
 PAIRS: list[tuple[Any, Any]] = [(nn.LSTM, Lstm), (nn.GRU, Gru)]

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from tests.models.plain import Frozen

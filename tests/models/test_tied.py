@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from edgefl import algorithms
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import SequenceCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec, skeleton
@@ -29,7 +30,6 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import standalone
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import exported, in_torch, local_data, on_device

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import EdgeflError
 from edgefl.models import user_code
-from edgefl.wire.errors import EdgeflError
 
 
 def test_torch_behind_a_link_is_no_code_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

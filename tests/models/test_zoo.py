@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.visible import visible
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
@@ -22,7 +23,6 @@ from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
 from edgefl.models.zoo.transformer import Attention, bert, gpt, vit
-from edgefl.wire.errors import ModelError
 from tests.pairs import by_default
 
 

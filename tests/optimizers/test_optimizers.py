@@ -12,11 +12,11 @@ import torch
 from edgefl import algorithms, optimizers
 from edgefl.contract.server import MEAN, beside, state_of
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import begun, completed
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from tests.algorithms.users import Users, Vector
 
 LR, BETA1, BETA2, TAU = 0.3, 0.8, 0.6, 0.05

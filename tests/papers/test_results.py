@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from reproduce.campaign import ENTRIES, campaign, selected, tasks
 from reproduce.entry import Claim, Column, Computed, Entry, Federated, Found, percent
 from reproduce.page import overview, summaries, write_entry

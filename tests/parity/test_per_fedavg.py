@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8
@@ -25,7 +26,6 @@ from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.errors import ModelError
 from edgefl_device.data.samples import Batches
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.bundle.formats import format_of

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 from edgefl_server.service import Service
 from tests.server.fleet import plan_for
 

@@ -15,13 +15,13 @@ import msgspec
 import numpy as np
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe, split, verified
+from edgefl.wire.blobs import BlobRef, decompress, describe, split, verified
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
-from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.envelope import Seal, bare, peek
+from edgefl.wire.mqtt.events import Connected, IncomingMessage, Will
 from edgefl.wire.mqtt.messages import (
     Ack,
     Hello,
@@ -34,7 +34,7 @@ from edgefl.wire.mqtt.messages import (
     UpdateChunk,
     encode,
 )
-from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
@@ -199,7 +199,7 @@ class ScriptedDevice:
         self._thread.start()
 
     def stop(self) -> None:
-        self.session.inbox.put(Incoming("stop", b""))
+        self.session.inbox.put(IncomingMessage("stop", b""))
         self._thread.join(PATIENCE_S)
         self.session.stop(drain_s=0.2)
 
@@ -245,14 +245,14 @@ class ScriptedDevice:
     def _serve(self) -> None:
         while True:
             event = self.session.inbox.get()
-            if isinstance(event, Up):
+            if isinstance(event, Connected):
                 self.greet()
-            elif isinstance(event, Incoming):
+            elif isinstance(event, IncomingMessage):
                 if event.topic == "stop":
                     return
                 self._receive(event)
 
-    def _receive(self, event: Incoming) -> None:
+    def _receive(self, event: IncomingMessage) -> None:
         if event.topic == self.topics.current_round and event.payload:
             self._round = peek(Round, event.payload)
             self.rounds.put(self._round)
@@ -346,12 +346,12 @@ def fetch(session: Session, federation: str, ref: BlobRef) -> bytes:
     session.subscribe([topics.blob_chunk(ref.sha256, index) for index in range(ref.count)], standing=True)
     while len(pieces) < ref.count:
         event = session.inbox.get(timeout=PATIENCE_S)
-        if isinstance(event, Incoming):
+        if isinstance(event, IncomingMessage):
             _, index = topics.parse_blob(event.topic)
             assert ref.accepts(index, event.payload)
             pieces[index] = event.payload
     travelled = verified(ref, b"".join(pieces[index] for index in range(ref.count)))
-    return unpacked(ref, travelled, 1 << 30)
+    return decompress(ref, travelled, 1 << 30)
 
 
 def retained(session: Session, federation: str) -> set[str]:
@@ -363,7 +363,7 @@ def retained(session: Session, federation: str) -> set[str]:
     session.publish(echo, b"all", retain=True)
     while True:
         event = session.inbox.get(timeout=PATIENCE_S)
-        if isinstance(event, Incoming):
+        if isinstance(event, IncomingMessage):
             if event.topic == echo:
                 session.publish(echo, b"", retain=True)
                 return found

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from edgefl.errors import BrokerError
 from edgefl.lab.ports import free_port
-from edgefl.wire.errors import BrokerError
-from edgefl.wire.mqtt.session import Address, Incoming, Session, Up, Will
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Connected, IncomingMessage, Will
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.broker import check_port, mosquitto_command
 from edgefl_server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
 from tests import needs
@@ -56,13 +58,13 @@ def received(session: Session, count: int) -> list[tuple[str, bytes]]:
     found: list[tuple[str, bytes]] = []
     while len(found) < count:
         event = session.inbox.get(timeout=PATIENCE_S)
-        if isinstance(event, Incoming):
+        if isinstance(event, IncomingMessage):
             found.append((event.topic, event.payload))
     return found
 
 
-def wait_up(session: Session) -> Up:
-    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Up):
+def wait_up(session: Session) -> Connected:
+    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Connected):
         pass
     return event
 
@@ -297,7 +299,7 @@ def test_mosquitto_starts_again_if_its_memory_is_full_of_messages(tmp_path: Path
         while "memory is full" not in process.stderr.readline():
             pass
         honest.subscribe(["left/0", "honest"])
-        while honest.inbox.get(timeout=PATIENCE_S) != Incoming("honest", b"here"):
+        while honest.inbox.get(timeout=PATIENCE_S) != IncomingMessage("honest", b"here"):
             honest.publish("honest", b"here", qos=0)
         process.terminate()
         assert process.wait(60) == 0

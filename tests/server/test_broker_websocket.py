@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import BrokerError
 from edgefl.lab.ports import free_port
-from edgefl.wire.errors import BrokerError
-from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.broker import mosquitto_command
 from edgefl_server.embedded_broker import run_amqtt
 from tests import needs
@@ -53,7 +55,7 @@ def test_what_is_said_over_tcp_is_heard_over_websocket(
 
 
 def heard(session: Session) -> tuple[str, bytes]:
-    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Incoming):
+    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), IncomingMessage):
         pass
     return event.topic, event.payload
 

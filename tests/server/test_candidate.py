@@ -8,11 +8,11 @@ import pytest
 
 from edgefl.config import Federation, parse
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError
 from edgefl.setup.bundles import outline_of
 from edgefl.setup.candidate import candidate_of
 from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.errors import ConfigError
 from edgefl_export.front.tier import Exchange, Tier
 from edgefl_server.compose import BundleFor, composed
 from edgefl_server.run_spec import RunSpec

@@ -17,6 +17,7 @@ from edgefl.cli.federation.live import View
 from edgefl.cli.federation.serving import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
+from edgefl.errors import ConfigError, ModelError
 from edgefl.lab.lab import Said
 from edgefl.objective.objective import Objective
 from edgefl.setup.evaluation import evaluation
@@ -24,7 +25,6 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.training import replaced_algorithm
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl_export.front.cache import Found
 from edgefl_export.front.tier import Tier
 from edgefl_export.memory.recompute import Budget

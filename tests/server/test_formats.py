@@ -10,12 +10,11 @@ import msgspec
 import pytest
 
 from edgefl.config import Federation, parse
+from edgefl.errors import ConfigError
 from edgefl.setup.digests import run_digest
-from edgefl.wire.bundle import signatures
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle import archive
+from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
 from edgefl_export.front.folder import bundle_name
@@ -110,7 +109,7 @@ def test_each_format_is_signed(
         offer = opened.offer(name)
         assert list(offer.signatures) == tiers
         for tier, signature in offer.signatures.items():
-            signatures.check([signer.keys.public], offer.bundles[tier].sha256, signature)
+            archive.check([signer.keys.public], offer.bundles[tier].sha256, signature)
 
 
 def test_a_device_that_finds_no_bundle_for_its_engine_does_not_hold_up_the_round(

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_server.patience import Patience
 
 

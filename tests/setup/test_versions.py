@@ -14,13 +14,13 @@ from edgefl.config import parse
 from edgefl.config.names import name_problems
 from edgefl.contract.algorithm import Algorithm, CarryRule
 from edgefl.contract.server import ServerOpt
+from edgefl.errors import ConfigError
 from edgefl.facts import shipped
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.setup.digests import run_digest
 from edgefl.setup.versions import check_versions, why_not
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleets" / "asynchronous.md"
 

@@ -7,6 +7,7 @@ import torch
 
 from edgefl.data.datasets import digits
 from edgefl.data.partition import dirichlet
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
@@ -21,7 +22,6 @@ from edgefl.simulation.partial_synchronization import (
     synchronised,
 )
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.support.regions import assert_inside

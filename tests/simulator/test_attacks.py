@@ -10,8 +10,8 @@ import pytest
 import edgefl
 from edgefl.api.simulate import Simulation
 from edgefl.config.simulation import SimulationTable
+from edgefl.errors import ConfigError
 from edgefl.simulator.trainers.local_rounds import Attack
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Form

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 import edgefl
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.text import changes, dump
+from edgefl.errors import ConfigError
 from edgefl.simulator.fleet import Fleet, Work
-from edgefl.wire.errors import ConfigError
 from tests.simulator.small import federation, read_back
 
 WORK = Work("strong", steps=10, down_bytes=2_000_000, up_bytes=500_000)

@@ -15,11 +15,11 @@ from benchmarks.simulate.models import pfl_cnn
 from edgefl.config import Federation, parse
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
 from edgefl.simulator.functions import Functions, recorded
 from edgefl.simulator.plan import Plan
-from edgefl.wire.errors import ConfigError
 from tests.rings.rows import mostly_slow
 
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 import edgefl
+from edgefl.errors import ConfigError
 from edgefl.simulator.rounds import Rounds
-from edgefl.wire.errors import ConfigError
 from tests.simulator.test_simulate import federation
 from tests.simulator.test_workers import CASES, bits, killing
 

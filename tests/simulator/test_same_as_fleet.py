@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from edgefl.api.simulate import Simulation, simulate
 from edgefl.config import load
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import Engines, Trained, train
 from tests.rings.rows import mostly_slow

@@ -8,7 +8,7 @@ import pytest
 
 import edgefl
 from edgefl.api.simulate import Simulation
-from edgefl.wire.errors import ParticipationError
+from edgefl.errors import ParticipationError
 from tests.simulator.small import Stopped, federation, stop_after
 
 LOSSY: dict[str, dict[str, object]] = {

@@ -15,9 +15,9 @@ from edgefl.config import parse
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ConfigError, ParticipationError, StoreError
 from edgefl.simulator.functions import recorded
 from edgefl.simulator.row import Row
-from edgefl.wire.errors import ConfigError, ParticipationError, StoreError
 from tests.e2e.inside import edgefl as command
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import Stopped, federation, stop_after

@@ -14,8 +14,8 @@ import pytest
 
 import edgefl
 from edgefl.config.text import dump
+from edgefl.errors import ConfigError
 from edgefl.simulator.row import Row
-from edgefl.wire.errors import ConfigError
 from tests.e2e.inside import edgefl as command
 from tests.simulator.small import Stopped, federation, stop_after
 

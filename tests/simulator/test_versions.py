@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import edgefl
+from edgefl.errors import ConfigError, ParticipationError
 from edgefl.simulator.row import Row
-from edgefl.wire.errors import ConfigError, ParticipationError
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import federation
 

@@ -15,13 +15,13 @@ import psutil
 import pytest
 
 import edgefl
+from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.simulator.rounds import Rounds
 from edgefl.simulator.row import Row
 from edgefl.simulator.trainers.memory import Memory, mapped
 from edgefl.simulator.trainers.pool import Lost, Pool, RemoteWorker
 from edgefl.simulator.trainers.tasks import Portion
 from edgefl.simulator.trainers.worker import Failed, Method, Worker
-from edgefl.wire.errors import ConfigError, DataError, EdgeflError
 from tests.rings.rows import mostly_slow
 from tests.simulator.test_simulate import Stopped, federation, stop_after
 

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.compaction.compact import Compacted, compact
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.submodel import importance
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Arrays
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx

@@ -15,6 +15,7 @@ from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.config import parse
 from edgefl.contract.tensors import Tensors
 from edgefl.data.datasets import digits
+from edgefl.errors import ModelError
 from edgefl.models.exit_loss import ExitLoss, divergence
 from edgefl.models.exits import Exit, ExitSpec, with_exits
 from edgefl.models.losses import CROSS_ENTROPY, SquaredError
@@ -35,7 +36,6 @@ from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 from edgefl.algorithms import catalog as algorithms
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of, select
+from edgefl.errors import BundleError, ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.losses import CrossEntropy, SequenceCrossEntropy, SquaredError
 from edgefl.models.losses.loss import without_absent
@@ -30,7 +31,6 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width, width
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.errors import BundleError, ModelError
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData, noise
 from edgefl_export.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device

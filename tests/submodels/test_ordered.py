@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, select
+from edgefl.errors import ModelError
 from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
@@ -26,7 +27,6 @@ from edgefl.submodels import catalog
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import NOISE
 from edgefl.submodels.width.submodel import Width, width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, Region, extract
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx

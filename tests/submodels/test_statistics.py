@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import DataError, ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.losses import CROSS_ENTROPY
 from edgefl.models.modes import mark_inference
@@ -25,7 +26,6 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
 from edgefl.submodels.statistics import StatisticsMode, by_batch, collect, frozen, norms, unknown_statistics
-from edgefl.wire.errors import DataError, ModelError
 from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
@@ -28,7 +29,6 @@ from edgefl.submodels.structured.carrier import THETA
 from edgefl.submodels.structured.counts import cost_of, layouts, search
 from edgefl.submodels.structured.scores import Score, strongest
 from edgefl.submodels.structured.submodel import Structured, importance_structured
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl.wire.regions import Block, extract
 from edgefl.wire.tensors import Arrays
 from tests.rings.rows import mostly_slow

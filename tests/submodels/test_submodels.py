@@ -10,6 +10,7 @@ from torch import nn
 
 from edgefl.config import TierTable, parse
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import cnn, mlp
 from edgefl.models.zoo.catalog import build_model
@@ -19,7 +20,6 @@ from edgefl.setup.tier_text import parse_tiers
 from edgefl.setup.tiers import completed
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, output_side, tiers
-from edgefl.wire.errors import ModelError
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import bilstm
@@ -22,7 +23,6 @@ from edgefl.objective.objective import Objective
 from edgefl.simulation.round import run_round
 from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import Width, channels_of, width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, pieces
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from edgefl.api.choices import loss_of
 from edgefl.api.model import model_spec
 from edgefl.contract.tensors import TensorSpec
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from tests.support.case import Outcome
 from tests.support.isolated import LIMIT_S, isolated
 from tests.support.modules import generated

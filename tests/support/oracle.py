@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import edgefl
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from tests.support.case import Batch, Case, Outcome, batches
 from tests.support.device import Device
 from tests.support.draws import Draws, Undecided

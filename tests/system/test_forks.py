@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from edgefl.errors import ModelError
 from edgefl.system.forks import Task, processes_for, side_by_side
-from edgefl.wire.errors import ModelError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 HERE = os.getpid()

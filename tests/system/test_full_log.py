@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.errors import ConfigError, StoreError
 
 
 @pytest.mark.sample(1)

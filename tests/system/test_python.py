@@ -11,10 +11,10 @@ import pytest
 
 from edgefl.algorithms.catalog import build
 from edgefl.config.names import name_problems
+from edgefl.errors import EdgeflError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.system.python import child_path, module_command
-from edgefl.wire.errors import EdgeflError
 from tests import installed
 
 ROOT = Path(__file__).parents[2]

@@ -10,9 +10,9 @@ import pytest
 from edgefl.cli.models.plan import Wishes, read_device
 from edgefl.cli.options import parse_bytes
 from edgefl.config.tables import TierTable
+from edgefl.errors import ConfigError
 from edgefl.system import sizes
 from edgefl.system.sizes import parse_budget, parse_size
-from edgefl.wire.errors import ConfigError
 from edgefl_export.memory.recompute import Budget
 
 SIZES = [

@@ -48,7 +48,7 @@ from pathlib import Path
 from edgefl.models.user_code import is_user_code
 from edgefl.models.zoo.catalog import build_model
 from edgefl.system.distribution import PACKAGES, folders
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl_device.sandbox.confine import _of_packages
 from edgefl_export.capture.locate import is_compiler
 from edgefl_export.front.compile import source_digest

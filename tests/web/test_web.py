@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ExportError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ExportError
 from edgefl_export.capture.trace import capture
 from edgefl_export.memory.budget import within_onnx
 from edgefl_export.memory.recompute import Budget

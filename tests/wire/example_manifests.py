@@ -8,7 +8,7 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Input, Manifest, PhaseSpec, Port
-from edgefl.wire.bundle.readers import Text
+from edgefl.wire.bundle.readers import TextReader
 
 GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
 
@@ -98,7 +98,7 @@ def example_manifest_of_texts() -> Manifest:
         below=300,
         others=(Input(name="attention_mask", shape=(3,), dtype="int64", below=2),),
         names=("bad", "good"),
-        reader=Text(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
+        reader=TextReader(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
     )
     return msgspec.structs.replace(first, data=data)
 

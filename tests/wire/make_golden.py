@@ -24,10 +24,10 @@ from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
+from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.envelope import Sequence, Speaker
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner
 from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
@@ -36,6 +36,9 @@ from edgefl.wire.mqtt.messages import (
     Message,
     Offer,
     Profile,
+    ProfileAnswer,
+    ProfileOffer,
+    ProfileRequest,
     Progress,
     Round,
     Status,
@@ -43,7 +46,6 @@ from edgefl.wire.mqtt.messages import (
     Update,
     UpdateChunk,
 )
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_conformance.vectors.write import GOLDEN
 from tests.wire.bundle.example_profile import example_profile
@@ -273,23 +275,27 @@ def signed(name: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "key"
         path.write_text(SEED.hex())
-        speaker = Speaker(KeyPair(path), Sequence(lambda: 0, lambda _: None))
+        speaker = MessageSigner(KeyPair(path), MessageCounter())
         return speaker.seal(ENVELOPES[name], MESSAGES[name.removeprefix("signed_")], 1 << 40)
 
 
 READERS: dict[str, Reader] = {
-    "reader_image": Image(white=16),
-    "reader_table": Table(
+    "reader_image": ImageReader(white=16),
+    "reader_table": TableReader(
         columns=("age", "height"),
         label="buys",
         mean=(40.0, 1.7),
         deviation=(10.5, 0.25),
         others={"seen": ("when",)},
     ),
-    "reader_series": Series(columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True),
-    "reader_sound": Sound(rate=16000, length=16000, features="features"),
-    "reader_log_mel": Sound(rate=16000, length=16000, mels=40, window=640, step=320, features="features"),
-    "reader_text": Text(),
+    "reader_series": SeriesReader(
+        columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True
+    ),
+    "reader_sound": SoundReader(rate=16000, length=16000, features="features"),
+    "reader_log_mel": SoundReader(
+        rate=16000, length=16000, mels=40, window=640, step=320, features="features"
+    ),
+    "reader_text": TextReader(),
 }
 
 

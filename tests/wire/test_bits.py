@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from edgefl.errors import ProtocolError
 from edgefl.wire import bits
-from edgefl.wire.errors import ProtocolError
 
 RESNET18 = 11_164_362
 """Maskable entries of the CIFAR ResNet-18 that 8.3 counts with."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef, describe, split, verified
-from edgefl.wire.errors import BundleError
 from tests.wire.texts import LETTERS
 
 DATA = st.binary(max_size=300)

@@ -6,9 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.compression import _zstd, packed, unpacked
-from edgefl.wire.errors import BundleError
+from edgefl.errors import BundleError
+from edgefl.wire.blobs import BlobRef, _zstd, compress, decompress, describe
 
 TEXT = b"names of nodes and ports, again and again; " * 200
 NOISE = np.random.default_rng(0).bytes(5000)
@@ -17,28 +16,28 @@ zstd = _zstd()
 
 
 def test_what_shrinks_travels_as_a_frame_that_the_reference_describes() -> None:
-    ref, data = packed(TEXT, 16)
+    ref, data = compress(TEXT, 16)
 
     assert (ref.codec, ref.raw, ref.size) == ("zstd", len(TEXT), len(data))
     assert len(data) < len(TEXT) // 10
     assert ref == describe(data, 16, raw=len(TEXT)) and ref.count > 1
-    assert unpacked(ref, data, LIMIT) == TEXT
+    assert decompress(ref, data, LIMIT) == TEXT
 
 
 def test_what_does_not_shrink_by_three_percent_travels_as_it_is() -> None:
     for data in (NOISE, b"", b"x", NOISE + bytes(100)):
-        ref, travels = packed(data, 64)
+        ref, travels = compress(data, 64)
         assert (ref, travels) == (describe(data, 64), data)
-        assert unpacked(ref, travels, LIMIT) == data
-    assert packed(NOISE + bytes(500), 64)[0].codec == "zstd"
+        assert decompress(ref, travels, LIMIT) == data
+    assert compress(NOISE + bytes(500), 64)[0].codec == "zstd"
 
 
 def test_compression_may_be_switched_off() -> None:
-    assert packed(TEXT, 64, "none") == (describe(TEXT, 64), TEXT)
+    assert compress(TEXT, 64, "none") == (describe(TEXT, 64), TEXT)
 
 
 def test_equal_bytes_are_compressed_to_equal_bytes() -> None:
-    assert packed(TEXT, 64) == packed(TEXT, 64)
+    assert compress(TEXT, 64) == compress(TEXT, 64)
 
 
 def bomb(size: int) -> bytes:
@@ -49,7 +48,7 @@ def test_a_frame_that_claims_more_than_its_reference_is_refused() -> None:
     data = bomb(1 << 28)
 
     with pytest.raises(BundleError, match="claims 268435456 bytes"):
-        unpacked(describe(data, 1 << 20, raw=1000), data, LIMIT)
+        decompress(describe(data, 1 << 20, raw=1000), data, LIMIT)
 
 
 def test_a_reference_that_claims_more_than_the_limit_is_refused_before_anything_is_fetched() -> None:
@@ -59,7 +58,7 @@ def test_a_reference_that_claims_more_than_the_limit_is_refused_before_anything_
     with pytest.raises(BundleError, match="268435456 bytes, more than the limit of 1048576"):
         ref.check(LIMIT)
     with pytest.raises(BundleError, match="more than the limit"):
-        unpacked(ref, data, LIMIT)
+        decompress(ref, data, LIMIT)
 
 
 def lying(claimed: int, actual: int) -> bytes:
@@ -76,14 +75,14 @@ def test_a_frame_that_lies_about_its_size_is_refused(actual: int) -> None:
     data = lying(2000, actual)
 
     with pytest.raises(BundleError, match="is no zstd frame of 2000 bytes"):
-        unpacked(describe(data, 1 << 20, raw=2000), data, LIMIT)
+        decompress(describe(data, 1 << 20, raw=2000), data, LIMIT)
 
 
 def test_a_frame_that_says_no_size_is_refused() -> None:
     data = zstd.compress(TEXT, options={zstd.CompressionParameter.content_size_flag: 0})
 
     with pytest.raises(BundleError, match="is no zstd frame"):
-        unpacked(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
+        decompress(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
 
 
 def test_a_cut_frame_with_a_huge_window_is_refused() -> None:
@@ -95,20 +94,22 @@ def test_a_cut_frame_with_a_huge_window_is_refused() -> None:
     assert zstd.get_frame_info(data).decompressed_size == len(TEXT)
 
     with pytest.raises(BundleError, match="is no zstd frame"):
-        unpacked(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
+        decompress(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", packed(TEXT, 64)[1][:-5], packed(TEXT, 64)[1] + b"more"])
+@pytest.mark.parametrize(
+    "data", [b"", b"nonsense", compress(TEXT, 64)[1][:-5], compress(TEXT, 64)[1] + b"more"]
+)
 def test_damaged_frames_are_refused_with_a_remedy(data: bytes) -> None:
     with pytest.raises(BundleError, match="must publish it again"):
-        unpacked(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
+        decompress(describe(data, 1 << 20, raw=len(TEXT)), data, LIMIT)
 
 
 @pytest.mark.parametrize("change", [{"raw": 0}, {"raw": -1}, {"codec": ""}])
 def test_a_reference_with_codec_and_size_that_do_not_go_together_is_malformed(
     change: dict[str, object],
 ) -> None:
-    ref: BlobRef = msgspec.structs.replace(packed(TEXT, 64)[0], **change)
+    ref: BlobRef = msgspec.structs.replace(compress(TEXT, 64)[0], **change)
 
     with pytest.raises(BundleError, match="malformed"):
         ref.check(LIMIT)
@@ -118,4 +119,4 @@ def test_every_level_of_the_library_can_be_read() -> None:
     data = np.random.default_rng(1).integers(0, 4, 3_000_000, np.uint8).tobytes()
     for level in (-5, 1, 3, 9):
         frame = zstd.compress(data, level)
-        assert unpacked(describe(frame, 1 << 20, raw=len(data)), frame, 1 << 22) == data
+        assert decompress(describe(frame, 1 << 20, raw=len(data)), frame, 1 << 22) == data

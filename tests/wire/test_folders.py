@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from edgefl.data import datasets
+from edgefl.errors import ConfigError
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError
 from edgefl_export.front.cache import BundleCache
 
 

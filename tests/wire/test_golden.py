@@ -12,15 +12,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, ProtocolError
 from edgefl.wire import patches, tensors
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table
+from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader
 from edgefl.wire.bundle.variants import Variant
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError, ProtocolError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Envelope, open_message
 from edgefl.wire.mqtt.messages import Offer, Profile, Task
@@ -134,14 +133,17 @@ def test_a_reader_in_both_directions(name: str) -> None:
         ({"names": ("one",)}, "2 classes and 1 different names for them"),
         ({"names": ("one", "one")}, "2 classes and 1 different names"),
         ({"names": ("one", "\x1b[31mtwo")}, "cannot be shown"),
-        ({"reader": Table(columns=(), label="y")}, "columns are none: at least one, each once"),
-        ({"reader": Table(columns=("a", "a"), label="y")}, "columns are a, a: at least one, each once"),
-        ({"reader": Table(columns=("a",), label="y", mean=(1.0, 2.0))}, "mean has 2 numbers for 1 columns"),
-        ({"reader": Table(columns=("a",), label="y", deviation=(0.0,))}, "a deviation is 0"),
-        ({"reader": Series(columns=("a",), window=0, step=1)}, "window is 0, and at least 1"),
-        ({"reader": Sound(rate=0, length=1)}, "rate is 0, and at least 1"),
-        ({"reader": Sound(rate=1, length=1, features="mel")}, "graph 'mel' but does not list it"),
-        ({"reader": Image(white=256)}, "white is 256, of 1 to 255"),
+        ({"reader": TableReader(columns=(), label="y")}, "columns are none: at least one, each once"),
+        ({"reader": TableReader(columns=("a", "a"), label="y")}, "columns are a, a: at least one, each once"),
+        (
+            {"reader": TableReader(columns=("a",), label="y", mean=(1.0, 2.0))},
+            "mean has 2 numbers for 1 columns",
+        ),
+        ({"reader": TableReader(columns=("a",), label="y", deviation=(0.0,))}, "a deviation is 0"),
+        ({"reader": SeriesReader(columns=("a",), window=0, step=1)}, "window is 0, and at least 1"),
+        ({"reader": SoundReader(rate=0, length=1)}, "rate is 0, and at least 1"),
+        ({"reader": SoundReader(rate=1, length=1, features="mel")}, "graph 'mel' but does not list it"),
+        ({"reader": ImageReader(white=256)}, "white is 256, of 1 to 255"),
     ],
 )
 def test_data_that_cannot_be_read_are_refused_with_the_manifest(
@@ -223,7 +225,7 @@ def test_a_patch_leads_to_the_same_bits() -> None:
 def test_a_zstd_frame_unfolds() -> None:
     ref = msgspec.msgpack.decode(golden("blobref_zstd"), type=BlobRef)
 
-    assert unpacked(ref, golden("zstd_frame"), 1 << 20) == make_golden.ZSTD_RAW
+    assert decompress(ref, golden("zstd_frame"), 1 << 20) == make_golden.ZSTD_RAW
 
 
 @pytest.mark.parametrize("name", MESSAGES)

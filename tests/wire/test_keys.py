@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.wire import keys
-from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS, KeyPair, known_after, parse_keys, rotate, verify
 
 NOW = 1_000_000.0

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from edgefl.cli.options import parse_limits
 from edgefl.config.federation import Federation
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 
 MAY_BE_ZERO = {"offline_grace_s", "ready_timeout_s", "retry_pause_s"}

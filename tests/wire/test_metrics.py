@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import TensorSpec, arrays
+from edgefl.errors import ModelError
 from edgefl.models.losses import (
     BinaryCrossEntropy,
     CausalLM,
@@ -23,7 +24,6 @@ from edgefl.models.losses import (
     SequenceCrossEntropy,
 )
 from edgefl.models.losses.loss import metrics_of, sums_of
-from edgefl.wire.errors import ModelError
 from edgefl.wire.metrics import Sums, added, measured
 
 ROWS = 60

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError
 from edgefl.wire import tensors
-from edgefl.wire.errors import BundleError
 from edgefl.wire.patches import SCALES, halved, patch, patched, widened
 from edgefl.wire.tensors import Array, Arrays
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors import numpy as plain
 
+from edgefl.errors import ProtocolError
 from edgefl.wire import bits, tensors
-from edgefl.wire.errors import ProtocolError
 
 DTYPES = st.sampled_from(
     [np.float32, np.float64, np.float16, np.int64, np.int32, np.uint8, np.int8, np.bool_]

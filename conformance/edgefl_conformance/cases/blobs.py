@@ -11,8 +11,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from edgefl.wire import patches, tensors
-from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.compression import packed
+from edgefl.wire.blobs import BlobRef, compress, describe, split
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.tensors import Arrays
 from edgefl_conformance.case import Group
@@ -125,7 +124,7 @@ def damaged_blob(stage: Stage) -> None:
 def lying_frame(stage: Stage) -> None:
     what = fresh(stage.material(), "frame")
     data, _, unit = _first_unit(what)
-    ref, frame = packed(data + b" " * 4096, _SMALL)
+    ref, frame = compress(data + b" " * 4096, _SMALL)
     lying = msgspec.structs.replace(ref, raw=len(data))
     _refused(stage, lambda announced: _published(stage, announced, unit, lying, frame), what)
 

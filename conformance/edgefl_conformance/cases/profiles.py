@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.bundle import profiles
-from edgefl.wire.errors import ProtocolError
-from edgefl.wire.mqtt.messages import encode
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
+from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileRequest, encode
 from edgefl_conformance.case import Group
 from edgefl_conformance.play.said import Said
 from edgefl_conformance.play.stage import Stage

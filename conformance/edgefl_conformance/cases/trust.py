@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from edgefl.wire.keys import KeyPair, Succession, rotate
-from edgefl.wire.mqtt.envelope import Envelope, Speaker
+from edgefl.wire.mqtt.envelope import Envelope, MessageSigner
 from edgefl.wire.mqtt.messages import Ack, Round, Task, encode
 from edgefl_conformance.case import Group
 from edgefl_conformance.play.server import speaker_of
@@ -111,7 +111,7 @@ def succession(stage: Stage) -> None:
     stage.good_round()
     _task_is_heard(stage, old)
     _round_is_ignored(stage, lambda announced: old.seal(stage.server.topics.current_round, announced))
-    stage.server.speaker = Speaker(_without_chain(new.keys), new.numbers)
+    stage.server.speaker = MessageSigner(_without_chain(new.keys), new.numbers)
     over = msgspec.structs.replace(stage.announcement(*stage.offer(stage.material())), state="closed")
     stage.restart_before(stage.server.seal(stage.server.topics.current_round, over))
     stage.good_round()
@@ -152,7 +152,7 @@ def forged_succession(stage: Stage) -> None:
 # -- what is ignored -------------------------------------------------------------------------------------------------
 
 
-def _task_is_heard(stage: Stage, speaker: Speaker) -> None:
+def _task_is_heard(stage: Stage, speaker: MessageSigner) -> None:
     """A task that ``speaker`` signed, in a round of the server's, is worked on."""
     what, announced = stage.prepare()
     task = stage.task(announced, what, seed=33)
@@ -214,14 +214,14 @@ def _given(stage: Stage, announced: Round) -> Task:
     return task
 
 
-def _stranger(stage: Stage) -> Speaker:
+def _stranger(stage: Stage) -> MessageSigner:
     return speaker_of(stage.folder / "stranger.key")
 
 
-def _rotated(stage: Stage, overlap_s: float) -> Speaker:
+def _rotated(stage: Stage, overlap_s: float) -> MessageSigner:
     """The server's next key, which the one that it has introduces."""
     keys = rotate(stage.folder / "signing.key", overlap_s=overlap_s, now=time.time())
-    return Speaker(keys, stage.server.speaker.numbers)
+    return MessageSigner(keys, stage.server.speaker.numbers)
 
 
 def _without_chain(keys: KeyPair) -> KeyPair:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from edgefl.errors import ProtocolError
 from edgefl.wire import tensors
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import Profile, Update
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_conformance.verdict import Failed, expect, expect_equal

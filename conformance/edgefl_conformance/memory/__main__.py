@@ -25,11 +25,11 @@ from edgefl.api.compile import compile
 from edgefl.api.plan import plan
 from edgefl.api.training import CompileOptions, Target
 from edgefl.contract.choice import SubmodelChoice
+from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.catalog import build
 from edgefl.submodels.choices import EarlyExit, Importance, OutputSide, Width
-from edgefl.wire.errors import EdgeflError, ModelError
 from edgefl_conformance.memory.measure import RoundMemory, measured
 from edgefl_conformance.memory.models import SUBJECTS, MeasuredModel
 from edgefl_conformance.play.broker import Broker, running_broker

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import BrokerError
 from edgefl.lab.broker import listens
 from edgefl.lab.ports import free_port
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
-from edgefl.wire.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.broker import mosquitto_command
 

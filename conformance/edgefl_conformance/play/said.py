@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgefl.wire.errors import IdentityError, ProtocolError
-from edgefl.wire.mqtt.envelope import Opened, open_message
-from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, UpdateChunk
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer
+from edgefl.errors import IdentityError, ProtocolError
+from edgefl.wire.mqtt.envelope import OpenedMessage, open_message
+from edgefl.wire.mqtt.events import Event, IncomingMessage
+from edgefl.wire.mqtt.messages import Decline, Hello, Message, ProfileAnswer, Progress, Status, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 
 KINDS: dict[str, type[Message]] = {
@@ -56,6 +56,11 @@ class Log:
         with self._news:
             return len(self._entries)
 
+    def put(self, event: Event) -> None:
+        """Add a message of a session."""
+        if isinstance(event, IncomingMessage):
+            self.add(event.topic, event.payload, event.retained)
+
     def add(self, topic: str, payload: bytes, retained: bool) -> None:
         """A message came. What is on no topic of a device is passed over."""
         try:
@@ -65,7 +70,7 @@ class Log:
         kind = KINDS.get(leaf)
         if kind is None or not payload:
             return
-        problem, opened = "", Opened[Message](Message())
+        problem, opened = "", OpenedMessage[Message](Message())
         try:
             opened = open_message(kind, topic, payload)
         except (ProtocolError, IdentityError) as error:

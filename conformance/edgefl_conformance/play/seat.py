@@ -13,8 +13,8 @@ import numpy as np
 
 from edgefl.lab.agent_process import AgentProcess
 from edgefl.wire.mqtt.messages import Hello, Status
-from edgefl.wire.printable import printable
 from edgefl.wire.tensors import Array
+from edgefl.wire.text import printable
 from edgefl_conformance.material.bundles import samples
 from edgefl_conformance.play.broker import Broker
 from edgefl_conformance.play.relay import Relay

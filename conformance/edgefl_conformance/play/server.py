@@ -9,17 +9,15 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.bundle.signatures import signed_text
-from edgefl.wire.compression import packed
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
+from edgefl.wire.blobs import BlobRef, compress, describe, split
+from edgefl.wire.bundle.archive import signed_text
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.envelope import SIGNED, Envelope, Sequence, Speaker
+from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.envelope import SIGNED, Envelope, MessageCounter, MessageSigner
 from edgefl.wire.mqtt.envelope import signed_text as signed_message
-from edgefl.wire.mqtt.events import Event, Incoming
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -29,9 +27,9 @@ _START_S = 15.0
 CHUNK_BYTES = Limits().chunk_bytes
 
 
-def speaker_of(path: Path) -> Speaker:
+def speaker_of(path: Path) -> MessageSigner:
     """A key of its own, in a file, and numbers that begin with the clock."""
-    return Speaker(KeyPair(path), Sequence(lambda: 0, lambda _: None))
+    return MessageSigner(KeyPair(path), MessageCounter())
 
 
 class Server:
@@ -48,7 +46,7 @@ class Server:
             client_id(self.speaker.keys.client_secret, "server", federation),
             limits=Limits(),
             clean=True,
-            deliver=self._take,
+            events=self.log,
         )
         filters = (*self.topics.server_filters, self.topics.all_shards, *self.topics.profile_filters)
         self._session.subscribe(dict.fromkeys(filters))
@@ -63,10 +61,6 @@ class Server:
     def key(self) -> str:
         """What the agent is given as ``--server-key``."""
         return self.speaker.keys.public_key
-
-    def _take(self, event: Event) -> None:
-        if isinstance(event, Incoming):
-            self.log.add(event.topic, event.payload, event.retained)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Bytes as they are; the broker has them when this returns."""
@@ -104,7 +98,7 @@ class Server:
 
     def put(self, data: bytes, chunk: int = CHUNK_BYTES, *, zstd: bool = False) -> BlobRef:
         """Publish a blob, retained, and give its reference."""
-        ref, travels = packed(data, chunk) if zstd else (describe(data, chunk), data)
+        ref, travels = compress(data, chunk) if zstd else (describe(data, chunk), data)
         self.put_chunks(ref, list(split(travels, chunk)))
         return ref
 
@@ -115,19 +109,16 @@ class Server:
 
     def retained(self, topic: str, within_s: float = 2.0) -> bytes | None:
         """What the broker keeps on a topic, as somebody who comes anew gets it; None for nothing."""
-        came: queue.SimpleQueue[Incoming] = queue.SimpleQueue()
-
-        def take(event: Event) -> None:
-            if isinstance(event, Incoming):
-                came.put(event)
-
         name = f"edgefl:kit:{secrets.token_hex(6)}"
-        session = Session(self._address, name, limits=Limits(), clean=True, deliver=take)
+        session = Session(self._address, name, limits=Limits(), clean=True)
         session.subscribe([topic])
         session.start()
         try:
-            event = came.get(timeout=within_s)
-            return event.payload if event.retained else None
+            deadline = time.monotonic() + within_s
+            while True:
+                event = session.inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(event, IncomingMessage):
+                    return event.payload if event.retained else None
         except queue.Empty:
             return None
         finally:

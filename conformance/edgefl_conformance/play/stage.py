@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import (
     FAILED,
     Ack,

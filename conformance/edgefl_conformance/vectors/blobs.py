@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.wire import bits
-from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.compression import packed
+from edgefl.wire.blobs import BlobRef, compress, describe, split
 
 _BYTES = bytes(range(250)) * 4
 
@@ -47,7 +46,7 @@ def _refused() -> list[dict[str, Any]]:
 
 def _frames() -> list[dict[str, Any]]:
     data = b"edgefl, " * 200
-    ref, frame = packed(data, 1 << 17)
+    ref, frame = compress(data, 1 << 17)
     more = describe(frame + b"\x00", 1 << 17, raw=len(data))
     cut = describe(frame[:-1], 1 << 17, raw=len(data))
     lies = describe(frame, 1 << 17, raw=len(data) - 1)

@@ -9,7 +9,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from edgefl.wire import enrolment
-from edgefl.wire.bundle.signatures import signed_text as bundle_text
+from edgefl.wire.bundle.archive import signed_text as bundle_text
 from edgefl.wire.mqtt.envelope import Envelope, signed_text
 from edgefl.wire.mqtt.messages import (
     Ack,
@@ -17,6 +17,8 @@ from edgefl.wire.mqtt.messages import (
     Hello,
     Message,
     Offer,
+    ProfileAnswer,
+    ProfileRequest,
     Progress,
     Round,
     Status,
@@ -24,7 +26,6 @@ from edgefl.wire.mqtt.messages import (
     UpdateChunk,
     encode,
 )
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
 from edgefl.wire.mqtt.topics import Topics
 
 _SERVER, _DEVICE, _NEXT = bytes(range(32)), bytes(range(32, 64)), bytes(range(64, 96))

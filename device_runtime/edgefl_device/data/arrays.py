@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edgefl.errors import DataError
 from edgefl.wire.array_files import native, read_idx, read_npz, unreadable
-from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy, Source
 from edgefl_device.data.samples import LocalData

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import DataError
 from edgefl_device.config import Source
 from edgefl_device.data.problems import Problem, Problems
 from edgefl_device.data.rows import Parts

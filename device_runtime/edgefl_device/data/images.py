@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import Image
-from edgefl.wire.errors import DataError
-from edgefl.wire.pictures import PictureError, library, pixels_of
-from edgefl.wire.records.values import BadRow
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import ImageReader
+from edgefl.wire.images import PictureError, library, pixels_of
+from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import Entry, Reading, Samples
 
@@ -18,7 +18,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     shape, reader = reading.spec.shape, reading.reader
-    assert isinstance(reader, Image)
+    assert isinstance(reader, ImageReader)
     if len(shape) != 3 or shape[0] not in _MODES:
         raise DataError(
             f"{reading.source}: images become samples of shape (1, H, W) or (3, H, W), the model takes {shape}: give arrays "

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgefl.wire.array_files import native, unreadable
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.records.values import BadRow
+from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import Entry, Reading, Samples
 from edgefl_device.data.samples import as_read

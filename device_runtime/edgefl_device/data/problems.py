@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
 

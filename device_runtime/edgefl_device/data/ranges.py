@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 from edgefl.wire.tensors import Array
 from edgefl_device.data.spool import released
 

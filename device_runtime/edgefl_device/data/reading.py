@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Reader
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.values import BadRow, class_number, finite, listed
+from edgefl.wire.records import BadRow, class_number, finite, listed
 from edgefl.wire.tensors import Array
 from edgefl_device.data.problems import Problems
 from edgefl_device.data.rows import DecodedRows, Parts, Rows

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array
 
 

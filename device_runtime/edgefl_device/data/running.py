@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import Text
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.files import RECORDS, records, text_of
-from edgefl.wire.records.values import BadRow
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.records import RECORDS, BadRow, records, text_of
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import Entry, Reading, Samples
 from edgefl_device.data.spool import Spool
@@ -34,7 +33,7 @@ class _Piece(NamedTuple):
     problem: str = ""
 
 
-def read(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Samples:
+def read(reading: Reading, reader: TextReader, entries: tuple[Entry, ...]) -> Samples:
     """Windows in all texts, one after the other, and the tokens that follow each. A text with a problem is left out
     whole."""
     tokens = Spool(kept_as(reading.spec))
@@ -79,7 +78,7 @@ def _blocks(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield block
 
 
-def _pieces(reader: Text, entries: tuple[Entry, ...]) -> Iterator[_Piece]:
+def _pieces(reader: TextReader, entries: tuple[Entry, ...]) -> Iterator[_Piece]:
     for entry in entries:
         if entry.path.suffix.lower() not in RECORDS:
             yield from _of_file(entry)

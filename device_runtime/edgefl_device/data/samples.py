@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
-from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
 from edgefl_device.data.problems import Problems, bad_values

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import Series
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.files import Checks, field, numbers, records, scaled
-from edgefl.wire.records.values import BadRow, is_number
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import SeriesReader
+from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, scaled
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import Entry, Reading, Samples
 from edgefl_device.data.rows import DecodedRows
@@ -22,7 +21,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     """No window has a bad row in it, and none lies in two recordings. Recordings are kept once, on the disk where they are
     long, and windows are cut out when they are asked for."""
     reader = reading.reader
-    assert isinstance(reader, Series)
+    assert isinstance(reader, SeriesReader)
     width, window = len(reader.columns), reader.window
     reading.check_shape((window, width) if reader.channels_last else (width, window))
     if reading.label.shape:
@@ -56,7 +55,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
 
 
 def _recordings(
-    reading: Reading, reader: Series, entries: tuple[Entry, ...], kept: Spool
+    reading: Reading, reader: SeriesReader, entries: tuple[Entry, ...], kept: Spool
 ) -> Iterator[tuple[int, Array, Array]]:
     """Each file's rows go to ``kept``: where they begin there, their labels (n,), and which of them are good (n,)."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
@@ -86,7 +85,7 @@ def _recordings(
         yield begin, np.array(own), np.array(good, bool)
 
 
-def _moved(held: array[float], reader: Series, kept: Spool) -> array[float]:
+def _moved(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
     """Nothing, as what was held is kept now."""
     kept.extend(scaled(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")

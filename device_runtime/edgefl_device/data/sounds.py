@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import Sound
-from edgefl.wire.records.values import BadRow
+from edgefl.wire.bundle.readers import SoundReader
+from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.ranges import converted
 from edgefl_device.data.reading import Entry, Reading, Samples
@@ -28,7 +28,7 @@ _UNKNOWN_BYTES = 0x7FFF0000
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     """Samples of WAV files, whole or as the features that the bundle's graph computes."""
     reader = reading.reader
-    assert isinstance(reader, Sound)
+    assert isinstance(reader, SoundReader)
     shape = reading.spec.shape
     if reader.features:
         features = reading.parts.graph(reader.features)
@@ -44,7 +44,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     return reading.decoded(reading.by_folder(entries), lambda path: wave_of(path, reader), sample)
 
 
-def wave_of(path: Path, reader: Sound) -> Array:
+def wave_of(path: Path, reader: SoundReader) -> Array:
     """Return the sound as float32 (length,) in [-1, 1], cut or padded with zeros.
 
     Raises:
@@ -64,7 +64,7 @@ def wave_of(path: Path, reader: Sound) -> Array:
     return padded
 
 
-def _heard(file: BufferedReader, reader: Sound) -> Array:
+def _heard(file: BufferedReader, reader: SoundReader) -> Array:
     """Return float64, at most the reader's length, the mean of all channels."""
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":

@@ -16,11 +16,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Image, Reader, Series, Sound, Table, Text
-from edgefl.wire.errors import DataError
-from edgefl.wire.pictures import SUFFIXES, UNREAD, check_library
-from edgefl.wire.records.files import RECORDS
+from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.images import SUFFIXES, UNREAD, check_library
+from edgefl.wire.records import RECORDS
 from edgefl_device.config import Policy, Source
 from edgefl_device.data import arrays, images, npy, series, sounds, tables, texts
 from edgefl_device.data.problems import Problems
@@ -34,11 +34,11 @@ _LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
     type(None): ((".npy",), npy.read),
-    Image: (_IMAGES, images.read),
-    Table: (RECORDS, tables.read),
-    Series: (RECORDS, series.read),
-    Sound: ((".wav",), sounds.read),
-    Text: (_LINES, texts.read),
+    ImageReader: (_IMAGES, images.read),
+    TableReader: (RECORDS, tables.read),
+    SeriesReader: (RECORDS, series.read),
+    SoundReader: ((".wav",), sounds.read),
+    TextReader: (_LINES, texts.read),
 }
 """What each reader reads (none: arrays): the endings of files, and how they become samples."""
 _CONVERSIONS = {
@@ -113,7 +113,7 @@ class Files:
         if key not in self._last:
             fitted = self._read(spec, label, parts)
             self._last.clear()
-            if isinstance(spec.reader, Sound) and spec.reader.features:
+            if isinstance(spec.reader, SoundReader) and spec.reader.features:
                 return fitted  # its rows hold a graph of this round
             self._last[key] = fitted
         return self._last[key]
@@ -148,7 +148,7 @@ class Files:
         if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
             return None
         if spec.reader is None and len(spec.shape) == 3 and endings & {*_IMAGES}:
-            return Image()
+            return ImageReader()
         if spec.reader is None:
             raise DataError(
                 f"{self.source} has {self._found}, and the bundle does not say how they become samples of shape "

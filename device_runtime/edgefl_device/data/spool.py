@@ -12,8 +12,8 @@ from typing import IO
 
 import numpy as np
 
+from edgefl.errors import ConfigError, DataError
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 
 IN_MEMORY = 16 << 20

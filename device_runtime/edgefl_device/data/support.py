@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence
 
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array
 
 Protocol = Literal["train_support", "split_test", "paper_literal"]

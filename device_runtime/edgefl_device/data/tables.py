@@ -6,11 +6,10 @@ from array import array
 
 import numpy as np
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Input
-from edgefl.wire.bundle.readers import Table
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.files import Checks, field, numbers, records, scaled
-from edgefl.wire.records.values import BadRow, is_number
+from edgefl.wire.bundle.readers import TableReader
+from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, scaled
 from edgefl_device.data.reading import Entry, Reading, Samples
 from edgefl_device.data.spool import Spool
 
@@ -21,7 +20,7 @@ TOGETHER = 4096
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     """Tables with the same columns, one after the other."""
     reader = reading.reader
-    assert isinstance(reader, Table)
+    assert isinstance(reader, TableReader)
     reading.check_shape((len(reader.columns),))
     columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
     numeric = [*reader.columns, *(name for names in columns.values() for name in names)]
@@ -58,7 +57,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     return Samples(arrays.pop("x"), arrays.pop("y"), arrays)
 
 
-def _columns_of(reader: Table, wanted: Input) -> tuple[str, ...]:
+def _columns_of(reader: TableReader, wanted: Input) -> tuple[str, ...]:
     columns = tuple(reader.others.get(wanted.name, (wanted.name,)))
     if len(columns) != int(np.prod(wanted.shape)):
         raise DataError(

@@ -11,11 +11,10 @@ from itertools import islice
 
 import numpy as np
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Input
-from edgefl.wire.bundle.readers import Text
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.files import RECORDS, Record, field, records, text_of
-from edgefl.wire.records.values import NO_TEXT, BadRow, is_text
+from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.records import NOT_TEXT, RECORDS, BadRow, Record, field, is_text, records, text_of
 from edgefl.wire.tensors import Array
 from edgefl_device.data import running
 from edgefl_device.data.reading import Entry, Reading, Samples
@@ -29,7 +28,7 @@ _TOGETHER = 1024
 def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
     """A sample for each text and its class; or windows of running text, where labels are the tokens that follow."""
     reader, shape = reading.reader, reading.spec.shape
-    assert isinstance(reader, Text)
+    assert isinstance(reader, TextReader)
     if len(shape) != 1:
         raise DataError(
             f"{reading.source}: texts become samples of shape (tokens,), the model takes {shape}: give arrays (.npz)",
@@ -64,7 +63,7 @@ def _checked(reading: Reading, text: str, row: Array) -> Array:
     return row
 
 
-def _masks(reading: Reading, reader: Text) -> tuple[Input, ...]:
+def _masks(reading: Reading, reader: TextReader) -> tuple[Input, ...]:
     """The inputs beside the tokens, which can but be their mask."""
     for each in reading.spec.others:
         if each.name != reader.mask:
@@ -82,7 +81,9 @@ def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
     return tokens, mask
 
 
-def _labelled(reading: Reading, reader: Text, entries: tuple[Entry, ...]) -> Iterator[tuple[str, str, float]]:
+def _labelled(
+    reading: Reading, reader: TextReader, entries: tuple[Entry, ...]
+) -> Iterator[tuple[str, str, float]]:
     """(where, text, label): a file in a class folder is a text; lines of others are ``label<TAB>text`` or records."""
     inside = tuple(each for each in entries if _is_text_of_class(each))
     for entry, number in reading.by_folder(inside) if inside else ():
@@ -105,7 +106,7 @@ def _is_text_of_class(entry: Entry) -> bool:
     return bool(entry.folder) and entry.path.suffix.lower() == ".txt"
 
 
-def _lines(entry: Entry, reader: Text, is_label: Callable[[str], bool]) -> Iterator[tuple[int, Record]]:
+def _lines(entry: Entry, reader: TextReader, is_label: Callable[[str], bool]) -> Iterator[tuple[int, Record]]:
     if entry.path.suffix.lower() in RECORDS:
         yield from records(entry.path, {reader.text: None, reader.label: is_label})
         return
@@ -118,9 +119,9 @@ def _lines(entry: Entry, reader: Text, is_label: Callable[[str], bool]) -> Itera
         raise DataError(f"{entry.path} cannot be read: {error}", path=str(entry.path)) from error
 
 
-def _record(line: str, reader: Text) -> Record:
+def _record(line: str, reader: TextReader) -> Record:
     if not is_text(line):
-        return NO_TEXT
+        return NOT_TEXT
     label, tab, text = line.partition("\t")
     return {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
 

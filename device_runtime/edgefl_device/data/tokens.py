@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Text
-from edgefl.wire.errors import BundleError, ConfigError
-from edgefl.wire.records.values import BadRow
+from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import Reading
 
@@ -17,7 +17,7 @@ Encode = Callable[[Sequence[str]], Sequence[Array]]
 """Texts as the token numbers of each, (tokens,)."""
 
 
-def encoder(reading: Reading, reader: Text) -> Encode:
+def encoder(reading: Reading, reader: TextReader) -> Encode:
     """ConfigError without the tokenizer's library, BundleError if the bundle's tokenizer is damaged."""
     if reader.tokenizer is None:
         return lambda texts: [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]

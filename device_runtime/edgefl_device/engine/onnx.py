@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
+from edgefl.errors import BundleError
+from edgefl.wire.bundle.graphs import RowRange, cover, rows_in
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.bundle.rows import Rows, cover, rows_in
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
 from edgefl_device.engine.segments import SegmentedGraph, load_segments
@@ -113,7 +113,7 @@ class OnnxGraph:
     State that the graph rewrites is written into the memory that it is read from where the manifest allows it
     (``Graph.in_place``). The rest moves between two sets of buffers, one read and one written in turn: outputs taken anew
     from the arena each step would leave gaps between its blocks that nothing fits. Of large state a graph may read and write
-    rows, each a port of its own (:mod:`edgefl.wire.bundle.rows`): they are bound to places in the memory of the whole.
+    rows, each a port of its own (:mod:`edgefl.wire.bundle.graphs`): they are bound to places in the memory of the whole.
     """
 
     def __init__(self, graph: Graph, session: Any, *, shrinks: bool = False) -> None:
@@ -252,7 +252,9 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
     return [[arg for _, arg in group] for _, group in itertools.groupby(enumerate(args), key=whole)]
 
 
-def _place(value: Any, port: Port, rows: Rows, shape: Sequence[int]) -> tuple[str, int, Any, list[int], int]:
+def _place(
+    value: Any, port: Port, rows: RowRange, shape: Sequence[int]
+) -> tuple[str, int, Any, list[int], int]:
     """Where rows of a state tensor are: device and its number, type of an entry, the shape as which a graph takes them,
     address.
 

@@ -11,10 +11,10 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from edgefl.errors import BundleError, StoreError
 from edgefl.system.sizes import size
 from edgefl.wire.bundle.graphs import Graph, split
 from edgefl.wire.bundle.manifest import Port
-from edgefl.wire.errors import BundleError, StoreError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.disk import reserve
 from edgefl_device.engine.base import Outputs, State

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS
-from edgefl.wire.errors import ConfigError
 from edgefl_device.engine.base import Engine
 
 ENGINES: tuple[str, ...] = FORMATS

@@ -10,13 +10,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from edgefl.wire.blobs import BlobRef, verified
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined
+from edgefl.errors import BundleError, RoundAborted, RoundDeclined
+from edgefl.wire.blobs import BlobRef, decompress, verified
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import LARGE_CHUNKS, LOST_CHUNK
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.store.database import Place, Store
 
@@ -70,7 +68,7 @@ class Fetcher:
         self._aborted = aborted
         self.mirrors = mirrors or Mirrors(limits)
         self._arrived: queue.SimpleQueue[_Message] = queue.SimpleQueue()
-        self._received = Traffic()
+        self._received = PublishTraffic()
         self._counting = threading.Lock()
         self._largest = -1
         """Bytes of the largest chunk that is asked for; -1: none is."""
@@ -82,16 +80,16 @@ class Fetcher:
         """Payloads of all messages on blob topics since they were last taken."""
         return self._received.payload
 
-    def take_received(self) -> Traffic:
+    def take_received(self) -> PublishTraffic:
         """What came on blob topics since this was last asked: second copies and what was refused count too."""
         with self._counting:
-            traffic, self._received = self._received, Traffic()
+            traffic, self._received = self._received, PublishTraffic()
         return traffic
 
     def deliver(self, topic: str, payload: bytes) -> None:
         """A message on a blob topic arrived."""
         with self._counting:
-            self._received += Traffic.of(topic, len(payload), qos=_QOS)
+            self._received += PublishTraffic.of(topic, len(payload), qos=_QOS)
         few = self._arrived.qsize() < _WINDOWS * self._limits.fetch_window
         if few and len(payload) <= self._largest:
             self._arrived.put((topic, payload))
@@ -116,7 +114,7 @@ class Fetcher:
         for ref in refs:
             ref.check(limit)
         self._bring(refs)
-        return (unpacked(ref, self._whole(ref, refs), limit) for ref in refs)
+        return (decompress(ref, self._whole(ref, refs), limit) for ref in refs)
 
     def _bring(self, refs: Sequence[BlobRef]) -> None:
         """Have all chunks of ``refs`` in the store."""

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import UNSET
 
 from edgefl.wire.enrolment import proof
-from edgefl.wire.mqtt.conditions import UNKNOWN
-from edgefl.wire.mqtt.messages import COME_LATER, Ack, Hello
+from edgefl.wire.mqtt.messages import COME_LATER, UNKNOWN_CONDITIONS, Ack, Hello
 from edgefl_device.conditions import Watch
 from edgefl_device.config import AgentConfig
 from edgefl_device.host import agent_version
@@ -63,7 +62,7 @@ class Greeting:
         """``again``: only the conditions are others than before."""
         told, hello = self._conditions.tell(), self._hello
         self._again_at = None
-        conditions = told if told != UNKNOWN else UNSET
+        conditions = told if told != UNKNOWN_CONDITIONS else UNSET
         self._say(msgspec.structs.replace(hello, conditions=conditions, again=again or UNSET))
 
     def answered(self, ack: Ack) -> None:

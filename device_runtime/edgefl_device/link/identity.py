@@ -13,15 +13,16 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from edgefl.errors import BundleError, IdentityError, StoreError
 from edgefl.wire import keys
-from edgefl.wire.bundle import signatures
-from edgefl.wire.errors import BundleError, IdentityError, StoreError
-from edgefl.wire.mqtt.envelope import Envelope, Sequence, Speaker, unwrap, verified
+from edgefl.wire.bundle import archive
+from edgefl.wire.mqtt.envelope import Envelope, MessageCounter, MessageSigner, unwrap, verified
 from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode
 from edgefl_device.store.beside import facts_in
 from edgefl_device.store.database import Store
@@ -63,17 +64,23 @@ class Repeated(IdentityError):
         super().__init__("repeated", f"a {kind.__name__} on {topic} came once more")
 
 
-def speaker_of(folder: Path, store: Store) -> Speaker:
-    """This device's voice; its key is made at the first start, and stays in ``folder``."""
+@dataclass(frozen=True)
+class _StoredNumbers:
+    """Numbers of a device's messages, in its store."""
 
-    def load() -> int:
-        return int(store.fact(_NUMBERS) or b"0")
+    store: Store
 
-    def save(number: int) -> None:
+    def number(self) -> int:
+        return int(self.store.fact(_NUMBERS) or b"0")
+
+    def keep_number(self, number: int) -> None:
         with suppress(StoreError):  # a full disk: the clock keeps the next process ahead of this one
-            store.keep_fact(_NUMBERS, str(number).encode())
+            self.store.keep_fact(_NUMBERS, str(number).encode())
 
-    return Speaker(keys.KeyPair(folder / KEY_FILE), Sequence(load, save))
+
+def speaker_of(folder: Path, store: Store) -> MessageSigner:
+    """This device's voice; its key is made at the first start, and stays in ``folder``."""
+    return MessageSigner(keys.KeyPair(folder / KEY_FILE), MessageCounter(_StoredNumbers(store)))
 
 
 def follow(store: Store, agent: Path) -> None:
@@ -144,7 +151,7 @@ class ServerTrust:
         none is."""
         known = self.keys
         if known:
-            signatures.check(known, sha256, signature)
+            archive.check(known, sha256, signature)
         elif format in EXECUTABLE:
             raise BundleError(
                 f"bundle {sha256[:12]} is in format {format}, whose loading is as good as running its code, and this device "

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
+from edgefl.errors import BundleError, ConfigError, MirrorError, RoundAborted, RoundDeclined
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import BundleError, ConfigError, MirrorError, RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 from edgefl.wire.mqtt.messages import LOST_CHUNK, POLICY, Round
@@ -155,14 +155,14 @@ class Mirrors:
     ) -> bool:
         """Whether the mirror did not fail."""
         # What speaks HTTP takes 2.4 MB of a device, and most have no mirror.
-        from edgefl.wire.blob_get import Alarm, Lacks, Line
+        from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 
         record, lacks = self._records.setdefault(mirror, _Record()), 0
         near, patience_s = mirror not in self._own, self._limits.fetch_timeout_s
         pace = _Pace(0 if self._only else self._limits.mirror_bytes_s, patience_s)
         with (
-            Alarm(aborted) as alarm,
-            Line(mirror, alarm, patience_s=patience_s, near=near, ca_file=self._ca_file) as line,
+            Watchdog(aborted) as alarm,
+            MirrorConnection(mirror, alarm, patience_s=patience_s, near=near, ca_file=self._ca_file) as line,
         ):
             for ref in refs:
                 try:
@@ -180,7 +180,7 @@ class Mirrors:
                     if aborted():
                         raise RoundAborted("the round ended while its blobs were fetched") from error
                     lacks += 1
-                    if isinstance(error, Lacks) and lacks < _MOST_LACKS:
+                    if isinstance(error, BlobMissing) and lacks < _MOST_LACKS:
                         continue
                     self._leave(mirror, record, f"blob {ref.sha256[:12]}: {error.message}")
                     return False

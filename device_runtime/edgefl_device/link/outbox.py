@@ -11,11 +11,12 @@ from contextlib import suppress
 
 import msgspec
 
-from edgefl.wire.errors import ProtocolError, StoreError
+from edgefl.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, UpdateChunk, UpdateFigures, decode
-from edgefl.wire.mqtt.session import Delivery, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 from edgefl_device.store.database import Outgoing, PastRound, Store
 

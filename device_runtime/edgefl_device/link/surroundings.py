@@ -9,10 +9,10 @@ from typing import Protocol
 
 from edgefl.system.clock import clock
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.events import Disconnected, Refusal
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Round
-from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
-from edgefl.wire.mqtt.session import Address, Down, Refused
+from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, named
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
 
 
@@ -31,7 +31,9 @@ class Surroundings:
         self._broker = broker
         self._limits = limits
         self._say = say
-        self._lookout = Lookout(self._see, self._found, limits.notice_s)
+        looking = client_id(secrets.token_bytes(), "look", federation, device, style=broker.client_ids)
+        search = NeighbourSearch(broker, looking, (ALL_ROUNDS,), limits)
+        self._lookout = NeighbourMonitor(search, self, limits.notice_s)
         self._alone = False
         self._neighbours = ""
         self._answer = ""
@@ -49,7 +51,7 @@ class Surroundings:
         """Whether it has looked around since this was last asked, for which it opens a connection."""
         return self._lookout.has_looked()
 
-    def offline(self, event: Down) -> None:
+    def offline(self, event: Disconnected) -> None:
         """The connection ended, or there is none."""
         again = f"trying again in {event.retry_s:.1f} s"
         if not event.rival:
@@ -62,7 +64,7 @@ class Surroundings:
             f"its own name and store; {again}",
         )
 
-    def denied(self, event: Refused) -> None:
+    def denied(self, event: Refusal) -> None:
         """The broker will not let this device read or write a topic; of blobs, which are many, the first is told."""
         kind = event.action, event.topic.rpartition("/blobs/")[0] or event.topic
         if kind not in self._denied:
@@ -120,12 +122,8 @@ class Surroundings:
             f"server does not hear it: a broker with access rules has to let {user} write below {below}"
         )
 
-    def _see(self) -> Neighbours:
-        secret, style = secrets.token_bytes(), self._broker.client_ids
-        looking = client_id(secret, "look", self._federation, self._device, style=style)
-        return look(self._broker, looking, [ALL_ROUNDS], self._limits)
-
-    def _found(self, neighbours: Neighbours) -> None:
+    def put(self, neighbours: Neighbours) -> None:
+        """Report the result of a search, on its thread."""
         others = [repr(name) for name in neighbours.served(but=self._federation)]
         text = f"nothing is heard of federation {self._federation!r} at {self._broker}"
         if others:

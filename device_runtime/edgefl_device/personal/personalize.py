@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.bundle.manifest import Graph, Manifest
-from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import support

@@ -9,11 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from edgefl.wire.errors import BrokerError, ConfigError, ProtocolError, StoreError
+from edgefl.errors import BrokerError, ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.events import Connected, Disconnected, Event, IncomingMessage, Refusal
 from edgefl.wire.mqtt.messages import Round
-from edgefl.wire.mqtt.session import Address, Down, Event, Incoming, Refused, Session, Up
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import Say, ServerTrust, follow
@@ -119,15 +120,15 @@ class Guest:
                 self._take(self._session.inbox.get(timeout=_POLL_S))
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, Up):
+        if isinstance(event, Connected):
             self._trouble = ""
             self.blobs.poke()
-        elif isinstance(event, Down):
+        elif isinstance(event, Disconnected):
             self._trouble = event.reason
-        elif isinstance(event, Refused):
+        elif isinstance(event, Refusal):
             self._trouble = event.text(self._broker)
             self._rounds.put(_REFUSED)
-        elif not isinstance(event, Incoming):
+        elif not isinstance(event, IncomingMessage):
             return
         elif event.topic == self._topics.current_round:
             if event.payload:

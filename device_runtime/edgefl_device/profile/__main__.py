@@ -23,8 +23,8 @@ def main() -> None:
     wanted = _arguments().parse_args()
     if wanted.confinement:  # before numpy, whose threads would not be
         confine(msgspec.json.decode(wanted.confinement, type=Confinement))
+    from edgefl.errors import EdgeflError
     from edgefl.system.parent import end_with_input
-    from edgefl.wire.errors import EdgeflError
     from edgefl_device.memory import return_memory_early
 
     if wanted.with_parent:

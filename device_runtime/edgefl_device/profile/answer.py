@@ -7,9 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.profiles import BundleProfile, Timeline
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES
-from edgefl.wire.mqtt.profile_messages import TOO_LARGE, ProfileAnswer, declined
+from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, TOO_LARGE, ProfileAnswer, declined
 from edgefl_device.profile.measure.sampler import thinned
 
 
@@ -29,7 +28,7 @@ def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:
     for most in (100, 50, 20):
         timeline = msgspec.structs.replace(profile.timeline, moments=thinned(profile.timeline.moments, most))
         yield msgspec.structs.replace(profile, timeline=timeline)
-    bare = msgspec.structs.replace(profile, timeline=Timeline(moments=(), spans=()))
+    bare = msgspec.structs.replace(profile, timeline=MemoryTimeline(moments=(), spans=()))
     for most in (12, 6, 3, 0):
         graphs = tuple(msgspec.structs.replace(graph, ops=graph.ops[:most]) for graph in bare.graphs)
         yield msgspec.structs.replace(bare, graphs=graphs)

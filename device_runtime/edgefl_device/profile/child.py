@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edgefl.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
 from edgefl.system.parent import end_with_input, sign_of_life
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
-from edgefl.wire.mqtt.messages import MALFORMED
-from edgefl.wire.mqtt.profile_messages import FAILED, LATE
+from edgefl.wire.mqtt.messages import LATE, MALFORMED, PROFILE_FAILED
 from edgefl_device.sandbox.confine import Confinement
 from edgefl_device.sandbox.starting import command, environment
 
@@ -65,7 +64,7 @@ class Child:
                 _end(process)
         if process.returncode != 0:
             words = errors.read_text(errors="replace").strip()[-_LAST_WORDS:] or "it said nothing"
-            raise RoundDeclined(FAILED, f"nothing was measured (code {process.returncode}): {words}")
+            raise RoundDeclined(PROFILE_FAILED, f"nothing was measured (code {process.returncode}): {words}")
         return _read(out)
 
     def _command(self, bundle: Path, repeat: int) -> list[str]:

@@ -24,11 +24,11 @@ from typing import Protocol
 
 import msgspec
 
+from edgefl.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
-from edgefl.wire.mqtt import profile_messages
+from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Seal, peek
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -62,13 +62,13 @@ class _Asked:
     ``why``: details of a decline for the device's own log.
     """
 
-    request: profile_messages.ProfileRequest
+    request: messages.ProfileRequest
     came: float
     most_s: float
     offered: bool = False
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
-    answer: profile_messages.ProfileAnswer | None = None
+    answer: messages.ProfileAnswer | None = None
     why: str = ""
 
     @property
@@ -95,7 +95,7 @@ class ProfileDesk:
         self._mine = self.topics.device(self.work.device)
         self._folder = self.work.folder / "profile"
         self._waiting: list[_Asked] = []
-        self._answers: dict[str, profile_messages.ProfileAnswer] = {}
+        self._answers: dict[str, messages.ProfileAnswer] = {}
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
@@ -130,15 +130,13 @@ class ProfileDesk:
     def take(self, payload: bytes) -> None:
         """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
         try:
-            request = self.work.trust.open(profile_messages.ProfileRequest, self.topic, payload)
+            request = self.work.trust.open(messages.ProfileRequest, self.topic, payload)
         except Repeated:
             raise
         except IdentityError:  # whoever asks is told why nothing follows, and a flood is not
-            if self._strangers.due(profile_messages.SIGNATURE):
+            if self._strangers.due(messages.SIGNATURE):
                 self._send(
-                    profile_messages.declined(
-                        peek(profile_messages.ProfileRequest, payload).nonce, profile_messages.SIGNATURE
-                    )
+                    messages.declined(peek(messages.ProfileRequest, payload).nonce, messages.SIGNATURE)
                 )
             raise
         known = self._answers.get(request.nonce)
@@ -146,20 +144,20 @@ class ProfileDesk:
             self._send(known)
         elif twin := next((entry for entry in self._waiting if entry.nonce == request.nonce), None):
             if twin.offered:
-                self._send(profile_messages.ProfileAnswer(nonce=request.nonce, state="taken"))
+                self._send(messages.ProfileAnswer(nonce=request.nonce, state="taken"))
             else:  # somebody waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
         elif (why := self._refusal(request)) is not None:
             self._send(why)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             text = f"{_MOST_WAITING} other requests are waiting"
-            self._send(self._declined(request.nonce, profile_messages.BUSY, text))
+            self._send(self._declined(request.nonce, messages.BUSY, text))
         else:
             self._make_room()
             self._waiting.append(_Asked(request, time.monotonic(), self.work.limits.profile_s))
             self.session.subscribe([self._offer(request.nonce)])
 
-    def _refusal(self, request: profile_messages.ProfileRequest) -> profile_messages.ProfileAnswer | None:
+    def _refusal(self, request: messages.ProfileRequest) -> messages.ProfileAnswer | None:
         """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
         are counted before they are asked."""
         limits, now = self.work.limits, time.monotonic()
@@ -167,21 +165,21 @@ class ProfileDesk:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
-            return self._declined(request.nonce, profile_messages.BUSY, text)
+            return self._declined(request.nonce, messages.BUSY, text)
         self._taken.append(now)
         if request.repeat > limits.profile_repeat:
             text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here"
-            return self._declined(request.nonce, profile_messages.TOO_LARGE, text)
+            return self._declined(request.nonce, messages.TOO_LARGE, text)
         try:
             self.work.rules.check("profile")
         except RoundDeclined as error:
             return self._declined(request.nonce, error.reason, error.message)
         return None
 
-    def _declined(self, nonce: str, reason: str, text: str) -> profile_messages.ProfileAnswer:
+    def _declined(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
         """Return the answer that declines a request. Its details go to the device's own log."""
         self.say("profile", f"declined ({nonce}) {reason}: {text}")
-        return profile_messages.declined(nonce, reason)
+        return messages.declined(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
         """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
@@ -222,7 +220,7 @@ class ProfileDesk:
             asked.stop.set()
         elif not asked.offered:
             asked.offered = True
-            self._send(profile_messages.ProfileAnswer(nonce=asked.nonce, state="taken"))
+            self._send(messages.ProfileAnswer(nonce=asked.nonce, state="taken"))
             self.say("profile", f"asked for a profile ({asked.nonce})")
 
     def _drop(self, now: float) -> None:
@@ -232,7 +230,7 @@ class ProfileDesk:
             if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
                 self._leave(entry)
             elif now > entry.until:
-                self._settle(entry, profile_messages.declined(entry.nonce, profile_messages.BUSY))
+                self._settle(entry, messages.declined(entry.nonce, messages.BUSY))
 
     def _make_room(self) -> None:
         """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
@@ -269,9 +267,9 @@ class ProfileDesk:
         except RoundAborted:
             self.say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
         except RoundDeclined as error:
-            asked.answer, asked.why = profile_messages.declined(nonce, error.reason), error.message
+            asked.answer, asked.why = messages.declined(nonce, error.reason), error.message
         except Exception as error:  # whatever an engine or the system raises must not end the agent
-            asked.answer = profile_messages.declined(nonce, profile_messages.FAILED)
+            asked.answer = messages.declined(nonce, messages.PROFILE_FAILED)
             asked.why = (
                 error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
             )
@@ -301,7 +299,7 @@ class ProfileDesk:
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(
-                profile_messages.LATE, "the bundle did not arrive in time: ask with a longer `timeout`"
+                messages.LATE, "the bundle did not arrive in time: ask with a longer `timeout`"
             )
         self.work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -318,7 +316,7 @@ class ProfileDesk:
             pass  # each is checked as it is read
         return {sha256: self.work.store.blob(ref) for sha256, ref in refs.items()}
 
-    def _trusted(self, request: profile_messages.ProfileRequest) -> BlobRef:
+    def _trusted(self, request: messages.ProfileRequest) -> BlobRef:
         """The bundle for this device's engine; RoundDeclined if there is none, or it is not signed as it has to be."""
         kind = self.work.engine.format
         if kind not in request.bundles:
@@ -326,12 +324,12 @@ class ProfileDesk:
             text = (
                 f"this device runs {kind}, offered are {offered}: `edgefl export --format {kind}` makes one"
             )
-            raise RoundDeclined(profile_messages.NO_BUNDLE, text)
+            raise RoundDeclined(messages.NO_BUNDLE, text)
         ref = request.bundles[kind]
         try:
             self.work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
         except BundleError as error:
-            raise RoundDeclined(profile_messages.SIGNATURE, error.message) from error
+            raise RoundDeclined(messages.SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
@@ -339,11 +337,11 @@ class ProfileDesk:
         wrong = {graph.format for graph in manifest.graphs} - {self.work.engine.format}
         if wrong:
             text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self.work.engine.format}"
-            raise RoundDeclined(profile_messages.NO_BUNDLE, text)
+            raise RoundDeclined(messages.NO_BUNDLE, text)
         bounds.check_runtime(manifest, self.work.engine)
         self.work.check_memory(manifest, manifest.graphs)
 
-    def _settle(self, asked: _Asked, answer: profile_messages.ProfileAnswer) -> None:
+    def _settle(self, asked: _Asked, answer: messages.ProfileAnswer) -> None:
         self._forget(asked)
         self._answers[asked.nonce] = answer
         while len(self._answers) > _MOST_ANSWERS:
@@ -352,6 +350,6 @@ class ProfileDesk:
         message = f"{answer.state} ({answer.nonce}) {answer.reason} {asked.why}"
         self.say("profile", " ".join(message.split()))
 
-    def _send(self, answer: profile_messages.ProfileAnswer) -> None:
+    def _send(self, answer: messages.ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on what waits while the broker is away
             self.session.publish(self._mine.profiles, self.seal(self._mine.profiles, answer))

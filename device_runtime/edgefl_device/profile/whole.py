@@ -14,11 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import BundleError, ConfigError, DataError, EdgeflError
 from edgefl.system.parent import sign_of_life
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Machine
-from edgefl.wire.errors import BundleError, ConfigError, DataError, EdgeflError
+from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, MachineInfo
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl_device.host import physical_memory
 from edgefl_device.profile.measure.energy import open_meter
@@ -181,9 +181,9 @@ def _assembled(
     )
 
 
-def machine() -> Machine:
+def machine() -> MachineInfo:
     """This machine, as far as the system tells."""
-    return Machine(
+    return MachineInfo(
         processor=_processor(),
         cores=os.cpu_count() or 1,
         memory_bytes=physical_memory(),

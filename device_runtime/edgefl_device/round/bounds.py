@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from edgefl.errors import RoundDeclined
 from edgefl.system.sizes import size
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.formats import is_older
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.bundle.releases import is_older
-from edgefl.wire.errors import RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, NO_MEMORY, TOO_MUCH
 from edgefl_device.engine.base import Engine

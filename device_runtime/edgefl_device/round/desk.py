@@ -11,8 +11,8 @@ from dataclasses import KW_ONLY, dataclass
 
 import msgspec
 
+from edgefl.errors import DataError, EdgeflError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import DataError, EdgeflError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import WRONG_DATA, Decline, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl_device.link.outbox import Outbox

@@ -17,8 +17,8 @@ from functools import cached_property
 
 import numpy as np
 
+from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import SAMPLE, Draws, Graph, Manifest, Port
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import samples as local_data
 from edgefl_device.data.samples import Batches, FittedData, Pass

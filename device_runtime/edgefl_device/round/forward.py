@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edgefl.errors import BundleError, StaleRecordError
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.errors import BundleError, StaleRecordError
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import FittedData
 from edgefl_device.memory import trim_memory

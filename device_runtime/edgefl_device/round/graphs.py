@@ -9,10 +9,10 @@ from typing import Protocol
 
 import numpy as np
 
+from edgefl.errors import BundleError, DataError, RoundAborted
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.errors import BundleError, DataError, RoundAborted
 from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgefl.errors import BundleError, DataError, ProtocolError
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.blobs import BlobRef, decompress, describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError, DataError, ProtocolError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import LabelSpec, Local
@@ -39,7 +38,7 @@ class MemoryBlobs:
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, ref: BlobRef) -> bytes:
-        return unpacked(ref, self.blobs[ref.sha256], Limits().max_blob_bytes)
+        return decompress(ref, self.blobs[ref.sha256], Limits().max_blob_bytes)
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
         return (self.get(ref) for ref in refs)

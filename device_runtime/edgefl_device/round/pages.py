@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from edgefl.errors import BundleError
 from edgefl.system.sizes import size
-from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
 from edgefl_device.round.graphs import Blobs

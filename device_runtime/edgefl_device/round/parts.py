@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array
 from edgefl_device.data.rows import Parts
 from edgefl_device.engine.base import Engine

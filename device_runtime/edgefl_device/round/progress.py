@@ -6,7 +6,7 @@ import time
 
 from edgefl.wire.mqtt.envelope import Seal
 from edgefl.wire.mqtt.messages import FAILED, Progress
-from edgefl.wire.mqtt.refusals import failure_code
+from edgefl.wire.mqtt.reasons import failure_code
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import DeviceTopics
 from edgefl_device.link.fetch import Fetcher

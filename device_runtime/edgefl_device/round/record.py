@@ -13,8 +13,8 @@ from types import TracebackType
 import msgspec
 import numpy as np
 
+from edgefl.errors import StaleRecordError, StoreError
 from edgefl.system.sizes import size
-from edgefl.wire.errors import StaleRecordError, StoreError
 from edgefl.wire.tensors import Array
 from edgefl_device.disk import reserve
 

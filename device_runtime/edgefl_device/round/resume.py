@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from edgefl.errors import BundleError, ProtocolError, RoundDeclined
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, Port
-from edgefl.wire.errors import BundleError, ProtocolError, RoundDeclined
 from edgefl.wire.mqtt.messages import NO_CARRY, Round
 from edgefl.wire.tensors import Arrays
 from edgefl_device.round.graphs import check_port

@@ -18,10 +18,10 @@ from typing import ClassVar, Protocol
 import msgspec
 import numpy as np
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import strays, unfolded
-from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array, Arrays

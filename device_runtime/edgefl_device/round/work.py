@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from edgefl.errors import ProtocolError, RoundDeclined, StoreError
 from edgefl.system.sizes import mebibytes
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Manifest, decode_manifest
-from edgefl.wire.errors import ProtocolError, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import CRASHED, NO_FORMAT, NO_MEMORY, TOO_MUCH, Profile, Update, update_pieces
 from edgefl_device.data.samples import LabelSpec, Local

@@ -28,7 +28,7 @@ class Server:
         self._numbers = itertools.count(1)
 
     def serve(self) -> None:
-        from edgefl.wire.errors import EdgeflError
+        from edgefl.errors import EdgeflError
         from edgefl_device.sandbox.frames import LineEnded
 
         decoder = msgspec.msgpack.Decoder(messages.Word)
@@ -145,7 +145,7 @@ def main() -> None:
 
     from pathlib import Path
 
-    from edgefl.wire.errors import EdgeflError
+    from edgefl.errors import EdgeflError
     from edgefl_device.engine.select import open_engine
     from edgefl_device.memory import return_memory_early
     from edgefl_device.sandbox.frames import Line, widen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl_device.engine.select import ENGINES, MOST_THREADS
 from edgefl_device.sandbox.engine import SandboxedEngine

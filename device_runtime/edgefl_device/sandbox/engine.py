@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.errors import BundleError, RoundDeclined
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import BundleError, RoundDeclined
 from edgefl.wire.mqtt.messages import CRASHED
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, Outputs, State

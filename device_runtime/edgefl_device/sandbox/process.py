@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from edgefl.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.system.memory import status_bytes
-from edgefl.wire.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
 from edgefl.wire.tensors import Array
 from edgefl_device.sandbox.confine import Confinement

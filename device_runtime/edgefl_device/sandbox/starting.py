@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from edgefl import wire
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 
 _KEPT = (
     "PATH",

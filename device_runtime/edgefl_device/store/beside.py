@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_device.store.file import FILE
 
 

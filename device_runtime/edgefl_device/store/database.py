@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import StoreError
 from edgefl.wire.mqtt.messages import MALFORMED, with_last_bytes
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl.wire.tensors import Array, Piece

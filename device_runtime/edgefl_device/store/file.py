@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from edgefl.errors import StoreError
 from edgefl.system.files import make_folder, make_private
 from edgefl.system.folder_lock import FolderHeld, FolderLock
-from edgefl.wire.errors import StoreError
 
 FILE = "store.sqlite3"
 """In the folder of a device."""

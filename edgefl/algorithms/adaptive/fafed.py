@@ -8,8 +8,8 @@ from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, 
 from edgefl.algorithms.adaptive.second_moment import SecondMoment, known
 from edgefl.algorithms.adaptive.storm import FirstStep, Storm
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError
 
 _SCHEDULED = frozenset(
     {"lr", "alpha", "schedule", "w", "decay_unit", "epoch_steps", "smoothness", "devices", "h"}

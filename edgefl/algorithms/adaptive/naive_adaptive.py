@@ -8,10 +8,10 @@ from edgefl.algorithms.adaptive.schedules import positive
 from edgefl.algorithms.baselines.steps import trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
-from edgefl.wire.errors import ConfigError
 
 
 def naive_adaptive(

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 DecayUnit = Literal["iteration", "epoch"]
 

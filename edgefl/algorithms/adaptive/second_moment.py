@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 SecondMoment = Literal["elementwise", "scalar", "scalar_mean", "adagrad_norm"]
 """With ||g|| over all d trained entries of a device::

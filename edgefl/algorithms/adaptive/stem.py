@@ -7,8 +7,8 @@ from typing import Literal
 from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps
 from edgefl.algorithms.adaptive.storm import Storm
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError
 
 _SCHEDULED = frozenset({"lr", "alpha", "schedule", "w", "sigma", "c", "decay_unit", "epoch_steps"})
 

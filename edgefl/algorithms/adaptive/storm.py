@@ -29,10 +29,10 @@ from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
-from edgefl.wire.errors import ConfigError
 
 # What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
 

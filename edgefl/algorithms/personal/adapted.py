@@ -7,8 +7,8 @@ from dataclasses import replace
 from edgefl.algorithms.personal.adaptation import ALPHA, personalize
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.ranges import at_least_zero
+from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError
 
 STEP = 0.01
 """Default step size of personalization."""

@@ -15,10 +15,10 @@ from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.ranges import above_zero, at_least_zero, counts
 from edgefl.contract.schedule import Schedule, constant
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, batch_ports, begun, evaluate, finish, held_ports
-from edgefl.wire.errors import ConfigError
 
 WHAT = "algorithm 'per_fedavg'"
 OUTER = 0

@@ -12,11 +12,11 @@ from torch import Tensor
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ModelError
 from edgefl.facts.combinations import combination_hint
 from edgefl.objective.carrier import Carrier, Specs, Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import inference
-from edgefl.wire.errors import ModelError
 
 
 def binary(

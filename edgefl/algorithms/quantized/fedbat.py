@@ -16,10 +16,10 @@ from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.sections import Parts
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.errors import ModelError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, batch_ports, begun, dtype_of, evaluate
-from edgefl.wire.errors import ModelError
 
 StepSizes = Literal["learned", "largest"]
 

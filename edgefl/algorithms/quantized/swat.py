@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ModelError
 from edgefl.models.spec import skeleton
 from edgefl.models.tied import entangled
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import inference
-from edgefl.wire.errors import ModelError
 from edgefl.wire.update.form import Sparse
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]

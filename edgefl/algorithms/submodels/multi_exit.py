@@ -7,9 +7,9 @@ from dataclasses import replace
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.schedule import Scalars, Schedule
+from edgefl.errors import ModelError
 from edgefl.models.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 
 BEGIN = 0.25
 """Distillation begins when this fraction of the rounds has passed."""

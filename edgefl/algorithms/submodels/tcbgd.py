@@ -8,9 +8,9 @@ from functools import partial
 from edgefl.algorithms.baselines.adamw import adamw as local_adamw
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ConfigError
 
 BETA1, BETA2 = 0.9, 0.95
 """Of the paper's AdamW (fiarse.md 4.3)."""

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
 from edgefl.data.dataset import Array
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.data.dataset import Array, Dataset
+from edgefl.errors import DataError, ModelError
 from edgefl.objective.derivatives import difference, gradient, product
 from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.errors import DataError, ModelError
 
 BATCH, FEWEST = 128, 8
 """Samples of a derivative at most, and batches of a user at least where it has as many samples."""

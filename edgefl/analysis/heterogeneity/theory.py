@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 @dataclass(frozen=True)

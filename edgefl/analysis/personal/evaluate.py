@@ -23,9 +23,9 @@ from edgefl.algorithms.personal.adaptation import ALPHA
 from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
+from edgefl.errors import ConfigError, DataError
 from edgefl.simulation.round import multi_step_forward
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
 from edgefl_device.data import support

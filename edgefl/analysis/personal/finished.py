@@ -16,6 +16,7 @@ from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
 from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, DataError
 from edgefl.lab.written import CONFIG_NAME as RUN_CONFIG
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
@@ -26,7 +27,6 @@ from edgefl.setup.training import tier_of
 from edgefl.simulator.folder import CONFIG_NAME as SIMULATION_CONFIG
 from edgefl.simulator.folder import MODEL_NAME
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.arrays import archive
 

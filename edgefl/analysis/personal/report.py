@@ -10,8 +10,8 @@ from html import escape
 from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
 from edgefl.contract.ranges import at_least_zero
-from edgefl.wire.errors import ConfigError, DataError
-from edgefl.wire.metric_text import SHARES, number
+from edgefl.errors import ConfigError, DataError
+from edgefl.wire.text import SHARES, metric_value
 from edgefl_device.data import support
 from edgefl_device.data.support import checked_protocol
 from edgefl_device.personal.point import Point
@@ -223,7 +223,7 @@ def _numbers(report: PersonalReport) -> dict[str, str]:
         "own majority class, by samples": report.majority_weighted,
     }
     return {
-        name: "-" if value is None else number(report.metric, value, 2)
+        name: "-" if value is None else metric_value(report.metric, value, 2)
         for name, value in values.items()
         if value is not None or "majority" not in name
     }
@@ -239,8 +239,8 @@ def user_rows(report: PersonalReport) -> list[dict[str, str]]:
             "samples": str(user.samples),
             "support": str(user.support),
             "query": str(user.query),
-            "before": number(metric, user.before, 2),
-            "after": number(metric, user.value(report.steps), 2),
+            "before": metric_value(metric, user.before, 2),
+            "after": metric_value(metric, user.value(report.steps), 2),
             **({} if user.majority is None else {"own majority": f"{user.majority:.2%}"}),
         }
         for user in ordered

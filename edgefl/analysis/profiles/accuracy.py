@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ConfigError, DataError, EdgeflError
 
 _JOURNAL, _BUNDLES, _CONFIG = "journal.sqlite", "bundles/*.efl", "run.toml"
 _METRICS = (

@@ -11,7 +11,7 @@ import typer
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
-from edgefl.wire.metric_text import number
+from edgefl.wire.text import metric_value
 
 if TYPE_CHECKING:
     from edgefl.analysis.personal.report import PersonalReport
@@ -93,7 +93,7 @@ def personalize(
 
 def numbers(text: str) -> tuple[int, ...]:
     """``0,1,5`` -> (0, 1, 5); ConfigError for anything else."""
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     try:
         return tuple(int(part) for part in text.split(","))
@@ -107,7 +107,7 @@ def _curve(metric: str, made: list[PersonalReport]) -> list[dict[str, object]]:
     """A line for each number of steps, a column for each protocol."""
     return [
         {"steps": point.steps}
-        | {report.protocol: number(metric, report.curve[place].value(metric), 2) for report in made}
+        | {report.protocol: metric_value(metric, report.curve[place].value(metric), 2) for report in made}
         for place, point in enumerate(made[0].curve)
     ]
 

@@ -11,6 +11,7 @@ from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.catalog import CODECS
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError, ModelError
 from edgefl.facts.combinations import ROLLING, WHOLE
 from edgefl.models.exits import with_exits
 from edgefl.models.spec import ModelSpec
@@ -20,7 +21,6 @@ from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
 from edgefl.setup.versions import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError, ModelError
 from edgefl_export.bundle.formats import FORMATS
 from edgefl_export.front.algorithm import DEFAULT_ALGORITHM, coded_algorithm, trained_by
 

@@ -12,15 +12,15 @@ import msgspec
 import typer
 
 from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.errors import ConfigError
 from edgefl.system.sizes import size
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.printable import nearest
+from edgefl.wire.text import nearest
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
     from edgefl.config import Federation
     from edgefl.wire.bundle.manifest import Manifest
-    from edgefl.wire.update.size import UpdateSize
+    from edgefl.wire.update.form import UpdateSize
 
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum(

@@ -10,8 +10,8 @@ import typer
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, human, print_json, print_table
 from edgefl.cli.paths import writable_file
+from edgefl.errors import DataError
 from edgefl.system.files import write_text
-from edgefl.wire.errors import DataError
 
 if TYPE_CHECKING:
     from edgefl_device.data.check import DataReport

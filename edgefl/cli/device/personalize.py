@@ -26,8 +26,8 @@ from edgefl.cli.options import (
 )
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import writable_file
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.metric_text import number
+from edgefl.errors import ConfigError
+from edgefl.wire.text import metric_value
 
 if TYPE_CHECKING:
     from edgefl.api.adapt import Model
@@ -167,7 +167,10 @@ def _write(path: Path, content: bytes) -> None:
 
 def _show(report: Adapted, out: Path | None) -> None:
     rows = [
-        {"steps": point.steps, **{name: number(name, value, 2) for name, value in point.metrics.items()}}
+        {
+            "steps": point.steps,
+            **{name: metric_value(name, value, 2) for name, value in point.metrics.items()},
+        }
         | {"loss": round(point.loss, 4)}
         for point in report.curve
     ]
@@ -178,8 +181,8 @@ def _show(report: Adapted, out: Path | None) -> None:
         f"{report.protocol}: {report.note}",
         f"{report.support} samples to adapt to, {report.query} that judge, batches of {report.batch}"
         + (" with repetitions, as there are fewer samples" if report.repeated else ""),
-        f"{report.metric} {number(report.metric, report.before.value(report.metric), 2)} before, "
-        f"{number(report.metric, report.after.value(report.metric), 2)} after {report.after.steps} of these steps"
+        f"{report.metric} {metric_value(report.metric, report.before.value(report.metric), 2)} before, "
+        f"{metric_value(report.metric, report.after.value(report.metric), 2)} after {report.after.steps} of these steps"
         + (
             ""
             if report.majority is None

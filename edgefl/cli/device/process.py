@@ -15,7 +15,7 @@ from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import on_first_use
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 
 if TYPE_CHECKING:
     from edgefl_device.config import AgentEvent

@@ -79,7 +79,7 @@ def broker(
 
     import tempfile
 
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
     from edgefl_server.broker import mosquitto_command, run_mosquitto
     from edgefl_server.embedded_broker import run_amqtt
 

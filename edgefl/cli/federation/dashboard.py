@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edgefl.cli.output import errors, print_json
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def dashboard(

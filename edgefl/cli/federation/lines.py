@@ -9,8 +9,8 @@ import msgspec
 from edgefl.cli.federation.repeats import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
-from edgefl.wire.metric_text import headline
 from edgefl.wire.mqtt.neighbours import named
+from edgefl.wire.text import headline_metric
 from edgefl_export.front import cache
 from edgefl_server import events
 
@@ -174,7 +174,7 @@ def awaited(device: events.AwaitedDevice) -> str:
 
 def _scores(event: events.RoundClosed | events.Finished) -> str:
     fields = {"metric": event.metric, "metrics": event.metrics, "accuracy": event.accuracy}
-    score = headline(fields)
+    score = headline_metric(fields)
     return (f", {score}" if score else "") + ("" if event.loss is None else f", loss {event.loss:.4g}")
 
 

@@ -18,11 +18,11 @@ from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said
 from edgefl.system.sizes import KIB, MIB, size
-from edgefl.wire.metric_text import headline
+from edgefl.wire.text import headline_metric
 from edgefl_export.front import cache
 
 if TYPE_CHECKING:
-    from edgefl.wire.update.size import UpdateSize
+    from edgefl.wire.update.form import UpdateSize
 
 
 class View:
@@ -150,7 +150,7 @@ class View:
 
     def conclude(self, folder: Path) -> None:
         """The last word: how good, where the model is, how to look further."""
-        if score := headline(self._final):
+        if score := headline_metric(self._final):
             console.print(f"final {score}", style="bold green")
         if caveat := self._final.get("text"):
             console.print(f"warning: {caveat}", style="yellow")
@@ -246,7 +246,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
     return (
-        f"round {row['round']:>3}  {headline(row) or 'not evaluated'}  {row['reports']} reports  {row['seconds']:.1f} s  "
+        f"round {row['round']:>3}  {headline_metric(row) or 'not evaluated'}  "
+        f"{row['reports']} reports  {row['seconds']:.1f} s  "
         f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
         f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {text}"
     ).rstrip()

@@ -18,7 +18,7 @@ from edgefl.cli.help import HelpAll
 from edgefl.cli.options import Engine, ModelName, Seed
 from edgefl.cli.output import console, errors, print_json, progress
 from edgefl.cli.paths import writable_folder
-from edgefl.wire.metric_text import shown
+from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared
@@ -214,7 +214,7 @@ def run(
             )
         if (unigram := perplexity_to_beat(prepared.dataset)) is not None:
             console.print(
-                f"the unigram model of its training text has {shown('perplexity', unigram)} on its test text"
+                f"the unigram model of its training text has {metric_text('perplexity', unigram)} on its test text"
             )
     with page_beside(dashboard, prepared.lab.folder), _browsers(page, prepared, as_json):
         _watch(prepared, as_json)

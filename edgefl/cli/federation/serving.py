@@ -18,7 +18,7 @@ import msgspec
 from edgefl.cli.federation.repeats import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 from edgefl_server.workshop.process import Process
 
 if TYPE_CHECKING:

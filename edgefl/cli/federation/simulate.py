@@ -12,7 +12,7 @@ from edgefl.cli import interrupts
 from edgefl.cli.options import Processor, Seed, model_options
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.paths import writable_folder
-from edgefl.wire.metric_text import shown
+from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
@@ -145,7 +145,7 @@ def _watch(simulated: Simulated) -> None:
 
 def _told(row: Row) -> str:
     value = row.metrics.get(row.metric, row.loss)
-    return f"round {row.round}" if value is None else f"round {row.round}, {shown(row.metric, value)}"
+    return f"round {row.round}" if value is None else f"round {row.round}, {metric_text(row.metric, value)}"
 
 
 def _facts(row: Row) -> dict[str, object]:

@@ -67,7 +67,7 @@ class WebOptions:
     def check(self) -> None:
         """ConfigError, before anything is started, for a page that was not built, an address that is taken, a certificate or
         a broker's URL that cannot be used."""
-        from edgefl.wire.errors import ConfigError
+        from edgefl.errors import ConfigError
 
         if not self.listen:
             if self.cert_file or self.key_file or self.broker:

@@ -14,7 +14,7 @@ import typer
 from edgefl.cli.options import add_group
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import writable_file
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 
 if TYPE_CHECKING:
@@ -111,13 +111,13 @@ def request(
     It has the device's public key, which is made if there is none."""
     from edgefl.system.files import write_whole
     from edgefl.wire import folders
+    from edgefl.wire.enrolment import signing_request
     from edgefl.wire.keys import KeyPair
-    from edgefl.wire.requests import request_of
     from edgefl_device.link.identity import KEY_FILE
 
     checked_name("federation", federation), checked_name("device", device)
     keys = KeyPair((store or folders.store(federation, device)) / KEY_FILE)
-    write_whole(out, request_of(keys, federation, device))
+    write_whole(out, signing_request(keys, federation, device))
     _say({"device": device, "federation": federation, "key": keys.public_key, "file": str(out)}, as_json)
 
 
@@ -129,9 +129,9 @@ def add(
     """Let the device of a request in.
 
     Make sure first that the request comes from the device."""
-    from edgefl.wire.requests import read_request
+    from edgefl.wire.enrolment import read_signing_request
 
-    found = read_request(file.read_bytes(), str(file))
+    found = read_signing_request(file.read_bytes(), str(file))
     with _opened(list_file, found.federation) as registry:
         registry.add(found.device, found.key, source="request", now=time.time())
     _say({"device": found.device, "federation": found.federation, "key": found.key.hex()}, as_json)

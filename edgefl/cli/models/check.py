@@ -11,10 +11,10 @@ import typer
 from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing
+from edgefl.errors import ConfigError
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import GIB, size
-from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.api.check import Verdict

@@ -12,10 +12,10 @@ import typer
 
 from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.cli.paths import existing, writable_file
+from edgefl.errors import ConfigError, ExportError
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.sizes import size
-from edgefl.wire.errors import ConfigError, ExportError
-from edgefl.wire.metric_text import number
+from edgefl.wire.text import metric_value
 from edgefl_export.deploy.target import files_of, refuse_existing, target_of
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _check(
     """Raise ConfigError for a name that is in no catalog, and for a tier that the federation file lacks."""
     from edgefl.config.names import name_problems
     from edgefl.config.reading import checked
-    from edgefl.wire.printable import nearest
+    from edgefl.wire.text import nearest
 
     if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
         raise ConfigError("; ".join(problem.removeprefix(f"tiers.{kind}.") for problem in problems))
@@ -235,9 +235,9 @@ def _print(facts: dict[str, Any], files: tuple[Path, ...]) -> None:
     row = {
         "size": size(facts["bytes"]),
         "parameters": facts["parameters"],
-        metric: number(metric, facts[metric], 2),
-        **({"unquantized": number(metric, facts[before], 2)} if before in facts else {}),
-        "whole": number(metric, facts[f"whole_{metric}"], 2),
+        metric: metric_value(metric, facts[metric], 2),
+        **({"unquantized": metric_value(metric, facts[before], 2)} if before in facts else {}),
+        "whole": metric_value(metric, facts[f"whole_{metric}"], 2),
         "error": f"{facts['max_rel_error']:.1e}",
     }
     if "latency_ms" in facts:

@@ -20,10 +20,10 @@ from edgefl.cli.options import (
 )
 from edgefl.cli.output import errors, print_json, print_table, progress
 from edgefl.cli.paths import writable_folder
+from edgefl.errors import ConfigError
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
-from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.api.export import Exported

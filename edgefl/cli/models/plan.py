@@ -13,10 +13,10 @@ import typer
 
 from edgefl.cli.options import ModelName, ModelOptions, named_model
 from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
-from edgefl.wire.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

@@ -133,7 +133,7 @@ def profile(
         profile_fleet,
         refuse,
     )
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
     from edgefl_server.profiling.recorded import read_recorded
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
@@ -220,7 +220,7 @@ def _check_target(target: str, tiers: Sequence[str]) -> None:
 
 def _check_single(devices: Sequence[str]) -> None:
     """Raise ConfigError for several devices: one measures."""
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     if len(devices) > 1:
         raise ConfigError(
@@ -230,7 +230,7 @@ def _check_single(devices: Sequence[str]) -> None:
 
 def _check_places(html: Path | None, run: Path | None) -> None:
     """Make or look for the folders, before anything is measured for nothing."""
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ def _of_part(tell: Callable[[str], None], name: str, part: str) -> None:
 def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of the command line, one after another; those of a model or a file are made here. ConfigError in the
     end if there was none."""
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     none = True
     for target in targets:
@@ -311,7 +311,7 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
 def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundle in a file, if its tier and format are wanted."""
     from edgefl.api.bundle import Bundle
-    from edgefl.wire.errors import ConfigError
+    from edgefl.errors import ConfigError
 
     bundle = Bundle.load(target)
     manifest = bundle.manifest

@@ -16,8 +16,8 @@ import numpy as np
 
 from edgefl.cli.output import console, errors, print_json, print_table, progress
 from edgefl.cli.output import table as table_of
+from edgefl.errors import ConfigError, ParticipationError
 from edgefl.system.files import write_text
-from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl_server.profiling.recorded import merged, record
 from edgefl_server.profiling.rows import DeviceReport, FleetReport
 
@@ -108,8 +108,8 @@ def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
 
 def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetReport:
     from edgefl.wire import folders
-    from edgefl.wire.bundle.signatures import Signer
-    from edgefl.wire.mqtt.profile_messages import MOST_REPEATS
+    from edgefl.wire.bundle.archive import Signer
+    from edgefl.wire.mqtt.messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_server.profiling.fleet import FleetProfiler, Wanted
     from edgefl_server.profiling.rows import by_tier

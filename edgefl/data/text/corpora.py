@@ -21,7 +21,7 @@ import numpy as np
 
 from edgefl.data.dataset import Array, limited_name, some
 from edgefl.data.download import Progress, fetch
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 
 # Texts as they are published: what their files are called and where they come from, found in a folder or downloaded.
 

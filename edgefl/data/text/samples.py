@@ -8,7 +8,7 @@ import numpy as np
 
 from edgefl.data.dataset import Array, Dataset, OtherInput
 from edgefl.data.text.corpora import Corpus, Texts
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 """Texts as the token numbers of each."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgefl.errors import ConfigError, DataError
 from edgefl.system.files import write_whole
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError, DataError
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 BYTES = 256

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 
 from edgefl.config.toml import parse_toml
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 LinkFault = Literal["delay", "reorder", "bandwidth", "duplicate", "reset", "half_open", "stall"]
 ProcessFault = Literal["kill", "stop", "disk_full", "clock"]

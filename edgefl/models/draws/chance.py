@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from edgefl.errors import ModelError
 from edgefl.models.user_code import place
-from edgefl.wire.errors import ModelError
 
 
 def tell_path(answer: bool) -> None:

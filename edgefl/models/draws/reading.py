@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.counters import as_integers, counters
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.rules import RULES, Draw
 from edgefl.models.draws.steering import OnePath, Steered
 from edgefl.models.layers.layouts import nowhere
-from edgefl.wire.errors import ModelError
 
 _IN_PYTHON = ("torch.nn.functional", "torch.nn.init")
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")

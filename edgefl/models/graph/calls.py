@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._pytree import GetAttrKey, SequenceKey
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.errors import ModelError
 from edgefl.models.draws.steering import Steered
 from edgefl.models.graph.output import called_by
 from edgefl.models.own_gradients import Applied, Kind
 from edgefl.models.packed import Padded
 from edgefl.models.user_code import defined_at
-from edgefl.wire.errors import ModelError
 
 
 @dataclass(frozen=True)

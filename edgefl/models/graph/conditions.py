@@ -6,11 +6,11 @@ from itertools import zip_longest
 
 from torch import nn
 
+from edgefl.errors import ModelError
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.plain import draws, path_of
 from edgefl.models.modes import in_mode
 from edgefl.models.user_code import source_of
-from edgefl.wire.errors import ModelError
 
 
 def switches(module: nn.Module) -> bool:

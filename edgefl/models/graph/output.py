@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 Output = str | int | None
 """A key or attribute, or a position, of what a model returns; None: ``logits``, or else its first floating tensor."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 # None: the value is the last argument.
 _FILLINGS = {

@@ -17,13 +17,13 @@ from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_map
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.graph.output import Output, calling, tensor_of, without_cache
 from edgefl.models.graph.plain import cleaned
 from edgefl.models.graph.tracing import exported
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.modes import keeping_modes
-from edgefl.wire.errors import ModelError
 
 _ROWS = 2
 _MOST_SHOWN = 120

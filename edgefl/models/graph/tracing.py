@@ -28,6 +28,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.caches import forgotten
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import Steered
@@ -49,7 +50,6 @@ from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.own_gradients import differentiable
 from edgefl.models.user_code import NO_VALUES, blamed, place
 from edgefl.system.collecting import collecting_later
-from edgefl.wire.errors import ModelError
 
 # Two rows: torch takes a size of one for a constant.
 _ROWS = 2

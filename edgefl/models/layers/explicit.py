@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 BnMode = Literal["global", "static"]
 

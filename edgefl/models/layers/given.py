@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.wire.bundle.manifest import PARTS, SAMPLE
-from edgefl.wire.errors import ModelError
 
 
 class Given(nn.Module):

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from edgefl.wire.bundle.readers import Sound
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
+from edgefl.wire.bundle.readers import SoundReader
 
 FLOOR = 1e-6
 """Is added to the power before its logarithm is taken: silence is log(1e-6)."""
@@ -40,7 +40,7 @@ class LogMel(nn.Module):
         self.register_buffer("bank", _triangles(rate, window, mels).float(), persistent=False)
 
     @classmethod
-    def of(cls, reader: Sound) -> LogMel:
+    def of(cls, reader: SoundReader) -> LogMel:
         """The features that a reader asks for."""
         return cls(
             rate=reader.rate,

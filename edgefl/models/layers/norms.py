@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import nn
 
+from edgefl.errors import ModelError
 from edgefl.models.layers.explicit import BatchNorm, BnMode
-from edgefl.wire.errors import ModelError
 
 NormKind = Literal["bn", "gn"]
 MakeNorm = Callable[[int], nn.Module]

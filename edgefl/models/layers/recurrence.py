@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgefl.errors import ModelError
 from edgefl.models.layers import cells
-from edgefl.wire.errors import ModelError
 
 
 def lstm(

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.layers import recurrence
-from edgefl.wire.errors import ModelError
 
 State = tuple[Tensor, Tensor]
 States = tuple[Tensor, ...]

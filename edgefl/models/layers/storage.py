@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.user_code import place
-from edgefl.wire.errors import ModelError
 
 
 def memory_of(tensor: Tensor) -> int:

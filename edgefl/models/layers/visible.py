@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, is_lazy
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.modes import is_inference, mark_inference
 from edgefl.models.user_code import blamed
-from edgefl.wire.errors import ModelError
 
 
 def visible(module: nn.Module) -> nn.Module:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from edgefl.contract.options import check_options
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.losses.classes import CROSS_ENTROPY, BinaryCrossEntropy, CrossEntropy
 from edgefl.models.losses.contrastive import InfoNCE, NTXent
 from edgefl.models.losses.ctc import CTC
@@ -20,7 +21,6 @@ from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 from edgefl.models.user_code import blamed
 from edgefl.models.user_factory import factory_of, importing_for
-from edgefl.wire.errors import ConfigError, ModelError
 
 LOSSES: Mapping[str, Callable[..., Loss]] = {
     "cross_entropy": CrossEntropy,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import Loss, cannot_read
-from edgefl.wire.errors import ModelError
 
 _NOWHERE = -1e9
 """In place of the likeness to a row that is not there: its probability is 0, and 0 times it is 0."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import cannot_read
-from edgefl.wire.errors import ModelError
 
 _NEVER = -1e30
 """The logarithm of 0: finite, so that differences are no NaN."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 
 @runtime_checkable

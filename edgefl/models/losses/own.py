@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.trial import Trial, try_loss
 from edgefl.models.rewritten import Rewriting
-from edgefl.wire.errors import ModelError
 
 Function = Callable[[Tensor, Tensor], Tensor]
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)

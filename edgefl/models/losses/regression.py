@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import cannot_read, per_sample
-from edgefl.wire.errors import ModelError
 
 TOLERANCE = 0.5
 """There is no right or wrong: an entry counts as right within this of its label."""

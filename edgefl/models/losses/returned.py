@@ -8,7 +8,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 
 
 @dataclass(frozen=True)

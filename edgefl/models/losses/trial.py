@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.caches import Snapshot, kept
 from edgefl.models.references import References
 from edgefl.models.user_code import blamed, defined_at, place
-from edgefl.wire.errors import ModelError
 
 _Function = Callable[[Tensor, Tensor], Tensor]
 _MOST_ROWS, _MOST_ENTRIES = 64, 2**20

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.exit_loss import ExitLoss
 from edgefl.models.losses.catalog import fitted
 from edgefl.models.losses.loss import Loss
@@ -27,7 +28,6 @@ from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet10, resnet18, resnet20
 from edgefl.models.zoo.transformer import bert, gpt, vit
-from edgefl.wire.errors import ModelError
 
 MODELS: Mapping[str, Callable[..., ModelSpec]] = {
     "bert": bert,

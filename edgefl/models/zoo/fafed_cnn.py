@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.initial import initialised
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import ACTIVATIONS, Activation, Dense, chain
-from edgefl.wire.errors import ModelError
 
 
 class ConvActPool(nn.Module):

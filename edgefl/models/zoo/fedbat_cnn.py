@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.explicit import BnMode
 from edgefl.models.layers.initial import initialised
 from edgefl.models.layers.norms import GROUPS, MakeNorm, NormKind, make_norm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import Dense, chain
-from edgefl.wire.errors import ModelError
 
 WIDTHS = (32, 64, 128, 256)
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.initial import initialised
 from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.wire.errors import ModelError
 
 Pool = Literal["mean", "token"]
 

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from types import ModuleType
 from typing import Any
 
+from edgefl.errors import ConfigError
 from edgefl.simulator.trainers.pool import Lost, RemoteWorker
 from edgefl.simulator.trainers.worker import Method, Worker
-from edgefl.wire.errors import ConfigError
 from edgefl_server.shards import ray_cluster
 
 

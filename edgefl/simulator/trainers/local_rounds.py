@@ -11,16 +11,15 @@ import numpy as np
 import torch
 
 from edgefl.config.simulation import SimulationTable
+from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
 from edgefl.simulator.training import Given, LocalTraining, Participant
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import VALUE_LIMIT, Form
-from edgefl.wire.update.size import float32_bytes
+from edgefl.wire.update.form import VALUE_LIMIT, Form, float32_bytes
 from edgefl_device.data.rows import Parts
 from edgefl_device.data.samples import LabelSpec
 from edgefl_device.round.runner import RoundResult

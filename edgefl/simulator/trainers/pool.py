@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
+from edgefl.errors import EdgeflError
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask
 from edgefl.simulator.trainers.worker import Failed, Method, Told
-from edgefl.wire.errors import EdgeflError
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.taking.active import ActiveRound
 

@@ -15,12 +15,12 @@ import torch
 
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.plan import Plan
 from edgefl.simulator.trainers.local_rounds import LocalRounds
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
-from edgefl.wire.errors import ConfigError, EdgeflError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.active_round import active_round
 from edgefl_server.aggregate.accumulator import Accumulator

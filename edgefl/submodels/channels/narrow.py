@@ -10,13 +10,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, Product, atoms, resolve
 from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, counts, kept, leading, regions
 from edgefl.submodels.channels.trace import watch
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, Region
 
 _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")

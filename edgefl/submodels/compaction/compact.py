@@ -26,6 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, fx, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
@@ -37,7 +38,6 @@ from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
 from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
 from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.groups import Part, members, output_dims
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 # Layers that have become constant altogether leave the graph, and with them all that only led to them.

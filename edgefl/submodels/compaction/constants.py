@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.graph.flow import Flow
 from edgefl.models.graph.tracing import trace
@@ -20,7 +21,6 @@ from edgefl.models.layers.given import Given
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.tied import entangled
 from edgefl.submodels.compaction import ops
-from edgefl.wire.errors import ModelError
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
 _ROWS = 2

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.early_exit.submodel import EarlyExit, branching
 from edgefl.submodels.width.submodel import Rounding
-from edgefl.wire.errors import ModelError
 
 
 def early_exit(

@@ -10,13 +10,13 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
+from edgefl.errors import ModelError
 from edgefl.models.exits import Branched, ExitSpec, branched
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.submodels.width.submodel import Rounding, Width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract, local_shape
 from edgefl.wire.tensors import Array
 

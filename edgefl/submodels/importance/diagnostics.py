@@ -10,8 +10,8 @@ from statistics import fmean
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.errors import ModelError
 from edgefl.submodels.importance.thresholds import Mask
-from edgefl.wire.errors import ModelError
 
 Packed = npt.NDArray[np.uint8]
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from edgefl.wire.errors import ModelError
+from edgefl.errors import ModelError
 from edgefl.wire.tensors import Array
 
 

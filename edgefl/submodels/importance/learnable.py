@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.strategy import Strategy
 from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, cut
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, get_args
 
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, output_spec
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.thresholds import Groups
-from edgefl.wire.errors import ModelError
 
 Shards = tuple[tuple[str, ...], ...]
 """Paths of each shard: units, or any longer part of a tensor's name up to a dot."""

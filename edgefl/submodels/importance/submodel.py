@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.guards import Guards, scales
@@ -19,7 +20,6 @@ from edgefl.submodels.importance.strategy import Kind, Strategy
 from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, Groups, check_gamma, count, cut
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire import bits
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Entries, Placement, Region
 from edgefl.wire.tensors import Array, Arrays
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.errors import ModelError
 from edgefl.submodels.importance.guards import Guards
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Array, Arrays
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.recurrent import BiLstm, Stack
 from edgefl.models.packed import Padded
@@ -23,7 +24,6 @@ from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
 from edgefl.models.tied import state_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Chunk, Submodel
-from edgefl.wire.errors import ModelError
 
 # How many elements are alive at once while a unit runs forward, each value freed after its last use.
 

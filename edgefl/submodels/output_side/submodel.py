@@ -9,11 +9,11 @@ from functools import cached_property
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.recurrent import BiLstm, truncated
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
 from edgefl.submodels.submodel import Chunk, Submodel, units_with_tensors
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
 

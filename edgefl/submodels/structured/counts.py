@@ -11,13 +11,13 @@ from typing import Literal
 
 import numpy as np
 
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, elements, leading
 from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.scores import Values
-from edgefl.wire.errors import ModelError
 
 Budget = Literal["parameters", "macs"]
 Counts = Mapping[Atom, int]

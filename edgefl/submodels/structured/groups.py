@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
+from edgefl.errors import ModelError
 from edgefl.models.layers.explicit import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom, Axis, Product, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices
 from edgefl.submodels.importance.maskable import maskable
-from edgefl.wire.errors import ModelError
 
 Indices = npt.NDArray[np.int64]
 Source = Literal["kernel", "norm"]

@@ -9,9 +9,9 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.errors import ModelError
 from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Source
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Array
 
 Values = npt.NDArray[np.float64]

@@ -19,6 +19,7 @@ import numpy as np
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.channels.selection import Selection, leading, regions
@@ -29,7 +30,6 @@ from edgefl.submodels.structured.gradient import Measure
 from edgefl.submodels.structured.groups import Group, Source, groups
 from edgefl.submodels.structured.scores import Score, strongest
 from edgefl.submodels.submodel import Submodel, units_with_tensors
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array, Arrays
 

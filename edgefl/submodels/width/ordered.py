@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.objective.carrier import Specs, Whole
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, Region
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.carrier import Whole
 from edgefl.submodels.channels.axes import Atom, atoms
@@ -31,7 +32,6 @@ from edgefl.submodels.channels.selection import (
 )
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import WIDTHS, Narrower, narrower, ordered
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array
 

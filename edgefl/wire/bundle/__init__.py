@@ -1,1 +1,1 @@
-"""What a tier downloads: manifest, archive, signature, sources of its nodes, and the profile it is measured by."""
+"""Bundles: manifest, archive, signature, origins of the graphs' nodes, and measured profiles."""

@@ -1,16 +1,17 @@
-"""The formats that graphs are written in. An engine reads one of them and has its name."""
+"""Formats of graphs, and releases of the runtimes that load them. An engine reads one format and has its name."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 FormatName = Literal["onnx", "executorch"]
 
 Outputs = Literal["caller", "planned"]
-"""Whose memory the outputs of an ExecuTorch program are in: the caller's, or that which the program planned."""
+"""Owner of the memory of an ExecuTorch program's outputs: the caller, or the memory plan of the program."""
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 
@@ -28,7 +29,7 @@ EXECUTORCH_DTYPES: Mapping[int, str] = {
     28: "uint32",
     29: "uint64",
 }
-"""By ExecuTorch's number of an element type, what a port calls it; types that no port has are left out."""
+"""Port dtype of each ExecuTorch element type number. Types that no port has are left out."""
 
 
 def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
@@ -39,3 +40,27 @@ def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
             "leave outputs out",
             formats=names,
         )
+
+
+_RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}")
+
+
+def is_release(text: str) -> bool:
+    """Return True if ``text`` is a release as in manifests: up to four numbers with dots between them."""
+    return _RELEASE.fullmatch(text) is not None
+
+
+def is_older(version: str, least: str) -> bool:
+    """Return True if ``version`` comes before the release ``least``.
+
+    Numbers are compared one by one, and missing ones are 0. What follows the numbers, such as ``rc1`` or ``+cpu``, does not
+    count. A version that begins with no number counts as new.
+    """
+    found = _RELEASE.match(version)
+    return found is not None and numbers_of(found[0]) < numbers_of(least)
+
+
+def numbers_of(release: str) -> tuple[int, ...]:
+    """Return the four numbers of a release, for a comparison."""
+    numbers = [int(number) for number in release.split(".")]
+    return (*numbers, *[0] * (4 - len(numbers)))

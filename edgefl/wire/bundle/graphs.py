@@ -1,7 +1,13 @@
-"""A graph as a manifest tells it: one artifact or several segments, and the ports by which a device calls it."""
+"""A graph in a manifest: one artifact or several segments, and the ports by which a device calls it.
+
+A variant of a graph (:mod:`edgefl.wire.bundle.variants`) may read and write state in blocks of rows. Each block is a port
+with the name of the whole and its rows, such as ``state.weights.fc.weight[0:32]``. The blocks are contiguous in the memory
+of the whole, and cover it.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
@@ -9,22 +15,21 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from edgefl.errors import BundleError
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.bundle.releases import is_release
+from edgefl.wire.bundle.formats import FormatName, is_release
 from edgefl.wire.bundle.variants import MOST_VARIANTS, Variant, is_sound
-from edgefl.wire.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
-"""What a port may hold: the types that numpy, ONNX and ExecuTorch share."""
+"""Dtypes of ports: those that numpy, ONNX and ExecuTorch share."""
 
 _CONTAINER = "edgefl-segments"
 
 Fault = tuple[str, dict[str, object]]
-"""What is wrong, and the values that an error about it has as attributes."""
+"""Text of a fault, and the values that the error has as attributes."""
 
 Role = Literal[
     "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"
@@ -34,8 +39,9 @@ Role = Literal[
 class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
 
-    ``mask``: entries of a packed mask (uint8), which may travel in another form. 0: it is none.
-    ``ignored``: of labels, a whole number that stands beside the classes and counts for nothing, such as -100.
+    Attributes:
+        mask: Entries of a packed mask (uint8), which may travel in another form. 0: it is none.
+        ignored: Label besides the classes that does not count, such as -100.
     """
 
     name: str
@@ -47,7 +53,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """The name without its role: ``weights.head.bias`` -> ``head.bias``."""
+        """Name without its role: ``weights.head.bias`` -> ``head.bias``."""
         return self.name.partition(".")[2]
 
     @property
@@ -56,8 +62,10 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of the artifacts that a graph runs one after another. Ports of the role ``page`` are values that an earlier
-    segment leaves and a later one reads; all others are ports of the graph."""
+    """One of several artifacts that a graph runs in order.
+
+    Ports of the role ``page`` are values that one segment returns and a later one reads. All others are ports of the graph.
+    """
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
@@ -65,18 +73,23 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One artifact and its ports. ``format`` names the engine that runs it.
+    """One artifact and its ports.
 
-    ``memory_budget`` is the peak in bytes, over the idle process, that the artifact was compiled to stay under. 0: none.
-    ``planned_bytes`` is the anonymous memory that a round around this graph takes above the idle agent at its peak, weights
-    and state included. 0: unknown. ``arena_bytes``: the part of these that onnxruntime's arena takes, which an agent may
-    reserve as one block. 0: unknown. ``in_place`` names the state ports whose new value may be written into the memory of
-    the old one. ``metrics``: what the sums of an evaluation make (:mod:`edgefl.wire.metrics`), the one that people see
-    first. Empty: unknown. ``activations``: the type in which large values wait for the backward pass. ``variants``: other
-    forms, of which a device may take the fastest. ``segments``: the blob holds an artifact for each (:func:`split`), which
-    run in this order; empty: it is one artifact. ``planned_outputs``: of format executorch, each output lies in memory that
-    the program planned, where the next run writes over it. ``least_runtime``: first release of the format's runtime that
-    loads it, such as ``1.15``; empty: unknown.
+    Attributes:
+        format: Name of the engine that runs it.
+        memory_budget: Peak in bytes above the idle process that the artifact was compiled to stay under. 0: none.
+        planned_bytes: Anonymous memory of a round with this graph above the idle agent at its peak, weights and state
+            included. 0: unknown.
+        arena_bytes: Part of these that onnxruntime's arena takes, which an agent may reserve as one block. 0: unknown.
+        in_place: State ports whose new value may overwrite the memory of the old one.
+        metrics: Metrics computed from the sums of an evaluation (:mod:`edgefl.wire.metrics`), the headline first. Empty:
+            unknown.
+        activations: Dtype of large values that wait for the backward pass.
+        variants: Other forms of the graph, of which a device may take the fastest.
+        segments: The blob holds an artifact for each (:func:`split`), run in this order. Empty: it is one artifact.
+        planned_outputs: For format executorch, each output lies in memory of the program's plan, and the next run overwrites
+            it.
+        least_runtime: First release of the format's runtime that loads it, such as ``1.15``. Empty: unknown.
     """
 
     name: str
@@ -100,7 +113,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it is run for one batch after another, alone or as a segment: what reads none is run once in a round."""
+        """True if the graph runs once per batch. A graph without batch and page ports runs once in a round."""
         return any(port.role in ("batch", "page") for port in (*self.inputs, *self.outputs))
 
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
@@ -108,7 +121,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _STREAM = re.compile(r"[0-9]{1,3}")
-"""Which of a step's independent batches a port ``batch.<stream>.<part>`` belongs to."""
+"""Number of the independent batch in a port name ``batch.<stream>.<part>``."""
 
 
 def _consistent(port: Port) -> bool:
@@ -167,7 +180,7 @@ def _all_ports(graph: Graph) -> Iterator[Port]:
 
 
 def _disorder(graph: Graph) -> Iterator[str]:
-    """Why the segments of a graph, run in their order, are not the graph."""
+    """Yield the reasons why the segments of a graph, run in their order, do not compute the graph."""
     if not graph.segments:
         yield from (
             f"it has none, and the port {port.name!r}" for port in _all_ports(graph) if port.role == "page"
@@ -203,19 +216,18 @@ def _names(ports: Iterable[Port]) -> list[str]:
 
 
 def joined(artifacts: Sequence[bytes]) -> bytes:
-    """The blob of a graph in segments: MessagePack of a name and the list of their artifacts, which no engine takes for one
-    of its own."""
+    """Return the blob of a graph in segments: a MessagePack list that no engine mistakes for an artifact."""
     return msgspec.msgpack.encode((_CONTAINER, artifacts))
 
 
 def is_joined(data: bytes) -> bool:
-    """Whether ``data`` begins as what :func:`joined` makes."""
+    """Return True if ``data`` begins like a result of :func:`joined`."""
     mark = _CONTAINER.encode()
     return mark in data[: len(mark) + 8]
 
 
 def split(data: bytes) -> list[bytes]:
-    """The artifacts of the segments; BundleError if ``data`` is no such blob."""
+    """Return the artifacts of the segments. Raises BundleError if ``data`` is no such blob."""
     try:
         kind, artifacts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
     except MALFORMED as error:
@@ -227,3 +239,53 @@ def split(data: bytes) -> list[bytes]:
             "a blob that should hold the segments of a graph holds something else; export the bundle again"
         )
     return artifacts
+
+
+_ROWS = re.compile(r"(?P<whole>.+)\[(?P<start>\d{1,12}):(?P<stop>\d{1,12})\]")
+
+
+class RowRange(msgspec.Struct, frozen=True):
+    """Rows ``start`` to ``stop`` (not included) of the leading axis of ``whole``."""
+
+    whole: str
+    start: int
+    stop: int
+
+    def place(self, address: int, shape: Sequence[int], itemsize: int) -> tuple[list[int], int]:
+        """Return shape and address of these rows in a tensor.
+
+        Args:
+            address: Address of the whole tensor.
+            shape: Shape of the whole tensor.
+            itemsize: Bytes of an entry.
+
+        Raises:
+            BundleError: The tensor does not have these rows. An engine trusts any address it gets.
+        """
+        if not shape or not self.start < self.stop <= shape[0]:
+            raise BundleError(
+                f"rows {self.start} to {self.stop} of {self.whole!r}, which has the shape {tuple(shape)}, do not exist: "
+                "export the bundle again"
+            )
+        return [self.stop - self.start, *shape[1:]], address + self.start * math.prod(shape[1:]) * itemsize
+
+
+def rows_of_port(name: str, start: int, stop: int) -> str:
+    """Return the name of the port for these rows of the port ``name``."""
+    return f"{name}[{start}:{stop}]"
+
+
+def rows_in(name: str) -> RowRange | None:
+    """Return the rows that a port's name denotes, or None for a whole port."""
+    found = _ROWS.fullmatch(name) if name.endswith("]") else None
+    return RowRange(found["whole"], int(found["start"]), int(found["stop"])) if found else None
+
+
+def cover(parts: Iterable[RowRange], count: int) -> bool:
+    """Return True if the parts cover ``count`` rows in order, without gaps or overlaps."""
+    at = 0
+    for part in parts:
+        if part.start != at or part.stop <= at:
+            return False
+        at = part.stop
+    return at == count

@@ -1,4 +1,4 @@
-"""The manifest: what a tier downloads, graph by graph, and how the runtime is to call it.
+"""The manifest: the graphs that a tier downloads, and how the runtime calls them.
 
 The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
 
@@ -7,7 +7,7 @@ The manifest names no method. Every graph lists its ports with their role, and t
     for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
     weights, carry, state -> finish -> update, carry
 
-and, when a device adapts the model to its own data, ``weights, batch, hyper -> personalize -> weights``.
+A device that adapts the model to its own data also runs ``weights, batch, hyper -> personalize -> weights``.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.formats import FormatName
+from edgefl.wire.bundle.formats import FormatName, numbers_of
 from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
-from edgefl.wire.bundle.readers import Reader, Sound, Text, problem_of
-from edgefl.wire.bundle.releases import numbers_of
-from edgefl.wire.errors import BundleError
+from edgefl.wire.bundle.readers import Reader, SoundReader, TextReader, problem_of
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
 __all__ = [
@@ -45,21 +44,24 @@ __all__ = [
 ]
 
 SAMPLE = "sample"
-"""The part of a batch that is the sample itself where x is what frozen units left of it."""
+"""Part of a batch with the original sample if x is the output of frozen units."""
 
 PARTS = ("x", "y", "mask", SAMPLE)
-"""What every batch may have: what flows through the units, labels, which rows count, and the samples once more. Other parts
-are inputs beside x."""
+"""Parts that every batch may have: the input of the units, labels, the mask of rows that count, and the original samples.
+
+Other parts are additional inputs.
+"""
 
 SEGMENTED = 3
-"""The version of a manifest that has a graph in segments, so that a device that does not know them says so before it fetches
-any. 2 is the version that nobody reads (the vector ``manifest_of_version_2``)."""
+"""Version of a manifest with a graph in segments, so that an old device refuses it before it fetches any. No reader accepts
+version 2 (the vector ``manifest_of_version_2``).
+"""
 
 PLANNED = 4
-"""The version of a manifest that has a graph with planned outputs, for the same reason."""
+"""Version of a manifest with a graph with planned outputs, for the same reason."""
 
 Draws = Literal["walk", "draw", "length"]
-"""How a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
+"""Method by which a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,18 +72,19 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """``graph`` does the same for samples of which no more than the first ``length`` tokens count."""
+    """A graph for batches whose samples have at most ``length`` tokens."""
 
     length: int
     graph: str
 
 
 class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``steps`` runs of ``graph``, in the order of the list.
+    """``steps`` runs of ``graph``. Phases run in the order of the list.
 
-    ``over_data``: one pass over all local samples in place of ``steps``, in their order, by ``batch.0`` alone;
-    ``batch.0.mask`` is 0 at rows that only fill up the last batch. ``shorter``: graphs for batches of short samples, by
-    ascending length.
+    Attributes:
+        over_data: One pass over all local samples in their order instead of ``steps``, by ``batch.0`` alone.
+            ``batch.0.mask`` is 0 at rows that only fill up the last batch.
+        shorter: Graphs for batches of short samples, by ascending length.
     """
 
     name: str
@@ -91,14 +94,14 @@ class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shorter: tuple[Bucket, ...] = ()
 
     def graph_for(self, length: int) -> str:
-        """The graph for a batch whose longest sample has ``length`` tokens."""
+        """Return the graph for a batch whose longest sample has ``length`` tokens."""
         return next((bucket.graph for bucket in self.shorter if bucket.length >= length), self.graph)
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample of an input beside ``x``: a port ``batch.<k>.<name>``, and the array ``name`` of the local data.
+    """One sample of an input besides ``x``: the port ``batch.<k>.<name>`` and the array ``name`` of the local data.
 
-    ``below``: its values are the whole numbers 0 .. below-1. 0 says nothing about them.
+    ``below``: its values are the whole numbers 0 .. below-1. 0: unbounded.
     """
 
     name: str
@@ -108,11 +111,13 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one local sample looks like. Integer inputs become ``x * scale + shift`` in ``dtype``, if that is of floats.
+    """Shape and encoding of one local sample. Integer inputs become ``x * scale + shift`` in ``dtype``, if that is floating.
 
-    ``below``: of whole numbers, which are 0 .. below-1 (tokens of a vocabulary). 0 says nothing about them. ``others``: what
-    a model reads of a sample beside ``x``. ``names``: of the classes, in the order of their numbers; empty where they have
-    none. ``reader``: how files that hold no arrays become such samples.
+    Attributes:
+        below: Whole numbers are 0 .. below-1 (tokens of a vocabulary). 0: unbounded.
+        others: Inputs of the model besides ``x``.
+        names: Class names in the order of their numbers. Empty if they have none.
+        reader: Conversion of files that hold no arrays.
     """
 
     shape: tuple[int, ...]
@@ -127,20 +132,22 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def tokenizer(self) -> BlobRef | None:
-        """The blob that texts become tokens by, if there is one."""
-        return self.reader.tokenizer if isinstance(self.reader, Text) else None
+        """Blob of the tokenizer, if there is one."""
+        return self.reader.tokenizer if isinstance(self.reader, TextReader) else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle's table of contents. Its own SHA-256 names the bundle.
+    """Table of contents of a bundle. Its own SHA-256 names the bundle.
 
-    ``codec`` and ``codec_version`` name what the bytes of an update mean: a device repeats them beside the update.
-    ``exchange`` tells people which one of a method of several this is, "" the main one. ``personalize`` is the graph that
-    adapts the weights to a device's data by one step, if there is one: ``weights.*`` and a batch to ``weights.*``.
-    ``draws``: batches come from one shuffled walk through the data, each is drawn anew, or they are of like lengths. A
-    carry is good for the next ``carry_exchanges`` rounds that are completed after its own (0: as long as the run goes);
-    without one that is ``carry_needed`` the device declines. ``sources`` tells where each node of the graphs comes from
-    (:mod:`edgefl.wire.bundle.sources`); it is read for a profile and never fetched in a round.
+    Attributes:
+        codec: Encoding of an update's bytes, with ``codec_version``. A device repeats both beside the update.
+        exchange: Name of this exchange if a method has several, for people. "": the main one.
+        personalize: Graph that adapts the weights to a device's data by one step: ``weights.*`` and a batch to
+            ``weights.*``.
+        draws: Batches follow one shuffled pass through the data, are drawn independently, or have like lengths.
+        carry_exchanges: Completed rounds after its own for which a carry is valid. 0: as long as the run lasts.
+        carry_needed: The device declines if it has no carry.
+        sources: Origin of each node of the graphs (:mod:`edgefl.wire.bundle.sources`), fetched for profiles only.
     """
 
     v: int = VERSION
@@ -175,49 +182,48 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """All that a bundle's file holds: the graphs, their variants, their sources if they were kept, and what texts are
-        read by."""
+        """Contents of a bundle's file: graphs, variants, sources if they were kept, and the tokenizer."""
         graphs = tuple(graph.blob for graph in self.graphs)
         variants = tuple(variant.blob for graph in self.graphs for variant in graph.variants)
         return (*graphs, *variants, *(ref for ref in (self.sources, self.data.tokenizer) if ref))
 
     @property
     def format(self) -> FormatName:
-        """What its graphs are written in: one format, as a device runs them all."""
+        """Format of all graphs."""
         return self.graphs[0].format
 
     @property
     def steps(self) -> int:
-        """Local steps of a round over all phases but those over the data, whose number is the device's."""
+        """Local steps of a round, without phases over the data, whose number depends on the device."""
         return sum(phase.steps for phase in self.phases if not phase.over_data)
 
     def steps_with(self, samples: int) -> tuple[int, ...]:
-        """Local steps of each phase on a device that has so many samples."""
+        """Return the local steps of each phase on a device with ``samples`` samples."""
         return tuple(
             -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
         )
 
     @property
     def of_round(self) -> tuple[Graph, ...]:
-        """The graphs that a round runs; the others are for a device's own use of the model."""
+        """Graphs that a round runs. The others are for a device's own use of the model."""
         names = [*(chunk.graph for chunk in self.prefix), self.start]
         names += [*(name for phase in self.phases for name in _graphs_of(phase)), self.finish]
         return tuple(self.graph(name) for name in dict.fromkeys(names))
 
     @property
     def planned_bytes(self) -> int:
-        """Anonymous memory that a round is planned to take above the idle agent, in bytes; 0 if it is not known."""
+        """Planned anonymous memory of a round above the idle agent, in bytes. 0: unknown."""
         return max((graph.planned_bytes for graph in self.of_round), default=0)
 
     @property
     def least_runtime(self) -> str:
-        """First release of the format's runtime that loads all graphs; empty if it is not known."""
+        """First release of the format's runtime that loads all graphs. Empty: unknown."""
         return max(
             (graph.least_runtime for graph in self.graphs if graph.least_runtime), key=numbers_of, default=""
         )
 
     def pass_rows(self, phase: PhaseSpec) -> int:
-        """Rows of each step of a phase over the data; BundleError if its graph reads none."""
+        """Return the rows of each step of a phase over the data. Raises BundleError if its graph reads none."""
         for port in self.graph(phase.graph).inputs_of("batch"):
             if port.label == "0.x" and port.shape and port.shape[0] > 0:
                 return port.shape[0]
@@ -229,16 +235,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Manifest)
-"""Made when the module is imported: two threads that decode a type for the first time can crash msgspec."""
+"""Created at import: two threads that decode a type for the first time can crash msgspec."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Deterministic bytes: equal manifests have equal digests."""
+    """Return deterministic bytes: equal manifests have equal digests."""
     return msgspec.msgpack.encode(manifest, order="deterministic")
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in ``data``; BundleError if it is malformed, of another version, or inconsistent."""
+    """Return the manifest in ``data``. Raises BundleError if it is malformed, of another version, or inconsistent."""
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
         if version not in (VERSION, SEGMENTED, PLANNED):
@@ -264,7 +270,7 @@ def _check(manifest: Manifest) -> None:
     used += [name for phase in manifest.phases for name in _graphs_of(phase)]
     used += [manifest.personalize] if manifest.personalize else []
     reader = manifest.data.reader
-    used += [reader.features] if isinstance(reader, Sound) and reader.features else []
+    used += [reader.features] if isinstance(reader, SoundReader) and reader.features else []
     for name in used:
         manifest.graph(name)
     for problem, details in _faults(manifest):

@@ -1,7 +1,7 @@
-"""What a bundle costs on a device: the result of ``edgefl profile``, also as devices send it to the server.
+"""Measured cost of a bundle on a device: the result of ``edgefl profile``, also as devices send it to the server.
 
-Small on purpose (some kilobytes, so that it fits one message): at most :data:`OPS` ops a graph and :data:`MOMENTS`
-points of memory over time. Times are in milliseconds, memory is anonymous (what no file backs), in bytes.
+A profile has some kilobytes, so that it fits one message: at most :data:`OPS` ops a graph and :data:`MOMENTS` points of
+memory over time. Times are in milliseconds. Memory is anonymous (not backed by files), in bytes.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import Any, Literal
 
 import msgspec
 
+from edgefl.errors import ProtocolError
 from edgefl.system.sizes import mebibytes, size
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 
 OPS = 12
 MOMENTS = 200
 GRAPHS = SPANS = CHUNKS = 256
 UNITS = 1024
 LARGEST = 1e18
-"""Of any number in a profile: whoever draws one need not fear larger ones."""
+"""Bound of every number in a profile, so that plots need no check."""
 LETTERS = 400
-"""Of any text in a profile."""
+"""Most letters of a text in a profile."""
 Kind = Literal["forward", "start", "step", "finish", "evaluate", "personalize"]
 How = Literal["", "measured", "shared", "estimated"]
-"""``measured``: by the engine's own profiler. ``shared``: by instruction of the program, and by MACs and bytes among the
-nodes that run as one. ``estimated``: by MACs and bytes alone. Empty: nothing is known. A profile of a later release may
-hold another word: whoever reads one takes any."""
+"""Source of a figure. ``measured``: the engine's own profiler. ``shared``: the instruction's time, divided by MACs and bytes
+among fused nodes. ``estimated``: MACs and bytes alone. Empty: unknown. A reader accepts any value of a later release.
+"""
 
 
-class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``calls`` calls, after the first ones, which warm the engine up, were left out."""
+class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of ``calls`` calls, without the first ones, which warm the engine up."""
 
     calls: int
     median_ms: float
@@ -40,12 +40,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     min_ms: float
 
 
-class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The most memory of a call by three measures; 0: unknown.
+class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Peak memory of a call by three measures, in bytes. 0: unknown.
 
-    ``planned_bytes``: what the exporter knew in advance. ``engine_bytes``: what the engine says that it holds for the
-    graph (its arena). ``rss_bytes``: anonymous memory of the process while the graph was loaded and run, above the idle
-    process.
+    Attributes:
+        planned_bytes: Prediction of the exporter.
+        engine_bytes: The engine's own report for the graph (its arena).
+        rss_bytes: Anonymous memory of the process above its idle state, while the graph was loaded and run.
     """
 
     planned_bytes: int = 0
@@ -53,10 +54,10 @@ class Peak(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a training graph by what it computes: the loss, its derivatives, the new weights and state.
+class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """Time of a training graph by stage: the loss, its derivatives, the new weights and state.
 
-    The median call's time and (``*_p90_ms``) that of the call which nine tenths do not exceed, by the same shares.
+    The median call's time and (``*_p90_ms``) that of the 90th percentile, divided by the same shares.
     """
 
     forward_ms: float
@@ -69,7 +70,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One op of a graph; ``module`` is the path of the module that it is of ("" where none is known)."""
+    """One op of a graph. ``module`` is the path of its module, "" if unknown."""
 
     op: str
     module: str
@@ -81,25 +82,32 @@ class OpCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph. ``macs`` are multiply-accumulates of a call (0: unknown), ``energy_j`` joules of one; null: not exposed."""
+    """One graph.
+
+    ``macs`` are multiply-accumulates of a call (0: unknown), ``energy_j`` joules of one (None: not available).
+    """
 
     name: str
     kind: Kind
     artifact_bytes: int
     macs: int
     load_ms: float
-    run: Times
-    peak: Peak
-    split: Split | None = None
+    run: CallTimes
+    peak: PeakMemory
+    split: StepSplit | None = None
     energy_j: float | None = None
     ops: tuple[OpCost, ...] = ()
 
 
 class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk of the multi-step forward pass over ``rows`` samples, whose weights come from disk as after a download.
+    """One chunk of the multi-step forward pass over ``rows`` samples, with weights from disk as after a download.
 
-    ``fetch_*``: the chunk's weights, ``load_ms``: its graph, ``read_*``: its input rows, ``write_*``: the record that the
-    next one reads. ``forward_ms`` is all its runs together.
+    Attributes:
+        fetch_ms: Reading the chunk's weights.
+        load_ms: Loading its graph.
+        read_ms: Reading its input rows.
+        forward_ms: All its runs together.
+        write_ms: Writing the record that the next chunk reads.
     """
 
     graph: str
@@ -116,29 +124,29 @@ class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """Milliseconds since the profile began, and the anonymous memory then."""
+    """Milliseconds since the profile began, and the anonymous memory at that time."""
 
     t_ms: float
     rss_bytes: int
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """What went on between two points in time, like "chunk 1 of 2"."""
+class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Labelled period of time, such as "chunk 1 of 2"."""
 
     label: str
     start_ms: float
     end_ms: float
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one round: the chunks, then training steps. Points are maxima of their part of the time."""
+class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one round: the chunks, then training steps. Points are maxima of their period."""
 
     moments: tuple[Moment, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[TimeSpan, ...]
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What it was measured on; no names of hosts or people."""
+class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Machine of the measurement, without names of hosts or people."""
 
     processor: str
     cores: int
@@ -147,11 +155,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BundleProfile(Message, frozen=True, kw_only=True):
-    """One bundle on one engine of one machine. ``bundle`` is the SHA-256 of its manifest.
+    """Profile of one bundle on one engine of one machine.
 
-    ``parameters`` is what the tier trains, ``artifact_bytes`` all its graphs together.
-    ``idle_bytes``: the process with its engine open, before the first graph. ``peak_bytes``: the highest of the graphs'
-    peaks over it and of the timeline. ``energy_how`` says how energy was read, or why it was not.
+    Attributes:
+        bundle: SHA-256 of its manifest.
+        parameters: Trained parameters of the tier.
+        artifact_bytes: All its graphs together.
+        idle_bytes: The process with its engine open, before the first graph.
+        peak_bytes: Highest of the graphs' peaks and of the timeline.
+        energy_how: Source of the energy figures, or the reason for their absence.
     """
 
     bundle: str
@@ -164,7 +176,7 @@ class BundleProfile(Message, frozen=True, kw_only=True):
     engine: str
     engine_version: str
     threads: int
-    machine: Machine
+    machine: MachineInfo
     idle_bytes: int
     peak_bytes: int
     open_ms: float
@@ -172,11 +184,11 @@ class BundleProfile(Message, frozen=True, kw_only=True):
     energy_how: str
     graphs: tuple[GraphProfile, ...]
     io: tuple[ChunkProfile, ...]
-    timeline: Timeline
+    timeline: MemoryTimeline
 
     @property
     def planned_bytes(self) -> int:
-        """Return the plan of a round: of the largest of its graphs, without those for a device's own use of the model."""
+        """Planned memory of a round: the largest of its graphs, without those for a device's own use of the model."""
         kinds = ("evaluate", "personalize")
         return max((graph.peak.planned_bytes for graph in self.graphs if graph.kind not in kinds), default=0)
 
@@ -197,12 +209,12 @@ class BundleProfile(Message, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> tuple[GraphProfile, ...]:
-        """The graphs of training steps, in the order of the phases."""
+        """Graphs of training steps, in the order of the phases."""
         return tuple(graph for graph in self.graphs if graph.kind == "step")
 
     @property
     def slowest(self) -> GraphProfile | None:
-        """The graph of a training step; the one with the longest median where phases differ. None if nothing trains."""
+        """Training graph with the longest median step, or None if nothing trains."""
         return max(self.steps, key=lambda graph: graph.run.median_ms, default=None)
 
     @property
@@ -216,8 +228,11 @@ def encode(profile: BundleProfile) -> bytes:
 
 
 def decode(data: bytes) -> BundleProfile:
-    """The profile in ``data``, with blanks for what cannot be printed; ProtocolError if it is malformed, of another
-    version, or larger than agreed, also in its numbers."""
+    """Return the profile in ``data``, with blanks for characters that cannot be printed.
+
+    Raises:
+        ProtocolError: The profile is malformed, of another version, or exceeds the limits above.
+    """
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
         if version != VERSION:
@@ -251,7 +266,7 @@ def _counts(profile: BundleProfile) -> tuple[tuple[str, int, int], ...]:
 
 
 def _plain(value: Any) -> Any:
-    """``value`` with printable texts; ProtocolError for a number that is not finite, or a text or number too large."""
+    """Return ``value`` with printable texts. Raises ProtocolError for a text or number that is too large or not finite."""
     match value:
         case str():
             if len(value) > LETTERS:

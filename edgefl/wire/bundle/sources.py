@@ -1,9 +1,9 @@
-"""Where each node of a bundle's graphs comes from: the blob ``Manifest.sources`` names, fetched only for a profile.
+"""Origin of each node of a bundle's graphs: the blob ``Manifest.sources``, fetched for profiles only.
 
 ::
 
-    found = sources.decode(unpacked(ref, data, limit)).nodes("train")
-    found["MatMul_42"].module        # "layer1.0.conv1"
+    nodes = sources.decode(decompress(ref, data, limit)).nodes("train")
+    nodes["MatMul_42"].module        # "layer1.0.conv1"
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.wire.errors import BundleError
+from edgefl.errors import BundleError
 from edgefl.wire.mqtt.messages import MALFORMED
 
 Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
-    """A node as it is stored: ``phase`` counts in :data:`PHASES`, ``module`` in the list of modules."""
+class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A node as it is stored: ``phase`` is an index of :data:`PHASES`, ``module`` one of the list of modules."""
 
     name: str
     op: str
@@ -33,13 +33,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """The nodes of each graph by its name, and the module paths that they share."""
+    """Nodes of each graph by its name, and the module paths that they share."""
 
     modules: tuple[str, ...]
-    graphs: dict[str, tuple[Row, ...]]
+    graphs: dict[str, tuple[NodeRecord, ...]]
 
     def nodes(self, graph: str) -> dict[str, Node]:
-        """The graph's nodes by name, in the order of the artifact; empty for a graph that is not listed."""
+        """Return the graph's nodes by name, in the order of the artifact. Empty for an unknown graph."""
         return {
             row.name: Node(row.op, PHASES[row.phase], self.modules[row.module], row.macs, row.nbytes)
             for row in self.graphs.get(graph, ())
@@ -48,9 +48,12 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Node:
-    """One node. ``module``: path of the module whose weights it serves ("" if none). ``macs``: multiply-accumulates.
+    """One node.
 
-    ``nbytes``: what it reads and writes, by which its time can be estimated where the engine does not tell it.
+    Attributes:
+        module: Path of the module whose weights it uses, "" if none.
+        macs: Multiply-accumulates.
+        nbytes: Bytes it reads and writes, to estimate its time if the engine does not report it.
     """
 
     op: str
@@ -60,15 +63,15 @@ class Node:
     nbytes: int
 
 
-def of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
-    """The sources of graphs of named nodes."""
+def sources_of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
+    """Return the sources of graphs of named nodes."""
     modules = sorted({node.module for nodes in graphs.values() for node in nodes.values()})
     number = {module: index for index, module in enumerate(modules)}
     return Sources(
         modules=tuple(modules),
         graphs={
             graph: tuple(
-                Row(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
+                NodeRecord(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
                 for name, n in nodes.items()
             )
             for graph, nodes in graphs.items()
@@ -77,12 +80,12 @@ def of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
 
 
 def encode(sources: Sources) -> bytes:
-    """Deterministic bytes."""
+    """Return deterministic bytes."""
     return msgspec.msgpack.encode(sources, order="deterministic")
 
 
 def decode(data: bytes) -> Sources:
-    """The sources in ``data``; BundleError if they are malformed."""
+    """Return the sources in ``data``. Raises BundleError if they are malformed."""
     try:
         sources = msgspec.msgpack.decode(data, type=Sources)
     except MALFORMED as error:

@@ -1,10 +1,10 @@
-"""Other forms of a graph: how they travel, and whether two forms compute the same.
+"""Variants of a graph: their encoding, and the comparison of their outputs.
 
 ::
 
     variant, frame = folded("blocked", other, chunk, base=model)
     other = unfolded(variant, frame, base=model)
-    why = strays(outputs, expected, before)        # "" where they agree
+    why = strays(outputs, expected, before)        # "" if they agree
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from edgefl.wire.blobs import SHA256, BlobRef, describe
-from edgefl.wire.compression import packed_beside, unpacked_beside
-from edgefl.wire.errors import BundleError
+from edgefl.errors import BundleError
+from edgefl.wire.blobs import SHA256, BlobRef, compress_against, decompress_against, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 
 ALIKE = 5e-2
-"""How far apart two forms may be, relative to the change of a matrix of the state or to another output. In deep networks
-with batch norm rounding makes a hundredth of a gradient, so this is loose: it finds another formula, or a kernel that reads
-another layout, and no small error."""
+"""Largest difference of two variants, relative to the change of a matrix of the state or to another output.
+
+In deep networks with batch norm, rounding amounts to a hundredth of a gradient. So this tolerance is loose: it detects
+another formula, or a kernel that reads another layout, and no small error.
+"""
 
 
 MOST_VARIANTS = 8
-"""Of one graph."""
+"""Most variants of one graph."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """Another form of a graph with the same ports, which some processors run faster and some engines cannot load.
+    """A variant of a graph with the same ports, which some processors run faster and some engines cannot load.
 
-    ``blob`` unfolds, with the graph's own artifact, to ``raw`` bytes of digest ``sha256``
-    (:func:`unfolded`).
+    ``blob`` decompresses, with the graph's own artifact, to ``raw`` bytes of digest ``sha256`` (:func:`unfolded`).
     """
 
     name: str
@@ -46,7 +46,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_sound(variant: Variant) -> bool:
-    """Whether a manifest may hold it."""
+    """Return True if a manifest may contain the variant."""
     named = bool(variant.name) and variant.name.isprintable()
     return (
         named and variant.raw > 0 and not variant.blob.codec and SHA256.fullmatch(variant.sha256) is not None
@@ -54,27 +54,43 @@ def is_sound(variant: Variant) -> bool:
 
 
 def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
-    """(the manifest's entry, the bytes that travel) of ``model``, another form of the artifact ``base``."""
-    frame = packed_beside(base, model)
+    """Return the manifest's entry and the bytes to send of a variant.
+
+    Args:
+        name: Name of the variant.
+        model: Its artifact.
+        chunk: Bytes of one chunk.
+        base: Artifact of the graph itself.
+    """
+    frame = compress_against(base, model)
     digest = hashlib.sha256(model).hexdigest()
     return Variant(name=name, blob=describe(frame, chunk), raw=len(model), sha256=digest), frame
 
 
 def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None = None) -> bytes:
-    """The artifact of ``variant``; BundleError if it is not the one that the manifest names, or longer than ``limit``."""
+    """Return the artifact of ``variant``.
+
+    Raises:
+        BundleError: The artifact is not the one of the manifest, or longer than ``limit``.
+    """
     if not 0 < variant.raw <= (Limits().max_blob_bytes if limit is None else limit):
         raise BundleError(f"variant {variant.name!r} has {variant.raw} bytes, which is no artifact to load")
-    model = unpacked_beside(base, frame, variant.raw)
+    model = decompress_against(base, frame, variant.raw)
     if hashlib.sha256(model).hexdigest() != variant.sha256:
         raise BundleError(f"variant {variant.name!r} is not what its manifest names; export the bundle again")
     return model
 
 
 def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
-    """Where ``found`` is not ``expected``, the outputs of one run by port name on the state ``before``; "" where they agree.
+    """Return the first difference between two runs, or "" if they agree.
 
-    The state counts by its change: matrices one by one, vectors together, as those alone say little. The gradient of a
-    bias before a norm is zero in exact arithmetic, and rounding in both.
+    Changes of the state are compared: matrices one by one, vectors together, because a single vector says little. The
+    gradient of a bias before a norm is zero in exact arithmetic, and rounding noise in both.
+
+    Args:
+        found: Outputs of the variant by port name.
+        expected: Outputs of the graph.
+        before: State that both runs started from.
     """
     if {name: array.shape for name, array in found.items()} != {
         name: array.shape for name, array in expected.items()
@@ -96,7 +112,7 @@ def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Ma
 
 
 def _judged(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[str]]:
-    """The names that are judged together."""
+    """Yield the names that are compared together."""
     vectors = [name for name in state if arrays[name].ndim < 2]
     yield from ([name] for name in state if arrays[name].ndim >= 2)
     if vectors:

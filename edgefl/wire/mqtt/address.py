@@ -1,25 +1,74 @@
-"""How a broker is reached: read from text without loading what talks to it.
+"""Broker addresses, parsed without loading the MQTT client, and client ids.
 
 mqtts://pi-1@broker.lan:8883?ca-file=ca.crt
 wss://broker.example/mqtt?cert-file=pi-1.crt&key-file=pi-1.key
 user:password@localhost:1883
+
+Each role of each name in each federation has a client id that no other client can guess. If a second client connects with
+the same id, a broker takes it for the first one and ends the first connection. Most brokers do not check the owner of an
+id, so a client with credentials of its own could lock out any other whose id it can guess.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 import ipaddress
 import re
+import string
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from edgefl.wire.errors import BrokerError
-from edgefl.wire.mqtt.client_ids import ClientIds
+from edgefl.errors import BrokerError
+
+ClientIds = Literal["full", "short"]
+"""short: 23 letters and digits that only their owner can compute; every broker has to take them (MQTT 3.1.1, 3.1.3.1). full:
+readable, at most 128 bytes; only for a broker that lets no user connect with the id of another."""
+
+Role = Literal["device", "guest", "look", "server", "look-server", "profiler", "worker"]
+
+MOST_FULL, MOST_SHORT = 128, 23
+_DIGITS = string.digits + string.ascii_letters
+_LONG_DIGEST = 43
+
+
+def client_id(
+    secret: bytes, role: Role, federation: str, name: str = "", *, style: ClientIds = "short"
+) -> str:
+    """Return the client id of a role.
+
+    Args:
+        secret: Secret of the connecting process, 32 bytes or more. The ``client_secret`` of its keys if the id must be the
+            same at the next start, random bytes for a session that is not resumed. A full id does not depend on it.
+        role: Role of the client.
+        federation: Name of the federation.
+        name: Name of the device, the worker or the request.
+        style: ``short`` for 23 of 62 digits (137 bits of an HMAC); ``full`` for ``edgefl:ROLE:FEDERATION:NAME``, or a
+            digest of it if that is longer than 128 bytes. Names hold no colon and no equals sign, so no two full ids are
+            equal.
+    """
+    whole = ":".join(("edgefl", role, federation, *([name] if name else ())))
+    if style == "short":
+        return _letters(hmac.digest(secret, whole.encode(), "sha256"), MOST_SHORT)
+    if len(whole) <= MOST_FULL:
+        return whole
+    return f"edgefl:{role}={_letters(hashlib.sha256(whole.encode()).digest(), _LONG_DIGEST)}"
+
+
+def _letters(digest: bytes, digits: int) -> str:
+    number = int.from_bytes(digest)
+    found = ""
+    for _ in range(digits):
+        number, digit = divmod(number, len(_DIGITS))
+        found += _DIGITS[digit]
+    return found
+
 
 Version = Literal["auto", "5", "3.1.1"]
-"""Of MQTT. auto: 5 where the broker has it, else 3.1.1."""
+"""Version of MQTT. auto: 5 if the broker supports it, else 3.1.1."""
 
 _LAST_PORT = 65535
 _PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
@@ -32,11 +81,11 @@ _MOST_SECRET = 1 << 16
 
 @dataclass(frozen=True)
 class Address:
-    """Where the broker listens and what it wants to see.
+    """Address and credentials of a broker.
 
     TLS is on with ``tls`` (the system's authorities) or ``ca_file`` (one of your own, PEM), ``cert_file`` and ``key_file``
-    (a client certificate, PEM) or ``alpn`` (the protocol's name, where port 443 serves several). With a ``path`` MQTT
-    travels in a WebSocket. ``insecure_password``: the password may travel without TLS, which is refused otherwise.
+    (a client certificate, PEM) or ``alpn`` (the protocol's name, if port 443 serves several). With a ``path`` MQTT travels
+    in a WebSocket. ``insecure_password`` allows the password to travel without TLS, which is refused otherwise.
     """
 
     host: str
@@ -55,10 +104,14 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """``host``, ``host:port``, ``user:password@host:port``, or a URL: ``mqtt``, ``mqtts`` (TLS), ``ws`` or ``wss``, in
-        which user and password are percent-encoded and the query may hold any option of an address by its name.
+        """Parse an address.
 
-        BrokerError says how one reads.
+        Args:
+            text: ``host``, ``host:port``, ``user:password@host:port``, or a URL: ``mqtt``, ``mqtts`` (TLS), ``ws`` or
+                ``wss``. In a URL user and password are percent-encoded, and the query may contain any field of an address.
+
+        Raises:
+            BrokerError: The text has another form.
         """
         scheme, is_url, rest = text.partition("://")
         if not is_url:
@@ -101,12 +154,12 @@ class Address:
 
     @property
     def secure(self) -> bool:
-        """Whether the connection is TLS."""
+        """True if the connection is TLS."""
         return self.tls or bool(self.ca_file or self.cert_file or self.alpn)
 
     @property
     def is_loopback(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """True if the broker runs on this machine."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -114,7 +167,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The whole address as :meth:`parse` reads it, password and all: for an environment, not for people."""
+        """The whole address as :meth:`parse` reads it. It includes the password: for an environment, not for people."""
         secure = self.secure
         scheme = ("wss" if secure else "ws") if self.path else ("mqtts" if secure else "mqtt")
         user = quote(self.username, safe="")
@@ -129,7 +182,7 @@ class Address:
         return f"{scheme}://{user}{secret}{'@' if user else ''}{self}{self.path}{query}"
 
     def check(self) -> None:
-        """BrokerError for what must not be used: a password that would travel in clear, half a client certificate."""
+        """Raise BrokerError for a password that would travel in clear, or half a client certificate."""
         if bool(self.cert_file) != bool(self.key_file):
             raise BrokerError(
                 f"a client certificate is two files, and only {self.cert_file or self.key_file} is given: give both, "
@@ -155,7 +208,7 @@ def _is_host(address: str | None) -> bool:
 
 
 def _options(query: str) -> dict[str, object]:
-    """Options of a URL's query, by the field's name."""
+    """Return the options in a URL's query by field name."""
     found: dict[str, object] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         name = key.replace("-", "_")
@@ -171,7 +224,7 @@ def _options(query: str) -> dict[str, object]:
 
 
 def read_secret(path: str | Path) -> str:
-    """The password in a file: its first line. BrokerError if there is none."""
+    """Return the password in the first line of a file. Raises BrokerError if there is none."""
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             secret = file.readline(_MOST_SECRET).rstrip("\r\n")

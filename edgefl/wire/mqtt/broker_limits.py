@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import paho.mqtt.client as paho
 
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
@@ -24,7 +24,7 @@ _QUIET_S = 0.5
 """Mosquitto acknowledges a message that is too large to a client of MQTT 3.1.1, and hangs up then."""
 _TRIALS = 6
 _LONGER = 4
-"""Times as long as a refused trial lasted: each of six short connections beside a long one is no chance."""
+"""Factor between the lifetimes of an accepted and a refused trial: six short connections between long ones are no chance."""
 
 
 def announced_limit(code: object, properties: object) -> str:

@@ -1,4 +1,4 @@
-"""One paho client: its TLS, its WebSocket, the version of MQTT that it speaks, and what went wrong in words."""
+"""A paho client with bounds: TLS, WebSocket, the version of MQTT, and error texts with a remedy."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 
 _SOCKET_BUFFER = 1 << 20
 _SESSION_S = 7 * 24 * 3600
-"""How long a broker of MQTT 5 keeps the session of a client that is away; one of 3.1.1 keeps it as long as it likes."""
+"""Seconds for which a broker of MQTT 5 keeps the session of an absent client. A broker of 3.1.1 decides itself."""
 _VERSIONS = {"5": MQTTProtocolVersion.MQTTv5, "3.1.1": MQTTProtocolVersion.MQTTv311}
 _LARGEST_RECEIVE_MAXIMUM = 65_535
 AS_PUBLISHED = 8
 """Option of a subscription beside its QoS: a live message shows whether it is retained (MQTT 5)."""
 _PUBLISH, _QOS_1, _QOS_2, _MORE = 3, 2, 4, 128
 _HEADER_BYTES = 64 * 1024
-"""Room for what is around a payload. No packet but a PUBLISH is larger."""
+"""Allowance for the fields around a payload. Only a PUBLISH may be larger than this."""
 _READ_BYTES = 256 * 1024
 _MOST_UNSENT = 50_000
-"""Packets that wait for the broker to read: an acknowledgement for each message that it sent, and what we have to say."""
+"""Packets that wait for the broker to read them: acknowledgements of its messages, and our own messages."""
 _GREETING_BYTES = 20
 _FIRST_BYTES = b"\x20\xe0\xf0"
 """First byte of a broker's first packet: CONNACK, DISCONNECT or AUTH."""
 
 
 class Delivery:
-    """Handle of a published message: the broker has it, or will never take it, once :meth:`done` says so.
+    """Handle of a published message. :meth:`done` returns True once the broker has the message or will never accept it.
 
-    What it will not take arrives as :class:`Refused` too.
+    A refused message also arrives as :class:`Refusal`.
     """
 
     def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
@@ -63,14 +63,16 @@ class Delivery:
 
 
 class BoundedClient(paho.Client):
-    """A client that hangs up before it holds what no honest broker sends. ``hung_up`` says why it did.
+    """paho client that disconnects before it buffers data that no honest broker sends.
 
-    We subscribe with QoS 0 and 1. A message of QoS 2 would be held until the broker releases it, and paho holds a packet of
-    any size until it is whole.
+    We subscribe with QoS 0 and 1. paho would buffer a message of QoS 2 until the broker releases it, and a packet of any
+    size until it is complete.
 
     Attributes:
+        most_bytes: Largest payload.
+        hung_up: Reason for a disconnection by this class.
         answered: True once the port sent anything.
-        foreign: first bytes of an answer that is not MQTT.
+        foreign: First bytes of an answer that is not MQTT.
     """
 
     most_bytes = 0
@@ -139,7 +141,18 @@ def most_bytes(limits: Limits) -> int:
 def make_client(
     address: Address, client_id: str, *, clean: bool, max_inflight: int, most_bytes: int
 ) -> BoundedClient:
-    """Return a client for ``address`` that is not connected yet; BrokerError if its files or its password cannot be used."""
+    """Return a client that is not connected yet.
+
+    Args:
+        address: Broker.
+        client_id: MQTT client id.
+        clean: Start without a stored session.
+        max_inflight: Most unacknowledged messages of QoS 1.
+        most_bytes: Largest packet to read.
+
+    Raises:
+        BrokerError: A certificate file cannot be used, or the password would travel in clear.
+    """
     address.check()
     client = BoundedClient(
         CallbackAPIVersion.VERSION2,
@@ -165,9 +178,13 @@ def make_client(
 def dial(
     client: BoundedClient, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
 ) -> None:
-    """Open a connection that speaks ``version`` of MQTT, after the last one ended. OSError or ValueError if it cannot be.
+    """Open a new connection that speaks ``version`` of MQTT.
 
-    What is queued in ``client`` travels in whichever version the connection speaks.
+    Messages queued in ``client`` travel in whichever version the connection speaks.
+
+    Raises:
+        OSError: The connection failed.
+        ValueError: The address or the answer is malformed.
     """
     # paho takes the version of a client when it is made, and its queue cannot be moved to another one.
     client._protocol = _VERSIONS[version]
@@ -187,25 +204,25 @@ def dial(
 
 
 def allow_inflight(client: paho.Client, most: int) -> None:
-    """QoS 1 messages on their way at once."""
+    """Set the number of unacknowledged messages of QoS 1."""
     # paho's own setter wants it before there is a connection, when the broker has not said yet what it takes.
     client._max_inflight_messages = most
 
 
 def receive_maximum(properties: object) -> int:
-    """QoS 1 messages that the broker takes before it answered the first, as its CONNACK says."""
+    """Return the number of unacknowledged QoS 1 messages that the broker accepts, from its CONNACK."""
     return int(getattr(properties, "ReceiveMaximum", _LARGEST_RECEIVE_MAXIMUM))
 
 
 def largest_packet(properties: object) -> int:
-    """Bytes of the largest packet that the broker takes, as its CONNACK says; 0 where it says nothing."""
+    """Return the largest packet in bytes that the broker accepts, from its CONNACK. 0: unlimited."""
     return int(getattr(properties, "MaximumPacketSize", 0))
 
 
 def subscriptions(
     entries: list[tuple[str, int]], version: str
 ) -> list[tuple[str, int]] | list[tuple[str, SubscribeOptions]]:
-    """Return what paho takes for filters with their options byte (MQTT 5, 3.8.3.1). MQTT 3.1.1 has the QoS alone."""
+    """Return paho's form of topic filters with their options byte (MQTT 5, 3.8.3.1). MQTT 3.1.1 has the QoS alone."""
     if version == "3.1.1":
         return [(topic, options & 3) for topic, options in entries]
     return [
@@ -215,33 +232,33 @@ def subscriptions(
 
 
 def expiring(seconds: float) -> Properties:
-    """Properties of a PUBLISH that no longer matters after ``seconds``; MQTT 3.1.1 leaves them out."""
+    """Return the properties of a PUBLISH that expires after ``seconds``. MQTT 3.1.1 omits them."""
     return _expiring(max(1, min(round(seconds), 0xFFFF_FFFF)))
 
 
 @lru_cache(maxsize=64)
 def _expiring(seconds: int) -> Properties:
-    """Made once, as that takes longer than the message does; who publishes reads them only."""
+    """Return shared properties. Building them takes longer than publishing a message, and publishers only read them."""
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     properties.MessageExpiryInterval = seconds
     return properties
 
 
 def reason_of(code: object, properties: object = None) -> str:
-    """A reason code in the words of the standard, and those of the broker if it has any."""
+    """Return the text of a reason code, and the broker's own text if it sent one."""
     words = str(code)
     said = str(getattr(properties, "ReasonString", ""))
     return f"{words} ({said[:200]})" if said else words
 
 
 def unreachable(address: Address, error: Exception) -> str:
-    """Why there is no connection, and what to do."""
+    """Return the reason for a failed connection, with a remedy."""
     return f"cannot reach the broker at {address}: {error}{_unreachable_remedy(address, error)}"
 
 
 def refused(address: Address, reason: str) -> str:
-    """The broker's refusal of the whole connection, and what to do."""
-    return f"the broker at {address} refused us: {reason}{_remedy(address, reason)}"
+    """Return the broker's reason for refusing the connection, with a remedy."""
+    return f"the broker at {address} refused us: {reason}{_refusal_remedy(address, reason)}"
 
 
 def foreign(address: Address, answer: bytes) -> str:
@@ -285,7 +302,7 @@ def _unreachable_remedy(address: Address, error: Exception) -> str:
 
 
 def _network_remedy(error: Exception) -> str:
-    """What to do where there was no connection at all."""
+    """Return the remedy if the host did not answer at all."""
     if isinstance(error, ConnectionRefusedError):
         return "; does a broker run there, and listen on this port?"
     if isinstance(error, socket.gaierror):
@@ -298,8 +315,8 @@ def _network_remedy(error: Exception) -> str:
     return "; is that machine on, and does a firewall let this port through?" if lost else ""
 
 
-def _remedy(address: Address, refusal: str) -> str:
-    """What to do where the broker does not know who we are."""
+def _refusal_remedy(address: Address, refusal: str) -> str:
+    """Return the remedy if the broker rejected the credentials."""
     if not refusal.startswith(("Not authorized", "Bad user name or password")):
         return ""
     user = (
@@ -311,7 +328,7 @@ def _remedy(address: Address, refusal: str) -> str:
 
 
 def _tls(address: Address) -> ssl.SSLContext:
-    """TLS 1.2 or newer, which checks the broker's certificate and name."""
+    """Return a context for TLS 1.2 or newer that verifies the broker's certificate and name."""
     try:
         context = ssl.create_default_context(cafile=address.ca_file or None)
     except (OSError, ValueError) as error:

@@ -1,11 +1,11 @@
 """Signed messages: protocol version 2 is version 1 in an envelope.
 
-What is signed is the digest of the message as it travels, with what the message is, the topic that it is on (federation,
-device, round) and a number that grows: a message is good for one place and one order. ::
+The signature covers the digest of the message as it travels, the type of the message, the topic (federation, device,
+round) and a number that grows. So a message is valid in one place and one order only. ::
 
-    speaker = Speaker(KeyPair(path), Sequence(load, save))
-    session.publish(topic, speaker.seal(topic, Status(online=True)))
-    opened = open_message(Status, topic, payload)        # whose key it is, is the reader's question
+    signer = MessageSigner(KeyPair(path), MessageCounter(store))
+    session.publish(topic, signer.seal(topic, Status(online=True)))
+    opened = open_message(Status, topic, payload)        # the reader decides whether it trusts opened.key
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Generic
+from typing import Annotated, Generic, Protocol
 
 import msgspec
 
-from edgefl.wire.errors import IdentityError, ProtocolError
+from edgefl.errors import IdentityError, ProtocolError
 from edgefl.wire.keys import MOST_SUCCESSIONS, KeyPair, PublicKey, Signature, Succession, verify
 from edgefl.wire.mqtt.messages import (
     MALFORMED,
@@ -28,6 +28,8 @@ from edgefl.wire.mqtt.messages import (
     Decline,
     Hello,
     Message,
+    ProfileAnswer,
+    ProfileRequest,
     Progress,
     Round,
     Status,
@@ -37,7 +39,6 @@ from edgefl.wire.mqtt.messages import (
     encode,
     version_of,
 )
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
 
 SIGNED = 2
 """``v`` of an envelope."""
@@ -54,10 +55,10 @@ _CONTEXTS: dict[type[Message], str] = {
     Decline: "decline",
     ProfileAnswer: "profile",
 }
-"""What a signature is about: one of a task is none of an acknowledgement."""
+"""Context of each type's signature: the signature of a task is not valid for an acknowledgement."""
 
 _BLOCK = 1 << 20
-"""Numbers that are taken from the disk at once."""
+"""Numbers that are reserved on disk at a time."""
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -65,7 +66,8 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``body`` is the encoded message, ``key`` the sender's public key, ``at`` the sender's next number.
 
-    ``succession``: how ``key`` follows from keys that the reader may know (announcements and hellos of whoever rotated).
+    ``succession``: statements that lead from keys the reader may know to ``key``, in announcements and hellos after a
+    rotation.
     """
 
     v: int
@@ -81,8 +83,8 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass(frozen=True)
-class Opened(Generic[AnyMessage]):
-    """A message whose signature holds for ``key``; a bare one has none, and ``at`` 0."""
+class OpenedMessage(Generic[AnyMessage]):
+    """A message with a valid signature of ``key``. An unsigned message has no key, and ``at`` 0."""
 
     message: AnyMessage
     key: bytes = b""
@@ -90,17 +92,21 @@ class Opened(Generic[AnyMessage]):
 
 
 def signed_text(kind: type[Message], topic: str, at: int, body: bytes) -> bytes:
-    """The exact bytes that are signed. Of the message its digest: Ed25519 goes over its text twice, by a slower hash."""
+    """Return the exact bytes that are signed. They hold the digest of the message, because Ed25519 reads its text twice."""
     return text_of_digest(kind, topic, at, hashlib.sha256(body).digest())
 
 
 def text_of_digest(kind: type[Message], topic: str, at: int, digest: bytes) -> bytes:
-    """The same for who has the SHA-256 of the message already."""
+    """Return :func:`signed_text` for a message whose SHA-256 is known."""
     return f"edgefl/{_CONTEXTS[kind]}/1\n{topic}\n{at}\n".encode() + digest
 
 
 def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
-    """The envelope of a ``kind`` in ``payload``, unverified; None for a bare message. ProtocolError if it is malformed."""
+    """Return the unverified envelope of a ``kind`` in ``payload``, or None for an unsigned message.
+
+    Raises:
+        ProtocolError: The payload is malformed.
+    """
     if version_of(kind, payload) != SIGNED:
         return None
     try:
@@ -110,7 +116,11 @@ def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
 
 
 def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:
-    """The message of ``envelope``; IdentityError unless its signature holds for its key, this topic and ``kind``."""
+    """Return the message of ``envelope``.
+
+    Raises:
+        IdentityError: The signature is not valid for its key, this topic and ``kind``.
+    """
     if not verify(envelope.key, envelope.signature, signed_text(kind, topic, envelope.at, envelope.body)):
         raise IdentityError(
             "wrong-signature",
@@ -119,51 +129,79 @@ def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessa
     return decode(kind, envelope.body)
 
 
-def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> Opened[AnyMessage]:
-    """A message with the key that signed it, if any did. ProtocolError, or IdentityError if a signature does not hold."""
+def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> OpenedMessage[AnyMessage]:
+    """Return a message with the key that signed it, if any did.
+
+    Raises:
+        ProtocolError: The message is malformed.
+        IdentityError: The signature is not valid.
+    """
     envelope = unwrap(payload, kind)
     if envelope is None:
-        return Opened(decode(kind, payload))
-    return Opened(verified(kind, topic, envelope), envelope.key, envelope.at)
+        return OpenedMessage(decode(kind, payload))
+    return OpenedMessage(verified(kind, topic, envelope), envelope.key, envelope.at)
 
 
 def peek(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
-    """What a message says, whoever may have written it: for people who watch, never to act on."""
+    """Return a message without verifying its signature: for displays only, never to act on."""
     envelope = unwrap(payload, kind)
     return decode(kind, payload if envelope is None else envelope.body)
 
 
-class Sequence:
-    """Numbers that grow, also over restarts and without a clock: blocks of them are taken from what ``load`` and ``save``
-    keep. With a clock they stay ahead of a store that was set back, too. Thread-safe."""
+class CounterStore(Protocol):
+    """Storage of a :class:`MessageCounter`."""
 
-    def __init__(
-        self, load: Callable[[], int], save: Callable[[int], None], clock: Callable[[], float] = time.time
-    ) -> None:
-        self._save = save
+    def number(self) -> int:
+        """Return the stored number, 0 at first."""
+
+    def keep_number(self, number: int) -> None:
+        """Store a number. A failure may be ignored, as the clock keeps the next process ahead."""
+
+
+class MessageCounter:
+    """Numbers that grow, also across restarts. Thread-safe.
+
+    Blocks of numbers are reserved in storage before use. The clock keeps them ahead of a store that was restored from a
+    backup.
+
+    Args:
+        store: Storage of the reserved numbers. None: the clock alone keeps them ahead.
+        now: Seconds since 1970, by default the current time.
+    """
+
+    def __init__(self, store: CounterStore | None = None, now: float | None = None) -> None:
+        self._store = store
         self._lock = threading.Lock()
-        self._next = self._end = max(load(), int(clock() * 1_000_000))
+        clock = int((time.time() if now is None else now) * 1_000_000)
+        self._next = self._end = max(store.number() if store else 0, clock)
 
     def next(self, count: int = 1) -> int:
-        """The first of ``count`` numbers that are used by nobody else."""
+        """Reserve ``count`` numbers and return the first."""
         with self._lock:
             if self._next + count > self._end:
                 self._end = self._next + count + _BLOCK
-                self._save(self._end)
+                if self._store is not None:
+                    self._store.keep_number(self._end)
             number = self._next
             self._next += count
             return number
 
 
-class Speaker:
-    """Signs what one side says. Thread-safe."""
+class MessageSigner:
+    """Signer of one side's messages. Thread-safe."""
 
-    def __init__(self, keys: KeyPair, numbers: Sequence) -> None:
+    def __init__(self, keys: KeyPair, numbers: MessageCounter) -> None:
         self.keys = keys
         self.numbers = numbers
 
     def seal(self, topic: str, message: Message, at: int | None = None) -> bytes:
-        """The payload for ``topic``; ``at``: a number that was taken before, by default the next."""
+        """Return the signed payload for ``topic``.
+
+        Args:
+            topic: Topic that the payload is valid for.
+            message: Message to sign.
+            at: Number that was reserved before, by default the next.
+        """
         body = encode(message)
         number = self.numbers.next() if at is None else at
         introduces = isinstance(message, Round | Hello)
@@ -180,9 +218,9 @@ class Speaker:
 
 
 Seal = Callable[[str, Message], bytes]
-"""A message as it is published on a topic."""
+"""Function that encodes a message for a topic."""
 
 
 def bare(topic: str, message: Message) -> bytes:
-    """Without a signature: whoever knows a key of the sender does not listen."""
+    """Return an unsigned message. A reader that knows a key of the sender ignores it."""
     return encode(message)

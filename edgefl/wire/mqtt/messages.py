@@ -1,30 +1,73 @@
-"""The messages of protocol version 1, as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
+"""Messages of protocol version 1, as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
 
-Unknown fields are ignored, so a field may be added; a different ``v`` is refused with a message that says so.
-Byte vectors of every message stand in conformance/edgefl_conformance/data/golden.
+Readers ignore unknown fields, so a field may be added. A different ``v`` is refused with an error that names both versions.
+The byte vectors of every message are in conformance/edgefl_conformance/data/golden.
+
+The messages of ``edgefl profile --fleet`` (``Profile...``) are independent of training runs: a device that does not know
+them stays silent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.errors import ProtocolError
-from edgefl.wire.mqtt.conditions import Conditions
 from edgefl.wire.tensors import Piece
+
+POWER = ("battery", "charging")
+LINK = ("metered", "unmetered")
+THERMAL = ("cool", "warm", "hot")
+"""Known values, those of heat in ascending order. ``charging``: power that does not run out, with or without a battery;
+``hot``: the processor is throttled, or soon will be.
+"""
+
+
+class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Power, link, temperature and availability of a device, part of :class:`Hello`. Unknown values are empty, or None.
+
+    A device reports them itself, so only its selection depends on them.
+    """
+
+    power: str = ""
+    link: str = ""
+    thermal: str = ""
+    available: bool | None = None
+
+
+UNKNOWN_CONDITIONS = Conditions()
+
+
+def known_conditions(conditions: Conditions) -> Conditions:
+    """Return the conditions with unknown values emptied, as another release or a hostile device may send any text.
+
+    Equal conditions are the same object, because a fleet has few different ones.
+    """
+    return _shared(
+        conditions.power if conditions.power in POWER else "",
+        conditions.link if conditions.link in LINK else "",
+        conditions.thermal if conditions.thermal in THERMAL else "",
+        conditions.available,
+    )
+
+
+@cache
+def _shared(power: str, link: str, thermal: str, available: bool | None) -> Conditions:
+    return Conditions(power=power, link=link, thermal=thermal, available=available)
+
 
 VERSION = 1
 ELSEWHERE = 3
-"""``v`` of a :class:`Round` that means nothing to whoever reads version 1: what it offers stands in a blob, or its blobs are
-not at the broker."""
+"""``v`` of a :class:`Round` that version 1 cannot read: its offers are in a blob, or its blobs are not at the broker."""
 ENVELOPE_BYTES = 512
-"""More than any UpdateChunk needs around its data, so that the whole payload stays within ``chunk_bytes``."""
+"""Upper bound of an UpdateChunk's size besides its data, so that the payload fits within ``chunk_bytes``."""
 
 MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""What decoding hostile bytes raises: msgspec reports deep nesting and broken UTF-8 as Python's own errors."""
+"""Errors of decoding hostile bytes. msgspec reports deep nesting and broken UTF-8 as Python's own errors."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,14 +77,14 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bundles of one format: by tier its manifest blob and, where the server has a key, its Ed25519 signature of it."""
+    """Bundles of one format: by tier its manifest blob and, if the server has a key, its Ed25519 signature."""
 
     bundles: dict[str, BlobRef]
     signatures: dict[str, bytes] = {}
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an earlier round whose devices may still be at work: what :class:`Round` says of the one that is open."""
+    """An earlier round that still accepts updates. The fields are those of :class:`Round`."""
 
     model_version: str
     units: dict[str, tuple[BlobRef, ...]]
@@ -49,18 +92,19 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """``rounds/current``, retained: the open round, or the closed one while nothing is open.
+    """``rounds/current``, retained: the open round, or the last closed one.
 
-    ``run`` names one training run of the federation; a device drops what belongs to another run.
-    ``offers`` has the tiers' bundles by the format of their graphs. ``units`` maps a unit to what its weights of
-    ``model_version`` are put together from: a blob of weights, and the patches that lead from there to
-    ``model_version``, in order (:mod:`edgefl.wire.patches`); most often there are none.
-    ``base`` is the last round whose updates are in the model, 0 before the first: what a device kept of a later round
-    is void, as that round was abandoned. ``deadline`` is seconds since the epoch. ``live``: earlier rounds that take
-    updates too, by number; devices whose task is of one of these go on.
-
-    ``mirrors``: where blobs lie beside the broker (:mod:`edgefl.wire.mirrors`); with ``mirrors_only`` nowhere else. Where
-    ``pages`` is given, ``offers`` and all ``units`` are empty and stand in that blob (:class:`Page`).
+    Attributes:
+        run: Name of one training run of the federation. A device drops everything of another run.
+        offers: Bundles of the tiers by the format of their graphs.
+        units: Blobs of each unit's weights in ``model_version``: a keyframe, and the patches from there to
+            ``model_version``, in order (:mod:`edgefl.wire.patches`).
+        base: Last round whose updates are in the model, 0 before the first. The carry of a later round is void, because that
+            round was abandoned.
+        deadline: Seconds since the epoch.
+        live: Earlier rounds that accept updates too, by number. Devices with a task of one of these continue.
+        mirrors: Mirrors of the blobs (:mod:`edgefl.wire.mirrors`). With ``mirrors_only`` the broker does not have them.
+        pages: Blob (:class:`Page`) that contains ``offers`` and all ``units``, which are empty then.
     """
 
     v: int = msgspec.field(
@@ -81,7 +125,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     live: dict[int, Live] = {}
 
     def at(self, number: int) -> Round | None:
-        """What is announced of round ``number``; None if it takes no updates."""
+        """Return the announcement of round ``number``, or None if it accepts no updates."""
         if self.state != "open" or number == self.round:
             return self if self.state == "open" else None
         live = self.live.get(number)
@@ -93,30 +137,37 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def takes(self) -> tuple[int, ...]:
-        """The rounds that take updates."""
+        """Numbers of the rounds that accept updates."""
         return (*sorted(self.live), self.round) if self.state == "open" else ()
 
     def offer(self, format: str) -> Offer:
-        """What the round offers to devices whose engine runs ``format``; empty if that is nothing."""
+        """Return the offer for devices whose engine runs ``format``, which may be empty."""
         return self.offers.get(format, Offer(bundles={}))
 
     def formats_of(self, tier: str) -> tuple[str, ...]:
-        """The formats in which a tier is offered, by name."""
+        """Return the names of the formats in which a tier is offered."""
         return tuple(sorted(name for name, offer in self.offers.items() if tier in offer.bundles))
 
     @property
     def page(self) -> bytes:
-        """The part that grows with the model, as it stands in a blob."""
+        """The part that grows with the model, encoded as a :class:`Page`."""
         live = {number: each.units for number, each in self.live.items()}
         return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 
     def paged(self, pages: BlobRef) -> Round:
-        """Without that part, which is the blob ``pages``."""
+        """Return the announcement without that part, which is the blob ``pages``."""
         live = {number: msgspec.structs.replace(each, units={}) for number, each in self.live.items()}
         return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, live=live, pages=pages)
 
     def whole(self, page: bytes) -> Round:
-        """With the part that ``pages`` names, whose bytes have been checked; ProtocolError if they are malformed."""
+        """Return the announcement with its page.
+
+        Args:
+            page: Verified bytes of the blob ``pages``.
+
+        Raises:
+            ProtocolError: The page is malformed.
+        """
         try:
             read = _page.decode(page)
         except MALFORMED as error:
@@ -131,7 +182,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a :class:`Round` offers, in a blob of its own; ``live`` are the units of earlier rounds."""
+    """Offers and units of a :class:`Round`, in a blob of its own. ``live`` has the units of earlier rounds."""
 
     offers: dict[str, Offer]
     units: dict[str, tuple[BlobRef, ...]]
@@ -145,11 +196,13 @@ class Status(Message, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``, retained: what the device is. Sent after each connection, and when its ``conditions`` change.
+    """``devices/<id>/hello``, retained: description of the device.
 
-    ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` shows that the device has it
-    (:mod:`edgefl.wire.enrolment`). ``again``: nothing but the conditions is new since the hello before, on the same
-    connection, so the device has its task.
+    Sent after each connection, and when ``conditions`` change.
+
+    ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` proves that the device has it
+    (:mod:`edgefl.wire.enrolment`). ``again``: only the conditions changed since the last hello on the same connection, so
+    the device has its task.
     """
 
     agent: str
@@ -167,10 +220,13 @@ class Hello(Message, frozen=True, kw_only=True):
 class Task(Message, frozen=True, kw_only=True):
     """``devices/<id>/tasks``: take part in ``round`` as ``tier``.
 
-    ``seed`` decides batches and noise. ``samples`` bounds the local rows used; 0 means all of them.
-    ``nonce`` identifies the answer together with round and device. ``ask``: an update of several chunks is offered before it
-    is sent (:class:`UpdateChunk`). ``progress_s``: seconds between two messages of progress, at least. ``shard``: below
-    which topics the update goes (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
+    Attributes:
+        seed: Decides batches and noise.
+        nonce: Identifies the answer, together with round and device.
+        samples: Most local rows to use. 0: all of them.
+        ask: Offer an update of several chunks before sending it (:class:`UpdateChunk`).
+        progress_s: Least seconds between two messages of progress.
+        shard: Number in the update's topics (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
     """
 
     run: str
@@ -185,7 +241,7 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """``devices/<id>/progress``, QoS 0: for people who watch; nothing depends on it.
+    """``devices/<id>/progress``, QoS 0: for displays only.
 
     ``stage`` is ``forward <k>``, ``train``, or :data:`FAILED` and a code.
     """
@@ -203,12 +259,14 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a round cost the device. Times in milliseconds (medians), anonymous memory in bytes.
+    """Cost of a round on the device. Times in milliseconds (medians), anonymous memory in bytes.
 
-    ``down_bytes``: payloads of the blob messages that it got since its last update; ``down_wire_bytes``: with their
-    headers (:mod:`edgefl.wire.mqtt.packets`). ``variants``: the form in use of each graph that has several and was tried, ""
-    for its own; ``dropped``: "graph/variant" of those that cannot run on this device, and why. ``mirror_bytes``: of blobs
-    that came by mirrors, which the two others do not count.
+    Attributes:
+        down_bytes: Payload bytes of the blob messages since the last update.
+        down_wire_bytes: The same with their headers (:mod:`edgefl.wire.mqtt.topics`).
+        variants: Variant in use of each graph that has several and was measured, "" for the graph itself.
+        dropped: Reason for each "graph/variant" that cannot run on this device.
+        mirror_bytes: Bytes of blobs from mirrors, which the other two do not count.
     """
 
     step_ms: float
@@ -224,7 +282,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UpdateFigures(Message, frozen=True, kw_only=True):
-    """The fields of an :class:`Update` that its device remembers: read as these, an update is not copied."""
+    """Fields of an :class:`Update` that its device stores. Decoding these alone does not copy the update."""
 
     tier: str
     metrics: dict[str, float]
@@ -232,9 +290,9 @@ class UpdateFigures(Message, frozen=True, kw_only=True):
 
 
 class Update(Message, frozen=True, kw_only=True):
-    """The answer to a task, carried in :class:`UpdateChunk` pieces. ``tensors`` is safetensors bytes.
+    """Answer to a task, carried in :class:`UpdateChunk` messages. ``tensors`` is safetensors bytes.
 
-    ``codec`` and ``codec_version`` say what they mean, in the words of the bundle's manifest.
+    ``codec`` and ``codec_version`` name their meaning, as in the bundle's manifest.
     """
 
     run: str
@@ -252,11 +310,11 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):
-    """``devices/<id>/updates/<round>/<index>`` (``devices/<id>/shards/<shard>/<round>/<index>`` if the task names a shard):
-    piece ``index`` of ``count`` of the update named ``sha256``.
+    """``devices/<id>/updates/<round>/<index>``: chunk ``index`` of ``count`` of the update named ``sha256``.
 
-    One without ``data``, of an update that has some, is an offer: the device sends the update when the server asks for it,
-    by an :class:`Ack` that names the chunks as missing.
+    The topic is ``devices/<id>/shards/<shard>/<round>/<index>`` if the task names a shard. A message without ``data``, of an
+    update that has some, is an offer: the device sends the update when the server asks for it by an :class:`Ack` that lists
+    the chunks as missing.
     """
 
     nonce: str
@@ -272,12 +330,14 @@ class UpdateChunk(Message, frozen=True, kw_only=True):
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """``devices/<id>/acks``: the server's word on an update.
+    """``devices/<id>/acks``: the server's answer to an update or a hello.
 
-    ``sha256`` is the digest of the update that it is about: one with another digest is not meant. ``missing`` lists chunk
-    indices to send again; ``reason`` is a short code for ``rejected``, ``text`` explains. One with
-    round 0 and no nonce is about the device's :class:`Hello`: it has no tier, or another than it asked for,
-    or is to come again in ``later_s`` seconds (:data:`COME_LATER`).
+    Attributes:
+        sha256: Digest of the update. An ack with another digest is ignored.
+        missing: Indices of chunks to send again.
+        reason: Short code for ``rejected``; ``text`` explains it.
+        round: 0, with an empty ``nonce``, in an answer to a :class:`Hello`: the device has no tier, or another than
+            requested, or must say hello again in ``later_s`` seconds (:data:`COME_LATER`).
     """
 
     round: int
@@ -291,37 +351,37 @@ class Ack(Message, frozen=True, kw_only=True):
 
 
 COME_LATER = "come-later"
-"""Why a device that said hello is not let in: there is no room for it now. It is to say hello again in ``later_s``."""
+"""Reason for rejecting a hello: the server has no room. The device repeats it after ``later_s``."""
 
 NO_CARRY = "no-carry"
-"""Why a device declines: the algorithm needs what it kept of the exchange before, and it has none."""
+"""Reason for a decline: the algorithm requires the carry of the previous exchange, and the device has none."""
 
 NO_FORMAT = "no-format"
-"""Why a device declines: its tier has no bundle in the format that its engine runs."""
+"""Reason for a decline: the tier has no bundle in the format of the device's engine."""
 
 NO_MEMORY = "no-memory"
-"""Why a device declines: a graph of the bundle needs more memory than it offers."""
+"""Reason for a decline: a graph of the bundle needs more memory than the device offers."""
 
 WRONG_DATA = "wrong-data"
-"""Why a device declines: its local data do not fit the model."""
+"""Reason for a decline: the local data do not fit the model."""
 
 POLICY = "policy"
-"""Why a device declines: its owner's rules do not allow the round, or not now."""
+"""Reason for a decline: the owner's rules do not allow the round, or not now."""
 
 TOO_MUCH = "too-much-work"
-"""Why a device declines: the round has more steps, takes more time or more of the disk than the device gives."""
+"""Reason for a decline: the round has more steps, or takes more time or disk, than the device allows."""
 
 LARGE_CHUNKS = "large-chunks"
-"""Why a device declines: the chunks of the round's blobs are larger than the messages that it reads."""
+"""Reason for a decline: the chunks of the round's blobs exceed the messages that the device reads."""
 
 CRASHED = "crashed"
-"""Why a device declines: the work on the round ended its process, or its engine's."""
+"""Reason for a decline: the work on the round crashed the device's process, or its engine's."""
 
 FAILED = "failed: "
-"""Prefix of a :class:`Progress`'s ``stage`` after a failed attempt. A code of :mod:`edgefl.wire.mqtt.refusals` follows."""
+"""Prefix of a :class:`Progress`'s ``stage`` after a failed attempt. A code of :mod:`edgefl.wire.mqtt.reasons` follows."""
 
 LOST_CHUNK = "no good chunk"
-"""Code of an attempt that failed because the broker lacks what the round needs: the server publishes it again."""
+"""Code of a failed attempt: the broker lacks blobs of the round. The server publishes them again."""
 
 
 class Decline(Message, frozen=True, kw_only=True):
@@ -347,28 +407,33 @@ _version = msgspec.msgpack.Decoder(Message)
 _page = msgspec.msgpack.Decoder(Page)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
 _VERSIONS: dict[type[Message], tuple[int, ...]] = {Round: (VERSION, ELSEWHERE)}
-"""That are read, where it is not :data:`VERSION` alone."""
+"""Accepted versions of messages other than :data:`VERSION` alone."""
 
 
 def encode(message: Message) -> bytes:
-    """Msgpack bytes of a message."""
+    """Return the msgpack bytes of a message."""
     return _encoder.encode(message)
 
 
 def update_pieces(update: Update, tensors: Sequence[Piece]) -> list[Piece]:
-    """Return the msgpack bytes of ``update`` with other tensors, which are given in pieces and not copied."""
+    """Return the msgpack bytes of ``update`` in pieces, with other tensors that are not copied."""
     head = encode(msgspec.structs.replace(update, tensors=b""))
     return [with_last_bytes(head, sum(map(len, tensors))), *tensors]
 
 
 def with_last_bytes(encoded: bytes, size: int) -> bytes:
-    """Return ``encoded``, a msgpack map whose last value is empty bytes, up to where ``size`` bytes follow instead."""
+    """Return the head of a msgpack map whose last value has ``size`` bytes, which follow.
+
+    Args:
+        encoded: Map whose last value is empty bytes.
+        size: Length of the value that replaces it.
+    """
     width, mark = next((width, mark) for width, mark in _BYTES_MARKS if size < 1 << 8 * width)
     return encoded.removesuffix(_NO_BYTES) + mark + size.to_bytes(width, "big")
 
 
 def version_of(kind: type[Message], payload: Piece) -> int:
-    """``v`` of what should be a message of ``kind``, of any version; ProtocolError if there is none to be read."""
+    """Return ``v`` of a message of ``kind`` in any version. Raises ProtocolError if it is malformed."""
     try:
         return _version.decode(payload).v
     except MALFORMED as error:
@@ -376,7 +441,7 @@ def version_of(kind: type[Message], payload: Piece) -> int:
 
 
 def decode(kind: type[AnyMessage], payload: Piece) -> AnyMessage:
-    """The message in ``payload``; ProtocolError if it is malformed or of another version."""
+    """Return the message in ``payload``. Raises ProtocolError if it is malformed or of another version."""
     try:
         version = _version.decode(payload).v
         known = _VERSIONS.get(kind, (VERSION,))
@@ -397,7 +462,7 @@ def decode(kind: type[AnyMessage], payload: Piece) -> AnyMessage:
 
 
 def _check_round(message: Round) -> None:
-    """ProtocolError for one that says two things."""
+    """Raise ProtocolError for an announcement that contradicts itself."""
     elsewhere = message.pages is not None or message.mirrors_only
     if elsewhere and message.v != ELSEWHERE:
         raise ProtocolError(
@@ -407,3 +472,60 @@ def _check_round(message: Round) -> None:
         raise ProtocolError(
             "a Round with pages has its offers and units there, found some beside them: it is refused"
         )
+
+
+Nonce = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
+"""Name of a request. It is part of topics, so it contains hexadecimal digits only."""
+MOST_REPEATS = 1000
+Repeat = Annotated[int, msgspec.Meta(ge=1, le=MOST_REPEATS)]
+Wait = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
+
+BUSY = "busy"
+NO_BUNDLE = "no-bundle"
+SIGNATURE = "signature"
+LATE = "late"
+TOO_LARGE = "too-large"
+PROFILE_FAILED = "failed"
+
+
+class ProfileOffer(Message, frozen=True, kw_only=True):
+    """``profiles/<nonce>/offer``, retained: the blobs below ``profiles/<nonce>/blobs`` of a request.
+
+    After ``until`` (seconds since 1970) the next requester removes them, because their owner crashed.
+    """
+
+    until: float
+    blobs: tuple[BlobRef, ...]
+
+
+class ProfileRequest(Message, frozen=True, kw_only=True):
+    """``devices/<id>/profile-requests``: measure the bundle of your engine's format, and answer within ``within_s`` seconds.
+
+    ``bundles`` and ``signatures`` are by format. Each graph is run ``repeat`` times. The same request may arrive several
+    times.
+    """
+
+    nonce: Nonce
+    bundles: dict[str, BlobRef]
+    within_s: Wait
+    repeat: Repeat = 20
+    signatures: dict[str, bytes] = msgspec.field(default_factory=dict)
+
+
+class ProfileAnswer(Message, frozen=True, kw_only=True):
+    """``devices/<id>/profiles``: the device's answer. ``done`` and ``declined`` are final.
+
+    ``profile`` holds an encoded :class:`edgefl.wire.bundle.profiles.BundleProfile` if ``state`` is ``done``. ``reason`` is a
+    short code if it is ``declined``; ``text`` stays empty.
+    """
+
+    nonce: str
+    state: Literal["taken", "done", "declined"]
+    reason: str = ""
+    text: str = ""
+    profile: bytes = b""
+
+
+def declined(nonce: str, reason: str) -> ProfileAnswer:
+    """Return an answer without a profile."""
+    return ProfileAnswer(nonce=nonce, state="declined", reason=reason)

@@ -1,14 +1,14 @@
-"""One broker session, for both sides: stable client id, persistent session, own reconnect with jitter, last will.
+"""Broker session of both sides: stable client id, persistent session, own reconnect with jitter, last will.
 
-Everything that happens arrives in order in :attr:`Session.inbox`; the network thread never runs user code. ::
+All events arrive in order in :attr:`Session.inbox`. The network thread never runs user code. ::
 
     session = Session(Address("localhost", 1883), "edgefl-phone-7", limits=Limits(), will=Will(topic, payload))
     session.start()
     session.subscribe(["a/b"], qos=1)
     match session.inbox.get():
-        case Up(resumed): ...
-        case Incoming(topic, payload): ...
-        case Down(reason): ...
+        case Connected(resumed): ...
+        case IncomingMessage(topic, payload): ...
+        case Disconnected(reason): ...
 """
 
 from __future__ import annotations
@@ -27,40 +27,53 @@ from edgefl.wire.mqtt import connection
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.broker_limits import announced_limit, find_limit, size_limit
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.events import Down, Event, Incoming, Refused, Up, Will, Woken
-from edgefl.wire.mqtt.inbox import Inbox
-from edgefl.wire.mqtt.packets import publish_bytes
-
-__all__ = ["Address", "Delivery", "Down", "Event", "Incoming", "Refused", "Session", "Up", "Will", "Woken"]
+from edgefl.wire.mqtt.events import (
+    Connected,
+    Disconnected,
+    Event,
+    EventSink,
+    Inbox,
+    IncomingMessage,
+    Refusal,
+    Wakeup,
+    Will,
+)
+from edgefl.wire.mqtt.topics import publish_bytes
 
 _SUBSCRIBE_BATCH = 8
 _ASK_AGAIN = 3
-"""Longest pauses of a reconnect until a subscription that was refused is asked for again: access lists are mended."""
+"""Longest reconnect pauses until a refused subscription is repeated, as access lists get corrected."""
 _PROPERTIES_BYTES = 16
 _MOMENT_S = 5.0
 _UNANSWERED = "unanswered"
 _ANSWER_S = 10.0
-"""For the broker's CONNACK: an old one may wait for more of what it cannot read."""
+"""Timeout of the broker's CONNACK. An old broker may wait for the rest of a packet that it cannot parse."""
 _SILENT_S = 3.0
 """Seconds until a broker without a CONNACK is reported."""
 _TOO_LARGE = 149
 """Reason code of MQTT 5."""
 _RIVAL_AFTER = 3
-"""Connections in a row that last a moment only: a link that breaks does not do that by itself so regularly."""
+"""Short connections in a row that indicate a rival. A broken link does not fail so regularly."""
 
 
 def inbox_of(limits: Limits) -> Inbox[Any]:
-    """An inbox whose waits leave the connection alive."""
+    """Return an inbox whose blocking keeps the connection alive."""
     patience_s = min(2.0, limits.keepalive_s / 8)
     return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
 
 
 class Session:
-    """A connection that mends itself. Thread-safe; ``start`` returns at once.
+    """Connection that reconnects by itself. Thread-safe; ``start`` returns at once.
 
-    ``will`` may be a function: each connection has its own then. ``clean``: the broker forgets us when we leave; for a
-    client id that does not come again. ``deliver`` takes each event on the network thread, or on that of :meth:`wake`, in
-    place of :attr:`inbox`; it must not wait for long.
+    Args:
+        address: Broker.
+        client_id: MQTT client id.
+        limits: Timeouts and sizes.
+        will: Last will, or a function that makes one for each connection.
+        clean: The broker drops the session when we leave; for a client id that is used once.
+        rng: Random source of the reconnect jitter.
+        events: Receives all events in place of :attr:`inbox`, on the network thread or that of :meth:`wake`. Its ``put``
+            must not block for long.
     """
 
     def __init__(
@@ -71,16 +84,16 @@ class Session:
         limits: Limits,
         will: Will | Callable[[], Will] | None = None,
         clean: bool = False,
-        jitter: Callable[[], float] = random.random,
-        deliver: Callable[[Event], None] | None = None,
+        rng: random.Random | None = None,
+        events: EventSink[Event] | None = None,
     ) -> None:
         self.inbox: Inbox[Event] = inbox_of(limits)
-        self._deliver = self.inbox.put if deliver is None else deliver
+        self._deliver = (self.inbox if events is None else events).put
         self.received_bytes = 0
         self.sent_bytes = 0
         self._address = address
         self._limits = limits
-        self._jitter = jitter
+        self._rng = random.Random() if rng is None else rng
         self._stopping = threading.Event()
         self._connected = threading.Event()
         self._lock = threading.Lock()
@@ -120,15 +133,15 @@ class Session:
         client.on_unsubscribe = self._on_unsubscribe
         return client
 
-    # -- life ------------------------------------------------------------------------------------------------
+    # -- connection loop ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, drain_s: float = 2.0) -> None:
-        """Say goodbye (so the will stays unsaid) after giving bytes that wait for the network ``drain_s`` seconds.
+        """Disconnect after giving pending bytes ``drain_s`` seconds. The broker does not publish the last will.
 
-        Whoever needs a message to arrive waits for its :class:`Delivery` first.
+        Wait for a :class:`Delivery` first if a message must arrive.
         """
         deadline = threading.Event()
         waited = 0.0
@@ -146,7 +159,7 @@ class Session:
 
     @property
     def version(self) -> str:
-        """Of MQTT, that the last connection spoke: 5 or 3.1.1."""
+        """Version of MQTT of the last connection: 5 or 3.1.1."""
         return self._version
 
     def _run(self) -> None:
@@ -164,24 +177,24 @@ class Session:
             found = found if is_brief else ""
             if is_brief and not found and "taken over" not in self._ended and self._largest[1]:
                 found = find_limit(self._address, self._version, self._id, *self._largest)
-            if found is None:  # the link breaks, whoever speaks
+            if found is None:  # the link breaks for every client
                 moments = 0
             rival = is_brief and found is not None
-            # Whoever fights for a name at full speed leaves neither side the time to work.
+            # Two clients that reconnect at full speed leave neither the time to work.
             attempt = 0 if was_up and not rival else attempt + 1
             pause = self._pause(attempt)
             limit = self._limit or found or ""
             if limit:
                 reason = f"the broker at {self._address} {limit}"
-            self._deliver(Down(reason, pause, rival and not limit, limit))
+            self._deliver(Disconnected(reason, pause, rival and not limit, limit))
             self._stopping.wait(pause)
 
     def _pause(self, attempt: int) -> float:
         ceiling = min(self._limits.reconnect_max_s, self._limits.reconnect_min_s * 2.0 ** min(attempt, 16))
-        return ceiling * (0.5 + 0.5 * self._jitter())
+        return ceiling * (0.5 + 0.5 * self._rng.random())
 
     def _connect_and_loop(self) -> str:
-        """One connection from start to end; returns why it ended."""
+        """Run one connection from start to end and return the reason for its end."""
         self._version = self._first
         reason = self._attempt()
         if self._stopping.is_set() or self._connected.is_set() or self._address.mqtt != "auto":
@@ -230,7 +243,7 @@ class Session:
                 if waited > _SILENT_S and not reported and self._version == self._first:
                     reported = True
                     reason = connection.unanswered(address, silent=True)
-                    self._deliver(Down(reason, _ANSWER_S - waited, waiting=True))
+                    self._deliver(Disconnected(reason, _ANSWER_S - waited, waiting=True))
         if self._stopping.is_set():
             self._client.say_goodbye()
         if self._refusal:
@@ -266,9 +279,9 @@ class Session:
             self._leaving.clear()
             self._denied.clear()
             # Even in a resumed session: the process may be new and know nothing of what is retained, or the
-            # connection may have broken before these were asked for. Subscribing twice changes nothing else.
+            # connection may have broken before it sent these. Subscribing twice changes nothing else.
             self._enqueue(list(self._standing.items()))
-        self._deliver(Up(resumed))
+        self._deliver(Connected(resumed))
 
     def _on_disconnect(
         self, _client: object, _data: object, flags: object, code: object, properties: object
@@ -282,10 +295,13 @@ class Session:
             topic = message.topic if message is not None else "?"
             size = len(message.payload) if message is not None else 0
             limit = size_limit(size) if getattr(code, "value", 0) == _TOO_LARGE else ""
-            self._deliver(Refused("publish", topic, connection.reason_of(code, properties), limit))
+            self._deliver(Refusal("publish", topic, connection.reason_of(code, properties), limit))
 
     def _drop_too_large(self) -> None:
-        """A broker ends the connection at a packet that is too large for it, and would again after each reconnect."""
+        """Drop queued packets that are too large for the broker.
+
+        It would end the connection at each of them, after each reconnect.
+        """
         for mid, message in list(self._client._out_messages.items()):
             if not self._fits(message.topic, bytes(message.payload)):
                 self._client._out_messages.pop(mid, None)
@@ -295,13 +311,13 @@ class Session:
         size = publish_bytes(topic, len(payload), 1) + _PROPERTIES_BYTES
         if not self._most_bytes or size <= self._most_bytes:
             return True
-        self._deliver(Refused("publish", topic, "Packet too large", size_limit(size, self._most_bytes)))
+        self._deliver(Refusal("publish", topic, "Packet too large", size_limit(size, self._most_bytes)))
         return False
 
     def _on_message(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         payload = bytes(message.payload)
         self.received_bytes += len(payload)
-        self._deliver(Incoming(message.topic, payload, bool(message.retain)))
+        self._deliver(IncomingMessage(message.topic, payload, bool(message.retain)))
 
     def _on_subscribe(
         self, _client: object, _data: object, _mid: int, codes: Sequence[object], properties: object
@@ -317,7 +333,7 @@ class Session:
             self._ask_again_at = time.monotonic() + _ASK_AGAIN * self._limits.reconnect_max_s
             self._pump()
         for topic, _, reason in refused:
-            self._deliver(Refused("subscribe", topic, reason))
+            self._deliver(Refusal("subscribe", topic, reason))
 
     def _on_unsubscribe(
         self, _client: object, _data: object, mid: int, codes: Sequence[object], properties: object
@@ -326,7 +342,7 @@ class Session:
             topics = self._leaving.pop(mid, [])
         for topic, code in zip(topics, codes, strict=False):
             if getattr(code, "is_failure", False):
-                self._deliver(Refused("unsubscribe", topic, connection.reason_of(code, properties)))
+                self._deliver(Refusal("unsubscribe", topic, connection.reason_of(code, properties)))
 
     def _ask_again(self) -> None:
         if not self._denied or time.monotonic() < self._ask_again_at:
@@ -335,12 +351,15 @@ class Session:
             again, self._denied = list(self._denied.items()), {}
             self._enqueue([(topic, qos) for topic, qos in again if topic in self._standing])
 
-    # -- use -------------------------------------------------------------------------------------------------
+    # -- public methods -------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], qos: int = 1, *, standing: bool = True) -> None:
-        """Subscribe in small batches, the next when the broker has answered the last.
+        """Subscribe in small batches, the next one after the broker's answer to the last.
 
-        ``standing`` subscriptions are asked for again after each connection, which also brings what is retained.
+        Args:
+            topics: Topic filters.
+            qos: 0 or 1, with :data:`edgefl.wire.mqtt.connection.AS_PUBLISHED` where needed.
+            standing: Repeat the subscription after each reconnect, which also returns retained messages.
         """
         entries = [(topic, qos) for topic in topics]
         with self._lock:
@@ -361,20 +380,28 @@ class Session:
 
     @property
     def settled(self) -> bool:
-        """Whether the broker has answered for every subscription, so that what is sent now arrives."""
+        """True if the broker has answered all subscriptions, so that messages sent from now on arrive."""
         with self._lock:
             return self.connected and not self._waiting and not self._asked
 
     def wake(self) -> None:
-        """An event of our own, for whoever waits for the next one. Any thread may, and a signal's handler."""
-        self._deliver(Woken())
+        """Add a :class:`Wakeup` event. Safe from any thread and from signal handlers."""
+        self._deliver(Wakeup())
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False, expires_s: float = 0.0
     ) -> Delivery:
-        """Queue a message; QoS 1 survives reconnects of this process.
+        """Queue a message. With QoS 1 it survives reconnects of this process.
 
-        ``expires_s``: after so many seconds it is of no use to whoever is away, and a broker of MQTT 5 drops it (0: never).
+        Args:
+            topic: Topic.
+            payload: Bytes.
+            qos: 0 or 1.
+            retain: The broker stores the message for later subscribers.
+            expires_s: Seconds after which a broker of MQTT 5 drops the message for absent clients. 0: never.
+
+        Returns:
+            A handle that reports the acknowledgement.
         """
         if not self._fits(topic, payload):
             return Delivery(None)

@@ -1,4 +1,4 @@
-"""Topic names. ``edgefl/v1/<federation>/...``; the table is in docs/protocol.md."""
+"""Topic names ``edgefl/v1/<federation>/...`` (table in docs/protocol.md), and the size of a PUBLISH packet."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.wire.blobs import SHA256
-from edgefl.wire.errors import ConfigError, ProtocolError
 
 ROOT = "edgefl/v1"
 ALL_ROUNDS = f"{ROOT}/+/rounds/current"
 ALL_STATUSES = f"{ROOT}/+/devices/+/status"
-"""What every federation on a broker announces, and whether its devices are there (:mod:`edgefl.wire.mqtt.neighbours`)."""
+"""Filters for the announcements and device states of all federations (:mod:`edgefl.wire.mqtt.neighbours`)."""
 NO_SHARD = -1
-"""Where updates have no shard."""
+"""Shard of updates that have none."""
 _NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
 _NONCE = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def checked_name(kind: str, name: str) -> str:
-    """``name`` if it may be part of a topic, else ConfigError. Wildcards and slashes must never get in."""
+    """Return ``name`` if it may be part of a topic.
+
+    Raises:
+        ConfigError: The name contains other characters. Wildcards and slashes would match foreign topics.
+    """
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{kind} {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', starting with a letter or digit",
@@ -74,7 +78,7 @@ class DeviceTopics:
         return self._of("profiles")
 
     def update(self, round_number: int, index: int, shard: int = NO_SHARD) -> str:
-        """Of a chunk; the task says whether there is a shard."""
+        """Return the topic of an update's chunk. The task names the shard."""
         below = "updates" if shard == NO_SHARD else f"shards/{shard}"
         return self._of(f"{below}/{round_number}/{index}")
 
@@ -103,19 +107,24 @@ class Topics:
         return DeviceTopics(self.root, checked_name("device", device))
 
     def profile(self, nonce: str) -> ProfileTopics:
-        """Where the blobs of a request for profiles lie: apart from those of rounds, which another process looks after."""
+        """Return the topics of a profile request.
+
+        Its blobs are separate from those of rounds, which another process manages.
+        """
         return ProfileTopics(self.federation, nonce)
 
     @property
     def profile_filters(self) -> tuple[str, ...]:
-        """What whoever asks for profiles subscribes to."""
+        """Filters of a process that requests profiles."""
         below = f"{self.root}/devices/+"
         return f"{below}/status", f"{below}/hello", f"{below}/profiles", f"{self.root}/profiles/+/offer"
 
     @property
     def server_filters(self) -> tuple[str, ...]:
-        """What the server subscribes to: whether its announcement still stands, before all that devices have retained, and
-        what its devices say."""
+        """Filters of the server.
+
+        Its own announcement is first, so that it arrives before the retained messages of devices.
+        """
         below = f"{self.root}/devices/+"
         return (
             self.current_round,
@@ -127,7 +136,7 @@ class Topics:
         )
 
     def shard_filters(self, shards: Iterable[int]) -> tuple[str, ...]:
-        """What a worker subscribes to that takes the updates of these shards."""
+        """Return the filters of a worker for the updates of these shards."""
         return tuple(f"{self.root}/devices/+/shards/{shard}/+/+" for shard in shards)
 
     @property
@@ -137,11 +146,15 @@ class Topics:
 
     @property
     def all_shards(self) -> str:
-        """The updates of all shards: what was computed for a server with workers also reaches one without."""
+        """Filter for the updates of all shards: updates for a server with workers must also reach one without."""
         return f"{self.root}/devices/+/shards/+/+/+"
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
-        """(device, leaf, numbers) of a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0))."""
+        """Parse a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0)).
+
+        Raises:
+            ProtocolError: The topic is another one.
+        """
         prefix = f"{self.root}/devices/"
         parts = topic.removeprefix(prefix).split("/")
         if not topic.startswith(prefix) or len(parts) < 2 or not _NAME.fullmatch(parts[0]):
@@ -151,7 +164,7 @@ class Topics:
         return parts[0], parts[1], tuple(int(part) for part in parts[2:])
 
     def parse_blob(self, topic: str) -> tuple[str, int]:
-        """(sha256, index) of a blob chunk topic."""
+        """Return (sha256, index) of the topic of a blob's chunk. Raises ProtocolError for another topic."""
         prefix = f"{self.root}/blobs/"
         sha256, _, index = topic.removeprefix(prefix).partition("/")
         if not topic.startswith(prefix) or not SHA256.fullmatch(sha256) or not _NUMBER.fullmatch(index):
@@ -159,7 +172,7 @@ class Topics:
         return sha256, int(index)
 
     def parse_offer(self, topic: str) -> str:
-        """The nonce of the request for profiles whose offer is on ``topic``."""
+        """Return the nonce of the profile request whose offer is on ``topic``. Raises ProtocolError for another topic."""
         nonce = topic.removeprefix(f"{self.root}/profiles/").removesuffix("/offer")
         if not _NONCE.fullmatch(nonce) or topic != self.profile(nonce).offer:
             raise ProtocolError(f"topic {topic[:200]!r} is not an offer of {self.root}", topic=topic)
@@ -168,7 +181,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class ProfileTopics(Topics):
-    """The topics of one request for profiles, whose ``nonce`` is lower-case hexadecimal digits."""
+    """Topics of one profile request. ``nonce`` is lower-case hexadecimal digits."""
 
     nonce: str
 
@@ -182,3 +195,35 @@ class ProfileTopics(Topics):
 
     def blob_chunk(self, sha256: str, index: int) -> str:
         return f"{self.below}/blobs/{sha256}/{index}"
+
+
+_VARINT = 128
+
+
+@dataclass(frozen=True)
+class PublishTraffic:
+    """Bytes of PUBLISH packets: payloads alone, and with MQTT's headers. TCP, TLS and acknowledgements are not included."""
+
+    payload: int = 0
+    wire: int = 0
+
+    def __add__(self, other: PublishTraffic) -> PublishTraffic:
+        return PublishTraffic(self.payload + other.payload, self.wire + other.wire)
+
+    @classmethod
+    def of(cls, topic: str, payload: int, qos: int) -> PublishTraffic:
+        """Return the traffic of one message of ``payload`` bytes on ``topic``."""
+        return cls(payload, publish_bytes(topic, payload, qos))
+
+
+def publish_bytes(topic: str, payload: int, qos: int) -> int:
+    """Return the size of a PUBLISH packet (MQTT 3.1.1, 3.3).
+
+    It has type and flags, the remaining length in 7 bits a byte, the topic behind its length in 2 bytes, a packet identifier
+    above QoS 0, and the payload.
+    """
+    rest = 2 + len(topic.encode()) + (2 if qos else 0) + payload
+    digits = 1
+    while rest >= _VARINT**digits:
+        digits += 1
+    return 1 + digits + rest

@@ -1,1 +1,1 @@
-"""The form of an update on the wire, its plain reader, and its size before it is there."""
+"""Updates on the wire: their form, their size, and a plain reader."""

@@ -1,7 +1,7 @@
-"""The plain reader of an update's bytes, in numpy: what :mod:`edgefl.wire.update.form` says, one tensor after the other.
+"""Reference reader of an update's bytes in numpy: :mod:`edgefl.wire.update.form`, one tensor after the other.
 
-The server adds updates up without decoding them; this file says what the sum must be, and is what to read (with
-``conformance/edgefl_conformance/data/updates``) before writing an app that sends updates. It imports no torch. ::
+The server adds updates without decoding them; this module defines the correct sum. Read it (with
+``conformance/edgefl_conformance/data/updates``) before you write an app that sends updates. It imports no torch. ::
 
     codes = np.array([0, 1, 2, 3, 4, 5, 6], np.uint8)
     pack_codes(codes, 3).tobytes().hex()    # "88c61a": the seven codes are the octal digits of 0o6543210, lowest first
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.bits import packed_bytes, unpack
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.regions import Region, local_shape, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
@@ -29,10 +29,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def pack_codes(codes: Array, bits: int) -> Bytes:
-    """``codes`` (integers below 2**bits, any shape, read in C order), uint8 [ceil(bits * entries / 8)].
+    """Return packed codes, uint8 [ceil(bits * entries / 8)].
 
-    Entry j has bits j * bits .. (j + 1) * bits - 1, counted from the lowest bit of the first byte; a code's own lowest
-    bit comes first, the bits beyond the last entry are 0. ValueError unless 1 <= bits <= 8 and every code fits.
+    Entry j has bits j * bits .. (j + 1) * bits - 1, counted from the lowest bit of the first byte. A code's own lowest bit
+    comes first, and the bits beyond the last entry are 0.
+
+    Args:
+        codes: Integers below 2**bits, any shape, read in C order.
+        bits: 1 to 8.
+
+    Raises:
+        ValueError: ``bits`` is out of range, or a code does not fit.
     """
     _check_bits(bits)
     if codes.size and not 0 <= codes.min() <= codes.max() < 1 << bits:
@@ -44,9 +51,10 @@ def pack_codes(codes: Array, bits: int) -> Bytes:
 
 
 def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
-    """The ``count`` codes of :func:`pack_codes`, uint8 [count]; bits beyond the last are not looked at.
+    """Return the ``count`` codes of :func:`pack_codes`, uint8 [count]. Ignores bits beyond the last.
 
-    ProtocolError unless ``packed`` is uint8 of exactly ceil(bits * count / 8).
+    Raises:
+        ProtocolError: ``packed`` is not uint8 of exactly ceil(bits * count / 8).
     """
     _check_bits(bits)
     _check_array(f"{count} codes of {bits} bits", packed, "uint8", packed_bytes(count, bits))
@@ -55,18 +63,20 @@ def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
 
 
 def widen(halves: Array) -> Reals:
-    """float16, or uint16 with the bits of bfloat16 (the upper half of a float32's), as float32; exact."""
+    """Return float16, or uint16 with the bits of bfloat16 (the upper half of a float32's), as float32. Exact."""
     if halves.dtype == np.uint16:
         return (halves.astype(np.uint32) << 16).view(np.float32)
     return halves.astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class Coded:
+class CodedTensor:
     """One update tensor as it travels.
 
-    ``data`` is its part of ``codes``, ``values`` or ``halves``; ``scales`` those of its whole section, by group, empty
-    where none travel; ``kept`` its part of the mask, bool [entries], for sparse sections only.
+    Attributes:
+        data: Its part of ``codes``, ``values`` or ``halves``.
+        scales: Scales of its whole section, by group. Empty if none travel.
+        kept: Its part of the mask, bool [entries], for sparse sections only.
     """
 
     name: str
@@ -78,11 +88,18 @@ class Coded:
 
 def split(
     form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
-) -> Iterator[Coded]:
-    """The tensors of an update that has sections, in the order they travel. ``shapes`` are those of the global tensors.
+) -> Iterator[CodedTensor]:
+    """Return an iterator over the tensors of an update with sections, in their order on the wire.
 
-    ProtocolError, before the first is given, unless names, dtypes and lengths are exactly those of ``form``, and the
-    mask has as many entries kept of each tensor as the form says.
+    Args:
+        form: Form of the update.
+        arrays: Arrays of the update by name.
+        regions: Region of each tensor.
+        shapes: Shapes of the global tensors.
+
+    Raises:
+        ProtocolError: Names, dtypes or lengths differ from ``form``, or the mask keeps another number of entries. Raised
+            before the first tensor.
     """
     sizes = {name: math.prod(local_shape(name, region, shapes)) for name, region in regions.items()}
     _check_names("tensors of the form", [n for section in form.sections for n in section.names], regions)
@@ -91,15 +108,23 @@ def split(
     for name, (dtype, length) in layout.items():
         _check_array(f"array {name!r}", arrays[name], dtype, length)
     masks = _kept(form, arrays, sizes)
-    return _split(form, _Queue(arrays), sizes, masks)
+    return _split(form, _ArrayQueue(arrays), sizes, masks)
 
 
 def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> Arrays:
-    """What an update means: float32 by update tensor name, in local shapes; changes if ``form.change``, else weights.
+    """Return the values of an update: float32 by tensor name, in local shapes.
 
-    A code's value is float32(scale) * float32(level), a float32 product; an entry that a sparse section did not keep is
-    0. The arrays of a dense update are given back as they are. ProtocolError as in :func:`split`, and for dense updates
-    unless names and shapes are those of ``regions`` and the dtypes are floating.
+    They are changes if ``form.change``, else weights. A code's value is the float32 product float32(scale) * float32(level).
+    An entry that a sparse section dropped is 0. The arrays of a dense update are returned unchanged.
+
+    Args:
+        form: Form of the update.
+        arrays: Arrays of the update by name.
+        regions: Region of each tensor.
+        shapes: Shapes of the global tensors.
+
+    Raises:
+        ProtocolError: As :func:`split`; for dense updates also if names, shapes or dtypes differ from ``regions``.
     """
     if not form.sections:
         _check_dense(arrays, regions, shapes)
@@ -112,8 +137,8 @@ def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region
     }
 
 
-def read(coded: Coded, region: Region, shapes: Shapes) -> Reals:
-    """The entries of one tensor, float32, flat, in local order."""
+def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
+    """Return the entries of one tensor, float32, flat, in local order."""
     match coded.section.encoding:
         case Codes() as codes:
             return _read_codes(coded, codes, region, shapes)
@@ -126,10 +151,10 @@ def read(coded: Coded, region: Region, shapes: Shapes) -> Reals:
             return entries
 
 
-def scaled(coded: Coded, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
-    """(global tensor, entries, scale) of the parts of a tensor of codes, in local order.
+def scaled(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
+    """Yield (global tensor, number of entries, scale) for the parts of a tensor of codes, in local order.
 
-    Entries of several global tensors may travel as one update tensor: each part has the scale of its own group.
+    Entries of several global tensors may travel as one update tensor. Each part has the scale of its own group.
     """
     encoding, groups = coded.section.encoding, coded.section.groups
     known = encoding.scale if isinstance(encoding, Codes) else None
@@ -143,7 +168,7 @@ def scaled(coded: Coded, region: Region, shapes: Shapes) -> Iterator[tuple[str, 
         yield part, count, coded.scales[groups[part]] if known is None else np.float32(known)
 
 
-def _read_codes(coded: Coded, codes: Codes, region: Region, shapes: Shapes) -> Reals:
+def _read_codes(coded: CodedTensor, codes: Codes, region: Region, shapes: Shapes) -> Reals:
     parts = list(scaled(coded, region, shapes))
     unpacked = unpack_codes(coded.data, codes.bits, sum(count for _, count, _ in parts))
     levels = np.asarray(codes.levels, np.float32)
@@ -155,8 +180,8 @@ def _read_codes(coded: Coded, codes: Codes, region: Region, shapes: Shapes) -> R
     return entries
 
 
-class _Queue:
-    """The arrays of an update, taken from the front."""
+class _ArrayQueue:
+    """Arrays of an update, consumed from the front."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._left = dict(arrays)
@@ -169,8 +194,8 @@ class _Queue:
 
 
 def _split(
-    form: Form, queue: _Queue, sizes: Mapping[str, int], kept: Mapping[str, npt.NDArray[np.bool_]]
-) -> Iterator[Coded]:
+    form: Form, queue: _ArrayQueue, sizes: Mapping[str, int], kept: Mapping[str, npt.NDArray[np.bool_]]
+) -> Iterator[CodedTensor]:
     for section in form.sections:
         scales = queue.take("scales", section.scales)
         for name in section.names:
@@ -184,13 +209,13 @@ def _split(
                     data = queue.take("halves", sizes[name])
                 case Sparse() as sparse:
                     data = queue.take("values", sparse.kept(sizes[name]))
-            yield Coded(name, section, data, scales, kept.get(name))
+            yield CodedTensor(name, section, data, scales, kept.get(name))
 
 
 def _kept(
     form: Form, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Which entries of each tensor of the sparse sections are kept. The mask's tensors follow each other bit by bit."""
+    """Return the kept entries of each tensor of the sparse sections. The mask's tensors follow each other bit by bit."""
     counts = [sizes[name] for name in form.masked]
     if not sum(counts):
         return {name: np.zeros(0, np.bool_) for name in form.masked}

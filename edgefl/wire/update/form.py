@@ -1,21 +1,25 @@
-"""The form of an update on the wire: which of its tensors are coded how, and where each one's bytes lie.
+"""Form of an update on the wire: the encoding of each tensor, the position of its bytes, and the size of the update.
 
 An update of :data:`DENSE` holds its tensors as they are, by name. Any other update holds at most five arrays, each the
-concatenation of what the sections need, in the order of the sections and of the names within (``docs/protocol.md``)::
+concatenation of its sections' parts, in the order of the sections and of the names within (``docs/protocol.md``)::
 
-    codes    uint8    per tensor ceil(bits * entries / 8) bytes: entry j has bits j*bits .. (j+1)*bits-1, from the lowest
+    codes    uint8    per tensor ceil(bits * entries / 8) bytes: entry j has bits j*bits .. (j+1)*bits-1, lowest first
     scales   float32  one per group of each section of codes whose scale travels
     values   float32  entries as they are, and those that a sparse section kept, in order
     halves   float16, or uint16 with the bits of bfloat16
     mask     uint8    packed bits, one per entry of the sparse sections: 1 is kept
 
-This file imports no torch: the server and its tools read it.
+The size needs the form and the shapes only. This module imports no torch, because the server and its tools read it. ::
+
+    size = update_size(form, {"head.weight": (10, 64), "norm.running_mean": (64,)}, {"norm.running_mean"})
+    size.nbytes, size.float32_bytes     # 264, 2976: one bit, six for statistics, and 128 bytes of header
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -24,13 +28,13 @@ from edgefl.wire.bits import packed_bytes
 _Region = TypeVar("_Region")
 
 VERSION = 1
-"""Of the layout above. A codec whose bytes change gets a new one."""
+"""Version of the layout above. A codec whose bytes change gets a new one."""
 
 VALUE_LIMIT = 2.0**20
 """Largest magnitude of a weight in an update: no trained network comes near it, and sums of int64 stay exact."""
 
 CHANGE_LIMIT = 2.0**12
-"""Largest magnitude of a change. Sums have as many more bits for the small ones, which changes are made of."""
+"""Largest magnitude of a change. Sums have more bits for small values, because changes are small."""
 
 SIGNS = (-1.0, 1.0)
 """Levels of one bit."""
@@ -38,10 +42,10 @@ SIGNS = (-1.0, 1.0)
 
 @dataclass(frozen=True)
 class Codes:
-    """``bits`` per entry; code c stands for ``scale * levels[c]``, a product of float32.
+    """``bits`` per entry. Code c means ``scale * levels[c]``, a product of float32.
 
-    ``levels`` has 2**bits numbers; a reader takes any code as it is, also one that no writer sends. ``scale``: the one
-    that both sides know; None where one per group travels.
+    ``levels`` has 2**bits numbers. A reader accepts every code, also one that no writer sends. ``scale``: constant that both
+    sides know; None if one per group travels.
     """
 
     bits: int
@@ -72,9 +76,11 @@ Encoding = Codes | Values | Sparse
 
 @dataclass(frozen=True)
 class Section:
-    """Update tensors that are coded alike. ``names`` are those of a placement's regions, ascending.
+    """Update tensors with the same encoding.
 
-    ``groups`` gives each *global* tensor the number of its scale within the section, for codes whose scale travels.
+    Attributes:
+        names: Names of the placement's regions, ascending.
+        groups: Index of each *global* tensor's scale within the section, for codes whose scale travels.
     """
 
     names: tuple[str, ...]
@@ -83,17 +89,17 @@ class Section:
 
     @property
     def scales(self) -> int:
-        """How many scales travel for it."""
+        """Number of scales that travel for the section."""
         own = isinstance(self.encoding, Codes) and self.encoding.scale is None
         return len(set(self.groups.values())) if own else 0
 
 
 @dataclass(frozen=True)
 class Form:
-    """What an update's bytes mean. ``codec`` and ``version`` travel with bundle and update, and must agree.
+    """Meaning of an update's bytes. ``codec`` and ``version`` travel with bundle and update, and must agree.
 
-    Without sections an update is dense. ``change``: entries are differences to the weights that the round began with,
-    otherwise they are weights.
+    Without sections an update is dense. ``change``: entries are differences to the initial weights of the round, otherwise
+    weights.
     """
 
     codec: str = "dense"
@@ -102,7 +108,10 @@ class Form:
     change: bool = False
 
     def arrays(self, entries: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """(dtype, length) of each array of an update whose tensors have this many ``entries``; none if it is dense."""
+        """Return (dtype, length) of each array of an update whose tensors have this many ``entries``.
+
+        Empty if it is dense.
+        """
         lengths = {"codes": 0, "scales": 0, "values": 0, "halves": 0}
         masked, half = 0, "float16"
         for section in self.sections:
@@ -125,19 +134,22 @@ class Form:
 
     @property
     def limit(self) -> float:
-        """Largest magnitude that an entry of an update may have."""
+        """Largest magnitude of an entry of an update."""
         return CHANGE_LIMIT if self.change else VALUE_LIMIT
 
     @property
     def silent(self) -> bool:
-        """Whether an update cannot show that training diverged: all it holds is codes whose scale is known beforehand."""
+        """True if an update cannot show that training diverged: it holds only codes whose scale is known in advance."""
         return bool(self.sections) and all(
             isinstance(section.encoding, Codes) and section.encoding.scale is not None
             for section in self.sections
         )
 
     def held(self, regions: Mapping[str, _Region]) -> dict[str, _Region]:
-        """Those of ``regions`` that an update of this form has entries for: what is not trained has no changes to send."""
+        """Return the ``regions`` that an update of this form has entries for.
+
+        Tensors that are not trained have no changes to send.
+        """
         names = {name for section in self.sections for name in section.names}
         return {name: region for name, region in regions.items() if name in names or not names}
 
@@ -150,3 +162,113 @@ class Form:
 
 
 DENSE = Form()
+
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+
+_SAFETENSORS = {"float32": ("F32", 4), "float16": ("F16", 2), "uint16": ("U16", 2), "uint8": ("U8", 1)}
+"""Name of each dtype in a safetensors header, and bytes of an entry."""
+
+_LENGTH = 8
+"""Bytes of the header's length, and the multiple to which its text is padded."""
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """Size of one section of an update. ``bits`` per entry excludes the ``scales``; ``nbytes`` includes them."""
+
+    tensors: int
+    entries: int
+    bits: float
+    scales: int
+    nbytes: int
+    statistics: bool
+
+
+@dataclass(frozen=True)
+class UpdateSize:
+    """Size of an update: ``nbytes`` with names and shapes, and ``float32_bytes`` of the same tensors without encoding.
+
+    Masks count as packed bits; one that is smaller as gaps takes less.
+    """
+
+    parts: tuple[PartSize, ...]
+    nbytes: int
+    float32_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Factor by which the update is smaller than float32."""
+        return self.float32_bytes / self.nbytes
+
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of moving statistics, which are not trained (fedbat.md, 2.7), without headers."""
+        return sum(part.nbytes for part in self.parts if part.statistics)
+
+
+def update_size(form: Form, shapes: Shapes, statistics: Collection[str] = ()) -> UpdateSize:
+    """Return the exact size of an update. Allocates nothing.
+
+    Args:
+        form: Form of the update.
+        shapes: Shape of each update tensor.
+        statistics: Names of the tensors that are not trained.
+    """
+    entries = {name: math.prod(shape) for name, shape in shapes.items()}
+    sections = form.sections or _as_they_are(shapes, statistics)
+    parts = tuple(_part(section, entries, statistics) for section in sections)
+    dense = float32_bytes(shapes)
+    arrays = {name: (dtype, (length,)) for name, (dtype, length) in form.arrays(entries).items()}
+    return UpdateSize(parts, blob_bytes(arrays) if form.sections else dense, dense)
+
+
+def float32_bytes(shapes: Shapes) -> int:
+    """Return the bytes of float32 tensors of these shapes as a blob."""
+    return blob_bytes({name: ("float32", shape) for name, shape in shapes.items()})
+
+
+def blob_bytes(arrays: Mapping[str, tuple[str, Shape]]) -> int:
+    """Return the length of ``edgefl.wire.tensors.dump`` of arrays with these dtypes and shapes, masks packed."""
+    header: dict[str, object] = {}
+    start = 0
+    for name, (dtype, shape) in sorted(
+        arrays.items(), key=lambda item: (-_SAFETENSORS[item[1][0]][1], item[0])
+    ):
+        code, width = _SAFETENSORS[dtype]
+        end = start + width * math.prod(shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+        start = end
+    text = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return _LENGTH + math.ceil(text / _LENGTH) * _LENGTH + start
+
+
+def _as_they_are(shapes: Shapes, statistics: Collection[str]) -> tuple[Section, ...]:
+    """Return sections equivalent to a dense update, so that its size has the same parts."""
+    trained = tuple(sorted(name for name in shapes if name not in statistics))
+    others = tuple(sorted(name for name in shapes if name in statistics))
+    return tuple(Section(names, Values()) for names in (trained, others) if names)
+
+
+def _part(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> PartSize:
+    alone = Form(sections=(section,)).arrays(entries)
+    return PartSize(
+        tensors=len(section.names),
+        entries=sum(entries[name] for name in section.names),
+        bits=bits_per_entry(section.encoding),
+        scales=section.scales,
+        nbytes=sum(_SAFETENSORS[dtype][1] * length for dtype, length in alone.values()),
+        statistics=all(name in statistics for name in section.names),
+    )
+
+
+def bits_per_entry(encoding: Encoding) -> float:
+    """Return the mean bits sent for an entry, without scales, padding to whole bytes and names."""
+    match encoding:
+        case Codes(bits=bits):
+            return float(bits)
+        case Values(dtype=dtype):
+            return 8.0 * _SAFETENSORS["uint16" if dtype == "bfloat16" else dtype][1]
+        case Sparse(share=share):
+            return 32.0 * share + 1.0

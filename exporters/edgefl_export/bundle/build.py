@@ -10,6 +10,7 @@ import msgspec
 
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import TensorSpec, prefixed, role_of
+from edgefl.errors import ExportError
 from edgefl.system.collecting import collecting_later
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
@@ -25,10 +26,9 @@ from edgefl.wire.bundle.manifest import (
     PhaseSpec,
     Port,
 )
-from edgefl.wire.bundle.readers import Sound, Text
+from edgefl.wire.bundle.readers import SoundReader, TextReader
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.bundle.variants import folded
-from edgefl.wire.errors import ExportError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import VERSION
 from edgefl_export.artifact import Artifact
@@ -125,12 +125,12 @@ def build_bundle(
     chunks = [(f"forward.{number}", chunk) for number, chunk in enumerate(prefix, 1)]
     graphs = [add(name, chunk.forward) for name, chunk in chunks]
     graphs += [add(name, function) for name, function in _named(algorithm).items()]
-    if (made := features_of(data)) and isinstance(data.reader, Sound):
+    if (made := features_of(data)) and isinstance(data.reader, SoundReader):
         graphs.append(add(made.name, made))
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, features=made.name))
     sources, listing = packed_sources(nodes, chunk_bytes)
     blobs[sources.sha256] = listing
-    if tokenizer and isinstance(data.reader, Text):
+    if tokenizer and isinstance(data.reader, TextReader):
         ref = describe(tokenizer, chunk_bytes)
         blobs[ref.sha256] = tokenizer
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=ref))

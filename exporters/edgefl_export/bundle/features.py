@@ -6,10 +6,10 @@ import torch
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ExportError
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Sound
-from edgefl.wire.errors import ExportError
+from edgefl.wire.bundle.readers import SoundReader
 
 FEATURES = "features"
 
@@ -20,7 +20,7 @@ def features_of(data: DataSpec) -> Function | None:
     ExportError where the features have another shape than samples of ``data``.
     """
     reader = data.reader
-    if not isinstance(reader, Sound) or not reader.mels:
+    if not isinstance(reader, SoundReader) or not reader.mels:
         return None
     layer = LogMel.of(reader)
 

@@ -19,11 +19,11 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from edgefl.contract.algorithm import Function
+from edgefl.errors import BundleError, ConfigError, ExportError
 from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, FormatName, Outputs
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.bundle.variants import strays
-from edgefl.wire.errors import BundleError, ConfigError, ExportError
 from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
 from edgefl_export.capture.trace import Captured, Joint
 from edgefl_export.memory.budget import within_onnx

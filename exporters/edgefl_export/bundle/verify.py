@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.errors import BundleError, ExportError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.errors import BundleError, ExportError
 from edgefl_export.bundle.build import Prefix, batch_size, ports, trained_entries
 from edgefl_export.bundle.features import features_of
 from edgefl_export.bundle.formats import Format, format_of

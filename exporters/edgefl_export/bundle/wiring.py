@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from edgefl.errors import ExportError
 from edgefl.wire.bundle.manifest import SAMPLE, DataSpec, Graph, Input, Manifest, Port
-from edgefl.wire.errors import ExportError
 
 _GIVEN = ("hyper", "data", "noise")
 _SAMPLES = ("x", "y")

@@ -11,9 +11,9 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import Function
+from edgefl.errors import ExportError
 from edgefl.models.spec import CONSTANT
 from edgefl.models.user_code import cause_of, innermost
-from edgefl.wire.errors import ExportError
 from edgefl_export.capture.instead import DECOMPOSITION, FORMLESS, name_of
 from edgefl_export.capture.locate import is_compiler, locate, refusal
 from edgefl_export.capture.nodes import schema_arguments

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import Function
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate_call, refusal
 from edgefl_export.capture.nodes import fake_value, results

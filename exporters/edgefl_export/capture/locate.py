@@ -16,10 +16,10 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.algorithm import Function
+from edgefl.errors import ExportError
 from edgefl.models.graph.plain import module_of
 from edgefl.models.user_code import is_user_code, node_at, source_of
 from edgefl.system.distribution import folders
-from edgefl.wire.errors import ExportError
 from edgefl_export.decompositions import core_table
 
 _ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])

@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.errors import EdgeflError, ExportError
 from edgefl.submodels.channels.trace import plain_attention
-from edgefl.wire.errors import EdgeflError, ExportError
 from edgefl_export.capture.checks import (
     check_constants,
     check_ops,

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch.export import ExportedProgram
 
+from edgefl.errors import ConfigError, ExportError
 from edgefl.system.distribution import install
-from edgefl.wire.errors import ConfigError, ExportError
 from edgefl.wire.tensors import Array
 from edgefl_export.capture.patches import Patch, patched
 from edgefl_export.deploy.onnx_file import Rows, quiet

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ExportError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.given import called
-from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.executorch_file import ExecuTorchFile, ExecuTorchProgram
 from edgefl_export.deploy.onnx_file import OnnxFile, OnnxSession, Rows

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from edgefl.errors import ExportError
 from edgefl.system.memory import status_bytes
 from edgefl.system.python import child_path, module_command
-from edgefl.wire.errors import ExportError
 
 if TYPE_CHECKING:
     from edgefl_export.deploy.target import DeployTarget

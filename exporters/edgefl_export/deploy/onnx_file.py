@@ -19,8 +19,8 @@ import onnxruntime
 import torch
 from onnx_ir.passes import common as passes
 
+from edgefl.errors import ExportError
 from edgefl.system.distribution import version
-from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.program import OUTPUT, InferenceProgram
 from edgefl_export.deploy.target import OPSET, DeployTarget

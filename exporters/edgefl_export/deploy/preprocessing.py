@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Image, Series, Sound, Table
+from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, TableReader
 
 
 class Preprocessing(Protocol):
@@ -50,7 +50,7 @@ class Pixels(nn.Module):
         super().__init__()
         channels, self.height, self.width = data.shape
         self.scale, self.shift, self.resize = data.scale, data.shift, resize
-        self.white = data.reader.white if isinstance(data.reader, Image) else 255
+        self.white = data.reader.white if isinstance(data.reader, ImageReader) else 255
         side = (2 * self.height + 1, 2 * self.width + 3) if resize else (self.height, self.width)
         self.example = torch.zeros((*side, channels), dtype=torch.uint8)
         self.dynamic: tuple[int, ...] = (0, 1) if resize else ()
@@ -81,7 +81,7 @@ class Waves(nn.Module):
     dynamic: tuple[int, ...] = ()
     invertible = False
 
-    def __init__(self, reader: Sound) -> None:
+    def __init__(self, reader: SoundReader) -> None:
         super().__init__()
         self.features = LogMel.of(reader)
         self.example = torch.zeros(reader.length)
@@ -105,10 +105,10 @@ class Columns(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, data: DataSpec, reader: Table | Series) -> None:
+    def __init__(self, data: DataSpec, reader: TableReader | SeriesReader) -> None:
         super().__init__()
         count = len(reader.columns)
-        across = isinstance(reader, Series) and not reader.channels_last
+        across = isinstance(reader, SeriesReader) and not reader.channels_last
         shape = (count, 1) if across else (count,)
         for name, numbers in (
             ("mean", reader.mean or [0.0] * count),
@@ -135,11 +135,15 @@ def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preproces
         resize: whether the operators of the format can resize images of any size.
     """
     reader = data.reader
-    if pixels and (reader is None or isinstance(reader, Image)):
+    if pixels and (reader is None or isinstance(reader, ImageReader)):
         return Pixels(data, resize=resize)
-    if isinstance(reader, Sound) and reader.mels:
+    if isinstance(reader, SoundReader) and reader.mels:
         return Waves(reader)
-    if isinstance(reader, Table | Series) and (reader.mean or reader.deviation) and not data.below:
+    if (
+        isinstance(reader, TableReader | SeriesReader)
+        and (reader.mean or reader.deviation)
+        and not data.below
+    ):
         return Columns(data, reader)
     return None
 

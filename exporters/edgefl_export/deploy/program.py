@@ -13,10 +13,10 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ExportError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.given import called
 from edgefl.models.layers.torch_recurrent import recurring
-from edgefl.wire.errors import ExportError
 from edgefl_export.deploy.preprocessing import Preprocessing
 from edgefl_export.deploy.target import DeployTarget
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_export.releases import RELEASES
 
 Format = Literal["onnx", "executorch", "safetensors"]

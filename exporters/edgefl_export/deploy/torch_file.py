@@ -12,8 +12,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.export.graph_signature import InputKind
 
+from edgefl.errors import ExportError
 from edgefl.system.distribution import version
-from edgefl.wire.errors import ExportError
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.program import OUTPUT, InferenceProgram
 from edgefl_export.deploy.target import DeployTarget

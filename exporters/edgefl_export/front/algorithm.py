@@ -13,11 +13,11 @@ from edgefl.codecs.codec import Codec
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of
+from edgefl.errors import ConfigError
 from edgefl.facts.combinations import ROLLING, WHOLE, combination_error
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, with_optimizer
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError
 
 DEFAULT_ALGORITHM = "sgd"
 """What a codec that belongs to a local training may put its own in place of."""

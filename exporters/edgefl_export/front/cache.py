@@ -16,12 +16,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl.errors import BundleError
 from edgefl.system.files import PARTIAL, write_whole
 from edgefl.system.sizes import GIB, size
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Bundle, file_of, read_bundle, read_manifest
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import BundleError
 
 FOLDER = "EDGEFL_CACHE"
 """Environment variable that names another folder."""

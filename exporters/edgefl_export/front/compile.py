@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ExportError
 from edgefl.system.digests import digest_of
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.capture.fingerprint import Joints
 from edgefl_export.front.cache import BundleCache, Found

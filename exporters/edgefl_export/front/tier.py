@@ -8,9 +8,9 @@ from functools import cached_property
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.errors import ConfigError
 from edgefl_export.bundle.build import Prefix
 from edgefl_export.front.algorithm import state_read
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import fx
 
 from edgefl.contract.tensors import role_of
+from edgefl.errors import ExportError
 from edgefl.system.sizes import mebibytes, mebibytes_up
-from edgefl.wire.errors import ExportError
 from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import Captured
 from edgefl_export.memory.cutting import segments

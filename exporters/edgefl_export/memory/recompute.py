@@ -25,8 +25,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import role_of
+from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
-from edgefl.wire.errors import ConfigError
 from edgefl_export.capture.trace import Captured
 from edgefl_export.memory.late import updated_last
 from edgefl_export.memory.predict import predicted_peak

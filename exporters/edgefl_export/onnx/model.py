@@ -18,7 +18,7 @@ import torch
 from onnx_ir.passes import PassManager
 from onnx_ir.passes import common as passes
 
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.patches import patched
 from edgefl_export.capture.trace import Captured, exported_program
 from edgefl_export.capture.unsupported import check_floats, unsupported

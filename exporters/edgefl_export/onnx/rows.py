@@ -6,7 +6,7 @@ no cache holds. Here a block of rows goes through all of them, its gradient's pr
     w[0:32], m[0:32], g[0:32] @ x   ->  w.next[0:32], m.next[0:32]
     w[32:64], ...                   ->  w.next[32:64], ...
 
-The blocks are ports of the model, named by their rows (:mod:`edgefl.wire.bundle.rows`): a runtime binds them to places in
+The blocks are ports of the model, named by their rows (:mod:`edgefl.wire.bundle.graphs`): a runtime binds them to places in
 the memory of the whole tensor, and nothing is copied.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
-from edgefl.wire.bundle.rows import rows_of_port
+from edgefl.wire.bundle.graphs import rows_of_port
 from edgefl_export.onnx import REWRITTEN
 from edgefl_export.onnx.values import BY_ENTRY, Shape, Values
 

@@ -18,10 +18,9 @@ import numpy as np
 import onnx
 from torch import Tensor, fx
 
-from edgefl.wire.blobs import BlobRef
+from edgefl.wire.blobs import BlobRef, compress
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, Phase
-from edgefl.wire.compression import packed
 from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import Captured
 from edgefl_export.memory.recompute import flops
@@ -218,7 +217,7 @@ def program_nodes(captured: Captured, graph: fx.Graph, instructions: Mapping[str
 
 def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
     """The blob of all graphs, as it is stored: (reference, bytes)."""
-    return packed(sources.encode(sources.of(graphs)), chunk)
+    return compress(sources.encode(sources.sources_of(graphs)), chunk)
 
 
 # -- ONNX --------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import onnxruntime
 import torch
 
 from edgefl.contract.algorithm import Function
-from edgefl.wire.bundle.rows import Rows, rows_in
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
+from edgefl.wire.bundle.graphs import RowRange, rows_in
 from edgefl_export.artifact import artifacts_in, is_page
 from edgefl_export.onnx import REWRITTEN
 from edgefl_export.verify import wide as wide_samples
@@ -300,7 +300,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
 
 
 def _place(
-    value: Any, array: Array, rows: Rows, shape: Sequence[int]
+    value: Any, array: Array, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
     """Where rows of the tensor ``value`` are, whose values were those of ``array``, and the shape as which a graph takes
     them."""

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 
 NUDGE = 2.0**-20
 """Relative, eight units of float32: what sums in another order change. Smaller nudges reach a kink too rarely."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.verify.rounding import Array, Rounding, distance
 
 COARSE = 5e-2

@@ -18,7 +18,7 @@ _AWS_CLIENTS = {
     "asker": "profiler:{federation}:*",
     "device": "*:{federation}:" + _AWS_NAME.replace("{", "{{").replace("}", "}}"),
 }
-"""Client ids, of :func:`edgefl.wire.mqtt.client_ids.client_id`."""
+"""Client ids, of :func:`edgefl.wire.mqtt.address.client_id`."""
 _TITLE = "Who may read and write what in federation"
 
 

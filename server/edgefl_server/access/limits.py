@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.access.files import aws_policy
 from edgefl_server.access.rules import ROLES, Access

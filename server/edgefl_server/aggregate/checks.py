@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.errors import DIVERGED, UpdateRejected
+from edgefl.errors import DIVERGED, UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form

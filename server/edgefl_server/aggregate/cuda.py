@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from edgefl.errors import ConfigError
 from edgefl.system.spare import Spare
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.update.form import Codes, Sparse, Values
 from edgefl_server.aggregate.accumulator import Ended, Renewal
 from edgefl_server.aggregate.adders import Checked, Waiting, code_values

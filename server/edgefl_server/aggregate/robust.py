@@ -19,7 +19,7 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.regions import Region, spans
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import decode, read, scaled, split

@@ -18,8 +18,8 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from edgefl.errors import ConfigError
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Sparse, Values

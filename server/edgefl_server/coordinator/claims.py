@@ -6,7 +6,7 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound, Rules, State
 

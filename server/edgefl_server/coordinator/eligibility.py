@@ -1,4 +1,4 @@
-"""Which devices rounds may select, by the conditions that they report (:mod:`edgefl.wire.mqtt.conditions`), and how rounds
+"""Which devices rounds may select, by the conditions that they report (:mod:`edgefl.wire.mqtt.messages`), and how rounds
 select among them. Pure data and functions."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgefl.wire.mqtt.conditions import THERMAL, Conditions
+from edgefl.wire.mqtt.messages import THERMAL, Conditions
 
 Policy = Literal["uniform", "tiers", "longest-idle"]
 Heat = Literal["any", "cool", "warm"]

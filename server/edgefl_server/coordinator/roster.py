@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from edgefl.system.sizes import mebibytes
-from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
+from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Device:
     samples: int
     online: bool
     seen: float
-    conditions: Conditions = UNKNOWN
+    conditions: Conditions = UNKNOWN_CONDITIONS
     unfit: str = ""
 
     @property

@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from edgefl.wire.errors import DivergedError, EdgeflError, ParticipationError
-from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions
+from edgefl.errors import DivergedError, EdgeflError, ParticipationError
+from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions
 from edgefl_server.coordinator.eligibility import EVERYONE, Selection
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from edgefl_server.coordinator.record import Record
@@ -225,7 +225,7 @@ class DeviceHello(msgspec.Struct, frozen=True):
     memory_bytes: int
     samples: int
     online: bool = True
-    conditions: Conditions = UNKNOWN
+    conditions: Conditions = UNKNOWN_CONDITIONS
     again: bool = False
 
 

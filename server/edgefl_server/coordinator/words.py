@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from edgefl.wire.errors import DIVERGED
+from edgefl.errors import DIVERGED
 from edgefl.wire.mqtt.messages import WRONG_DATA
-from edgefl.wire.mqtt.refusals import TEXTS
+from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server.coordinator import attendance
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.record import recorded, turnout_of

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic
 
+from edgefl.errors import ConfigError, IdentityError, ProtocolError, StoreError
 from edgefl.wire.enrolment import proves
-from edgefl.wire.errors import ConfigError, IdentityError, ProtocolError, StoreError
 from edgefl.wire.keys import FOREVER, known_after, shown
 from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode

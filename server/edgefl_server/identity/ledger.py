@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER
 from edgefl_server.identity.registry import DeviceKey, Registry, Source, State
 

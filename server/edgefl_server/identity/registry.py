@@ -19,9 +19,9 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.system.files import make_folder, make_private
 from edgefl.wire.enrolment import Token
-from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS
 
 State = Literal["active", "retired", "revoked"]
@@ -237,7 +237,7 @@ class Registry:
     # -- numbers ---------------------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """The number from which the server goes on (:class:`edgefl.wire.mqtt.envelope.Sequence`)."""
+        """The number from which the server goes on (:class:`edgefl.wire.mqtt.envelope.MessageCounter`)."""
         with self._using() as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'number'").fetchone()
         return int(row[0]) if row else 0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline
-from edgefl.wire.mqtt.refusals import shown
+from edgefl.wire.mqtt.reasons import reason_text
 from edgefl_server.coordinator.states import MOST_REASON, State
 
 # Why a device declines a round, as a server may repeat it: what a device writes is not to be trusted.
@@ -29,7 +29,7 @@ def reason_of(decline: Decline, *, carry_needed: bool) -> tuple[str, str]:
 
     ``carry_needed``: whether the device's bundle needs what earlier rounds leave on a device.
     """
-    text = shown(decline.reason, decline.text)
+    text = reason_text(decline.reason, decline.text)
     if not _REASON.fullmatch(decline.reason):
         return "other", text
     if decline.reason == NO_CARRY and not carry_needed:

@@ -11,7 +11,7 @@ from itertools import islice
 
 import msgspec
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 LEAST_PIECE = 256

@@ -10,7 +10,8 @@ from __future__ import annotations
 import time
 
 from edgefl.wire.mqtt.connection import AS_PUBLISHED
-from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 
 SWEEP_S = 2.0
@@ -52,11 +53,11 @@ class Leftovers:
                 self._looks_at_shards = True
         return max(0.1, self._next - time.monotonic()) if not self._looks_at_shards else 0.1
 
-    def is_of_worker(self, message: Incoming) -> bool:
+    def is_of_worker(self, message: IncomingMessage) -> bool:
         """Return True if the message is for a worker, and came here during a look at all shards."""
         return message.topic.removeprefix(self._below).partition("/")[2].startswith("shards/")
 
-    def erase(self, message: Incoming) -> bool:
+    def erase(self, message: IncomingMessage) -> bool:
         """Erase ``message`` if it is retained and may not be. Return True if it was.
 
         An empty one is the end of a retained message: erasing that too would come back without end.

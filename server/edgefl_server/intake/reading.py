@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from edgefl.errors import DIVERGED, ProtocolError, UpdateRejected
 from edgefl.facts import shipped
-from edgefl.wire.errors import DIVERGED, ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Profile, Update, UpdateChunk, decode
 from edgefl.wire.update.form import Form
 from edgefl_server.taking.active import ActiveRound

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.mqtt.messages import Update
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.printable import printable
+from edgefl.wire.mqtt.topics import PublishTraffic
+from edgefl.wire.text import printable
 from edgefl_server.coordinator.states import MOST_SAMPLES
 from edgefl_server.events import REPORTED, DeviceSeen, UpdateAccepted
 
@@ -24,10 +24,10 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {printable(name, _MOST_NAME): float(metrics[name]) for name in names[:_MOST_METRICS]}
 
 
-def fetched(update: Update) -> Traffic:
+def fetched(update: Update) -> PublishTraffic:
     """What the device says it downloaded, bounded by what a journal can hold."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
-    return Traffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
+    return PublishTraffic(*(max(0, min(count, _MOST_BYTES)) for count in counts))
 
 
 def train_ms(update: Update, manifest: Manifest) -> float:
@@ -48,7 +48,7 @@ def accepted_news(update: Update, sha256: str, weight: int) -> UpdateAccepted:
     )
 
 
-def report(update: Update, down: Traffic, up: Traffic) -> DeviceSeen:
+def report(update: Update, down: PublishTraffic, up: PublishTraffic) -> DeviceSeen:
     return DeviceSeen(
         device=update.device,
         tier=update.tier,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from edgefl.codecs.growth import warning
+from edgefl.errors import StoreError, UpdateRejected
 from edgefl.system.memory import most_bytes
-from edgefl.wire.errors import StoreError, UpdateRejected
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.printable import printable
+from edgefl.wire.mqtt.topics import PublishTraffic
+from edgefl.wire.text import printable
 from edgefl_server.coordinator.claims import Claim, addressed, weigh
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
@@ -76,7 +76,7 @@ class Intake:
             most_bytes=min(limits.max_pending_bytes, most_bytes() // 4 or limits.max_pending_bytes),
             least_piece=min(LEAST_PIECE, limits.chunk_bytes // 2),
         )
-        self._came: dict[str, Traffic] = {}
+        self._came: dict[str, PublishTraffic] = {}
         """Per known device, what came since its last report and is not in the journal."""
         self._accepted: dict[str, tuple[int, str, str]] = {}
         """Per device the round, nonce and digest of its last update that was accepted."""
@@ -116,7 +116,7 @@ class Intake:
         device: str,
         number: int,
         chunk: UpdateChunk,
-        came: Traffic,
+        came: PublishTraffic,
         state: State,
         active: ActiveRound | None,
     ) -> Verdict:
@@ -127,7 +127,7 @@ class Intake:
         device may save the rest, and again at the last.
         """
         if device in state.devices:  # nobody else has a say in how much is kept
-            self._came[device] = self._came.get(device, Traffic()) + came
+            self._came[device] = self._came.get(device, PublishTraffic()) + came
         if device in self._group:  # it hears of it in a moment
             return Verdict()
         if self._accepted.get(device) == (number, chunk.nonce, chunk.sha256):
@@ -147,7 +147,7 @@ class Intake:
         assignment: Assignment,
         number: int,
         chunk: UpdateChunk,
-        came: Traffic,
+        came: PublishTraffic,
         state: State,
         active: ActiveRound,
     ) -> Verdict:
@@ -188,7 +188,7 @@ class Intake:
             return Verdict()
         return Verdict(request_for(number, chunk, piece.indices, piece.text))
 
-    def _may_send(self, device: str, came: Traffic, most: int) -> bool:
+    def _may_send(self, device: str, came: PublishTraffic, most: int) -> bool:
         """Whether a device has not yet sent its update, of ``most`` bytes, as often as it may."""
         spent = self._spent[device] = self._spent.get(device, 0) + came.payload
         allowed = spent <= _ENVELOPES * self._limits.update_copies * most

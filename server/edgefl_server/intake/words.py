@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Rules
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from edgefl.wire.errors import StoreError
-from edgefl.wire.mqtt.inbox import Inbox
-from edgefl.wire.printable import printable
+from edgefl.errors import StoreError
+from edgefl.wire.mqtt.events import Inbox
+from edgefl.wire.text import printable
 from edgefl_server import events
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.states import State

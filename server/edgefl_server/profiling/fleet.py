@@ -17,20 +17,29 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from edgefl.errors import BrokerError, BundleError, IdentityError, ProtocolError
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BrokerError, BundleError, IdentityError, ProtocolError
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
-from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare, open_message
-from edgefl.wire.mqtt.events import check_limit
-from edgefl.wire.mqtt.messages import AnyMessage, Hello, Status, decode, encode
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.mqtt.refusals import shown
-from edgefl.wire.mqtt.session import Address, Delivery, Down, Event, Incoming, Refused, Session, Up
+from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.connection import Delivery
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, bare, open_message
+from edgefl.wire.mqtt.events import Connected, Disconnected, Event, IncomingMessage, Refusal, check_limit
+from edgefl.wire.mqtt.messages import (
+    AnyMessage,
+    Hello,
+    ProfileAnswer,
+    ProfileOffer,
+    ProfileRequest,
+    Status,
+    decode,
+    encode,
+)
+from edgefl.wire.mqtt.reasons import reason_text
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 from edgefl_server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
 
 _POLL_S = 0.2
@@ -85,7 +94,7 @@ class FleetProfiler:
         name = client_id(secret, "profiler", wanted.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=wanted.limits, clean=True)
         # An asker begins anew each time, and lives by the clock.
-        self._seal = Speaker(signer.keys, Sequence(lambda: 0, lambda _: None)).seal if signer else bare
+        self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else bare
         self._keys: dict[str, bytes] = {}
         self._rows: dict[str, Row] = {}
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
@@ -151,13 +160,13 @@ class FleetProfiler:
     def _handle(self, event: Event) -> None:
         check_limit(event, self._address)
         match event:
-            case Up():
+            case Connected():
                 self._up()
-            case Down():
+            case Disconnected():
                 self._trouble = event.reason
-            case Refused():
+            case Refusal():
                 raise BrokerError(event.text(self._address), topic=event.topic, reason=event.reason)
-            case Incoming(payload=payload) if payload:
+            case IncomingMessage(payload=payload) if payload:
                 with suppress(ProtocolError, BundleError):  # somebody's garbage is nobody's answer
                     self._incoming(event)
 
@@ -206,7 +215,7 @@ class FleetProfiler:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def _incoming(self, message: Incoming) -> None:
+    def _incoming(self, message: IncomingMessage) -> None:
         if message.topic.startswith(f"{self._topics.root}/profiles/"):
             self._clear_forgotten(self._topics.parse_offer(message.topic), message.payload)
             return
@@ -220,7 +229,7 @@ class FleetProfiler:
         elif leaf == "profiles":
             self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
 
-    def _opened(self, kind: type[AnyMessage], device: str, message: Incoming) -> AnyMessage:
+    def _opened(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
         """A device's message; the first key that is seen of a device is its own for as long as this command runs."""
         opened = open_message(kind, message.topic, message.payload)
         if self._keys.setdefault(device, opened.key) != opened.key:
@@ -268,7 +277,7 @@ class FleetProfiler:
         elif answer.state == "declined":
             reason, text = (
                 printable(answer.reason, _MOST_REASON),
-                shown(answer.reason, answer.text)[:_MOST_TEXT],
+                reason_text(answer.reason, answer.text)[:_MOST_TEXT],
             )
             row.now(state="declined", reason=reason or "other", text=text)
         else:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.files import write_text
 from edgefl.wire.bundle import profiles
-from edgefl.wire.errors import ConfigError, ProtocolError
 from edgefl_server.profiling.rows import DeviceReport, FleetReport
 
 VERSION = 1

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from edgefl.errors import ConfigError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.coordinator.roster import TierRule, tier_of
 

@@ -11,7 +11,7 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import encode_manifest
-from edgefl.wire.bundle.readers import Text
+from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
@@ -194,7 +194,7 @@ def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
         for graph in bundle.manifest.graphs
     )
     data = bundle.manifest.data
-    if isinstance(data.reader, Text) and (ref := data.reader.tokenizer):
+    if isinstance(data.reader, TextReader) and (ref := data.reader.tokenizer):
         sent = publisher.offer(bundle.blobs[ref.sha256], ref.chunk)
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=sent))
     for variant in (each for graph in graphs for each in graph.variants):

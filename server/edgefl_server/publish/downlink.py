@@ -17,10 +17,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import ConfigError
+from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.patches import halved, patch, patched, widened
 from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
 from edgefl.wire.tensors import Array, Arrays
@@ -117,7 +116,7 @@ class Downlink:
             return
         record, blobs = known
         for name, refs in record.lines.items():
-            data = [unpacked(ref, blobs[ref.sha256], self._limit) for ref in refs]
+            data = [decompress(ref, blobs[ref.sha256], self._limit) for ref in refs]
             r = widened(tensors.load(data[0]))
             for changes in data[1:]:
                 r = patched(r, changes)

@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from edgefl.errors import StoreError
 from edgefl.system.files import make_folder, write_whole
 from edgefl.system.folder_lock import FolderHeld, FolderLock
 from edgefl.wire.blobs import SHA256, BlobRef, split
-from edgefl.wire.errors import StoreError
 
 _LOCK = "lock"
 _READ = 1 << 20

@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.compression import Compression, packed
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.wire.blobs import BlobRef, Compression, compress, describe
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import Round
-from edgefl.wire.mqtt.session import Delivery
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.publish.kept import InMemory, Kept
@@ -109,7 +108,7 @@ class Publisher:
                 size=len(data),
                 limit=self._limit,
             )
-        return self.put(*packed(data, chunk or self._chunk, "none" if plain else self._compression))
+        return self.put(*compress(data, chunk or self._chunk, "none" if plain else self._compression))
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
         """Add a blob whose bytes are ready to travel."""

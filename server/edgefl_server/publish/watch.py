@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.mqtt.envelope import unwrap
 from edgefl_server.events import Event, Warned
 from edgefl_server.publish.publisher import Publisher

@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_server.shards import ray_cluster
 from edgefl_server.shards.messages import Died, News, Order, Stop, Told
 from edgefl_server.shards.worker import Worker

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import msgspec
 
+from edgefl.errors import StoreError
 from edgefl.system.cores import cores
-from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.coordinator import states

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgefl.config.serving import ServerTable
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.coordinator.states import Rules
 from edgefl_server.run_spec import RunSpec

@@ -17,8 +17,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
+from edgefl.errors import StoreError
 from edgefl.system.python import start_module
-from edgefl.wire.errors import StoreError
 from edgefl_server.shards.messages import Died, News, Order, Stop, Told
 from edgefl_server.shards.worker import Worker
 

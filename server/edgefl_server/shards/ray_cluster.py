@@ -9,7 +9,7 @@ import socket
 import threading
 from types import ModuleType
 
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 
 LOCAL = "local"
 """Address of a Ray that is started for one process, on this machine."""

@@ -17,18 +17,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from edgefl.errors import IdentityError, ProtocolError, StoreError
 from edgefl.system.clock import steady_time
-from edgefl.wire.errors import IdentityError, ProtocolError, StoreError
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import client_id
 from edgefl.wire.mqtt.connection import AS_PUBLISHED
 from edgefl.wire.mqtt.envelope import unwrap, verified
-from edgefl.wire.mqtt.events import Incoming, Up
-from edgefl.wire.mqtt.inbox import Inbox
+from edgefl.wire.mqtt.events import Connected, Inbox, IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk, decode
-from edgefl.wire.mqtt.packets import Traffic
 from edgefl.wire.mqtt.session import Session, inbox_of
-from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.printable import printable
+from edgefl.wire.mqtt.topics import PublishTraffic, Topics
+from edgefl.wire.text import printable
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import Answered, State, TurnLost
@@ -127,7 +125,7 @@ class Worker:
             ),
             limits=told.limits,
             clean=True,  # who comes after this one asks devices anew
-            deliver=self._inbox.put,
+            events=self._inbox,
         )
         self._patience = Patience(told.limits.retry_pause_s, self._troubled)
         self._ring = KeyRing(enrolled=told.enrolled, clock=clock)
@@ -183,9 +181,9 @@ class Worker:
             self._tell_turned_away()
             return
         match event:
-            case Incoming():
+            case IncomingMessage():
                 self._take(event)
-            case Up():
+            case Connected():
                 self._to_say_ready = True
 
     def _timeout(self) -> float:
@@ -259,7 +257,7 @@ class Worker:
 
     # -- what devices send -----------------------------------------------------------------------------------
 
-    def _take(self, message: Incoming) -> None:
+    def _take(self, message: IncomingMessage) -> None:
         """A chunk of an update, or something else. Never raises for what was sent."""
         if message.retained and message.payload:
             self._session.publish(message.topic, b"", qos=0, retain=True)
@@ -284,9 +282,9 @@ class Worker:
         except StoreError as error:
             self._troubled(error)
 
-    def _chunk(self, device: str, number: int, message: Incoming) -> None:
+    def _chunk(self, device: str, number: int, message: IncomingMessage) -> None:
         chunk = self._ring.opened(device, message.topic, message.payload)
-        came = Traffic.of(message.topic, len(message.payload), qos=1)
+        came = PublishTraffic.of(message.topic, len(message.payload), qos=1)
         verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
         if self._intake.wait(self._state) == 0.0:
             self._commit()

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 from edgefl_server import events
 from edgefl_server.events import Event, Warned
 from edgefl_server.storage.history import rounds_of

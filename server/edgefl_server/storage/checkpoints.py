@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from edgefl.errors import ProtocolError, StoreError
 from edgefl.system.files import make_folder, write_whole
 from edgefl.wire import tensors
-from edgefl.wire.errors import ProtocolError, StoreError
 from edgefl.wire.tensors import Array, Arrays
 
 KEPT = 3

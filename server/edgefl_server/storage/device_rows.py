@@ -7,9 +7,8 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import ProtocolError
-from edgefl.wire.mqtt.conditions import UNKNOWN, Conditions, understood
-from edgefl.wire.mqtt.messages import Hello, decode
+from edgefl.errors import ProtocolError
+from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions, Hello, decode, known_conditions
 from edgefl_server.coordinator.roster import Device
 from edgefl_server.storage import tables
 
@@ -68,10 +67,10 @@ def count(connection: Connection, federation: str) -> int:
 def _conditions(hello: bytes) -> Conditions:
     """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
     try:
-        told = decode(Hello, hello).conditions if hello else UNKNOWN
+        told = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS
     except ProtocolError:
-        return UNKNOWN
-    return understood(told) if isinstance(told, Conditions) else UNKNOWN
+        return UNKNOWN_CONDITIONS
+    return known_conditions(told) if isinstance(told, Conditions) else UNKNOWN_CONDITIONS
 
 
 def _device_row(device: Device) -> dict[str, object]:

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.record import Participation

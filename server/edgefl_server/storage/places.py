@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_server.storage.update_files import UpdateFiles
 from edgefl_server.storage.update_store import Place, UpdateStore, places_of
 

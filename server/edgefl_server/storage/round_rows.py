@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import OpenRound, Version
 from edgefl_server.storage import tables

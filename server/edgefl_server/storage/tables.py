@@ -8,8 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from edgefl.errors import StoreError
 from edgefl.system.files import make_private
-from edgefl.wire.errors import StoreError
 from edgefl_server.coordinator.states import MOST_REASON
 
 _BLOB = sa.LargeBinary(length=2**32 - 1)

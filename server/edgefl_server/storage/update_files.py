@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edgefl.errors import StoreError
 from edgefl.system.files import make_folder, private_opener, sync_folder
-from edgefl.wire.errors import StoreError
 from edgefl_server.storage.update_store import Place, places_of
 
 _PATTERN = "round-*.bin"

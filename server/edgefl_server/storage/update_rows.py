@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.topics import NO_SHARD
+from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.storage import round_rows, tables
 from edgefl_server.storage.update_store import Place
@@ -34,8 +33,8 @@ class AcceptedUpdate:
     weight: int
     share: float
     metrics: Mapping[str, float]
-    down: Traffic
-    up: Traffic
+    down: PublishTraffic
+    up: PublishTraffic
     up_float32_bytes: int
     data: bytes
     train_ms: float = 0.0
@@ -143,7 +142,7 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
     return True
 
 
-def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, Traffic]) -> None:
+def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, PublishTraffic]) -> None:
     """What more the devices of accepted updates sent for that round."""
     key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}

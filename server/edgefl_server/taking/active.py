@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from edgefl.errors import ProtocolError, UpdateRejected
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.errors import ProtocolError, UpdateRejected
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import Form
-from edgefl.wire.update.size import float32_bytes
+from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import Aggregator, Checked, Clip
 from edgefl_server.aggregate.robust import MeanRule

@@ -8,12 +8,12 @@ from pathlib import Path
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars, Schedule, constant
 from edgefl.contract.server import MEAN
+from edgefl.errors import ConfigError
 from edgefl.models.user_factory import files_of, remember
 from edgefl.setup.data import open_data
 from edgefl.setup.digests import run_digest
 from edgefl.setup.processor import processor
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import ConfigError
 from edgefl_export.front.folder import bundle_name
 from edgefl_export.front.tier import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed

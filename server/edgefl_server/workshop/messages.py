@@ -11,10 +11,10 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl import errors
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars
-from edgefl.wire import errors
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.events import Event
 
@@ -107,7 +107,7 @@ class WorkFailed(RuntimeError):
 def portable(error: Exception) -> Exception:
     """Return ``error`` in a class that both sides have, with a note of its trace if it is not one of ours."""
     if isinstance(error, EdgeflError):
-        # The other side may lack the class, so send its nearest base class in edgefl.wire.errors.
+        # The other side may lack the class, so send its nearest base class in edgefl.errors.
         known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
         details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
         sent = {**vars(error), "details": details}

@@ -14,8 +14,8 @@ from typing import Any, Self
 from edgefl.config import Federation
 from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.errors import StepError, WorkshopError
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.errors import StepError, WorkshopError
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.events import Event, Warned

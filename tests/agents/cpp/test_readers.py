@@ -10,22 +10,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Input
-from edgefl.wire.bundle.readers import Reader, Series, Sound, Table, Text
-from edgefl.wire.errors import DataError
+from edgefl.wire.bundle.readers import Reader, SeriesReader, SoundReader, TableReader, TextReader
 from tests.agents.cpp.offline import Place, assert_same, random_weights
 from tests.device_runtime import tiny
 from tests.device_runtime.data.files import sound, written
 
-TABLE = Table(
+TABLE = TableReader(
     columns=("age", "height", "north"),
     label="buys",
     mean=(41.5, 0.1, 0.0),
     deviation=(3.0, 0.7, 1.0),
     others={"place": ("north", "east", "age")},
 )
-SOUND = Sound(rate=8000, length=tiny.WIDTH, features="features")
+SOUND = SoundReader(rate=8000, length=tiny.WIDTH, features="features")
 NAMES = ("no", "café")
 CSV = '''\ufeffsep=,
  height,age, north ,east,note,buys
@@ -130,7 +130,7 @@ REFUSED: list[str | bytes] = [
 
 
 def test_what_is_wrong_with_a_table_is_said_in_the_same_words(tmp_path: Path) -> None:
-    plain = Table(columns=("x", "age", "height"), label="buys")
+    plain = TableReader(columns=("x", "age", "height"), label="buys")
     place = place_of(tmp_path, bundle_of(plain), tmp_path / "d.csv")
     for content in REFUSED:
         written(place.data, content)
@@ -194,8 +194,11 @@ def test_damaged_sounds_are_refused_or_read_by_both_agents(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("reader", "words"),
     [
-        (Text(), "the federation reads texts, which the C++ agent does not"),
-        (Series(columns=("age",), window=1, step=1), "the federation reads windows of sensor series, which"),
+        (TextReader(), "the federation reads texts, which the C++ agent does not"),
+        (
+            SeriesReader(columns=("age",), window=1, step=1),
+            "the federation reads windows of sensor series, which",
+        ),
     ],
 )
 def test_what_is_not_read_is_said_in_one_line(tmp_path: Path, reader: Reader, words: str) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.config import load
+from edgefl.errors import ConfigError
 from edgefl.lab.agents import command_of
 from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 from edgefl_device.agent import Agent
 from edgefl_device.config import AgentConfig
 from edgefl_device.engine.select import open_engine

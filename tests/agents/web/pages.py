@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from benchmarks.common.browser import Browser
+from edgefl.errors import ConfigError
 from edgefl.web import built
-from edgefl.wire.errors import ConfigError
 from tests import needs
 
 STATE = "document.body.dataset.state"

@@ -19,10 +19,10 @@ from edgefl.cli.federation import web as options
 from edgefl.cli.federation.beside import with_place
 from edgefl.cli.federation.web import WebOptions
 from edgefl.config import load
+from edgefl.errors import ConfigError
 from edgefl.lab.ports import free_port
 from edgefl.setup.tiers import completed, with_guests
 from edgefl.web import built, settings
-from edgefl.wire.errors import ConfigError
 from tests.agents.web.served import page_of_files
 
 EDGEFL = [sys.executable, "-m", "edgefl"]

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.web.code import as_svg, in_terminal
-from edgefl.wire.errors import ConfigError
-from edgefl.wire.mqtt.session import Address, Incoming, Session, Up
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Connected, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.access.certificates import LabAuthority
 from tests.agents.web.served import CODE, SECRET, WASM, WebProcess
 from tests.conftest import Mosquitto
@@ -107,7 +109,7 @@ def through(page: WebProcess, secret: str = SECRET) -> Address:
 
 
 def heard(session: Session) -> tuple[str, bytes]:
-    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Incoming):
+    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), IncomingMessage):
         pass
     return event.topic, event.payload
 
@@ -131,7 +133,7 @@ def test_who_has_no_secret_does_not_reach_the_broker(
     page: WebProcess, connect: Callable[..., Session]
 ) -> None:
     stranger, friend = connect(through(page, "wrong")), connect(through(page))
-    while not isinstance(friend.inbox.get(timeout=PATIENCE_S), Up):
+    while not isinstance(friend.inbox.get(timeout=PATIENCE_S), Connected):
         pass
     assert not stranger.connected
 
@@ -141,11 +143,11 @@ def test_a_browser_comes_back_after_its_broker_did(
 ) -> None:
     with WebProcess(tmp_path, more={"relay": own_mosquitto.address.url}) as page:
         browser = connect(through(page))
-        while not isinstance(browser.inbox.get(timeout=PATIENCE_S), Up):
+        while not isinstance(browser.inbox.get(timeout=PATIENCE_S), Connected):
             pass
         own_mosquitto.kill()
         own_mosquitto.start()
-        while not isinstance(browser.inbox.get(timeout=PATIENCE_S), Up):
+        while not isinstance(browser.inbox.get(timeout=PATIENCE_S), Connected):
             pass
 
 

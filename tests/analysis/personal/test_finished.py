@@ -15,8 +15,8 @@ from edgefl.api.analysis import personalize
 from edgefl.api.simulate import simulate
 from edgefl.cli import app
 from edgefl.data.dataset import write_client
+from edgefl.errors import ConfigError, DataError
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, DataError
 from edgefl_device.data.support import Shards
 from tests.analysis.personal.conftest import Leave
 from tests.cli.runner import runner

@@ -18,7 +18,7 @@ from edgefl.analysis.personal.report import (
     worst_decile,
 )
 from edgefl.data.groups import groups
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 from edgefl_device.data.support import Shards
 from edgefl_device.personal.point import Point
 from tests.analysis.personal.users import BATCH, users_of, whole

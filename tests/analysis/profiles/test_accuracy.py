@@ -10,11 +10,11 @@ import torch
 
 from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model, tier_accuracy
 from edgefl.config import load, without_devices
+from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.errors import ConfigError, DataError
 from tests.device_runtime import tiny
 from tests.device_runtime.profile import made
 

@@ -14,7 +14,7 @@ from benchmarks.common.browser import Browser, Page
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.rows import page
-from edgefl.wire.bundle.profiles import BundleProfile, Split, Timeline
+from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline, StepSplit
 from tests.device_runtime.profile import made
 
 _SVGS = "[...document.querySelectorAll('svg')].map(s => { const b = s.getBoundingClientRect(); return [b.width, b.height] })"
@@ -119,7 +119,7 @@ def test_a_page_of_nothing_is_refused_and_one_without_a_timeline_has_no_such_pic
 ) -> None:
     with pytest.raises(ValueError, match="no profile"):
         page("p", [])
-    bare = msgspec.structs.replace(measured, timeline=Timeline(moments=(), spans=()), io=())
+    bare = msgspec.structs.replace(measured, timeline=MemoryTimeline(moments=(), spans=()), io=())
     assert 'class="memory"' not in page("p", [bare])
 
 
@@ -136,7 +136,7 @@ def test_steps_are_shown_in_their_parts_and_estimates_are_called_so(measured: Bu
 
 
 def test_each_part_of_a_step_has_its_median_and_its_p90(measured: BundleProfile) -> None:
-    split = Split(
+    split = StepSplit(
         forward_ms=2.0,
         backward_ms=5.0,
         update_ms=1.0,

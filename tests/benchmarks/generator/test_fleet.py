@@ -14,9 +14,9 @@ import pytest
 from benchmarks.generator.fleet import Fleet
 from benchmarks.generator.settings import Load, Shares
 from benchmarks.generator.updates import values_of
+from edgefl.errors import BrokerError, ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.graphs import Port
-from edgefl.wire.errors import BrokerError, ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import RoundClosed, UpdateAccepted

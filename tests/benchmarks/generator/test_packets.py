@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from benchmarks.generator import packets
 from benchmarks.generator.packets import Packet, Parser
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.mqtt.events import Will
-from edgefl.wire.mqtt.packets import publish_bytes
+from edgefl.wire.mqtt.topics import publish_bytes
 
 NUMBERS = st.integers(1, 65_535)
 TOPICS = st.text(st.characters(codec="utf-8", exclude_characters="\0+#"), min_size=1, max_size=40)

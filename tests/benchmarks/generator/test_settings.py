@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.generator.settings import Load, Shares, quantile
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def test_manners_come_in_the_shares_that_were_asked_for() -> None:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.generator.updates import Outgoing, Template, Voice, garbage, values_of
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, Port
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.envelope import open_message
 from edgefl.wire.mqtt.messages import Round, Status, Task, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.topics import Topics

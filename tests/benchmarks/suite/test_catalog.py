@@ -12,7 +12,7 @@ from benchmarks.suite.catalog import ARCHITECTURES, chosen, named
 from benchmarks.suite.held_out.catalog import HELD_OUT
 from benchmarks.suite.held_out.plain import PLAIN as OTHERS_CODE
 from benchmarks.suite.plain import PLAIN
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 
 def test_there_are_sixty_that_others_wrote_each_with_a_name_of_its_own() -> None:

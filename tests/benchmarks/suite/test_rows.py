@@ -11,7 +11,7 @@ import pytest
 from benchmarks.__main__ import app
 from benchmarks.suite.catalog import named
 from benchmarks.suite.rows import SuiteSettings, left_out, read, tried
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from tests.cli.runner import runner
 
 

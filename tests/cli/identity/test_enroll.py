@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from edgefl.cli.commands import app
+from edgefl.errors import ConfigError
 from edgefl.wire.enrolment import parse_token
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.keys import KeyPair
 from tests.cli.runner import runner
 

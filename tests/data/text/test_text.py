@@ -21,10 +21,10 @@ from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus, Published, Texts
 from edgefl.data.text.unigram import unigram_perplexity
 from edgefl.data.text.vocabulary import Vocabulary
+from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.evaluation import perplexity_to_beat
 from edgefl.setup.model import federation_model
-from edgefl.wire.errors import ConfigError, DataError
 
 PLAY = "\n\n".join(
     f"{who}:\n{said} again and again"

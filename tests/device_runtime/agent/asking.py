@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
+from edgefl.errors import RoundAborted
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import RoundAborted
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Seal, bare, peek
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import ProfileTopics
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.link import publish_blob
@@ -81,7 +81,7 @@ class Asker:
 
     def answer(self) -> ProfileAnswer:
         event = wait_for(
-            self.server.session, Incoming, lambda event: event.topic == self.server.mine.profiles
+            self.server.session, IncomingMessage, lambda event: event.topic == self.server.mine.profiles
         )
         return peek(ProfileAnswer, event.payload)
 

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.mqtt.session import Incoming, Session, Up
+from edgefl.wire.mqtt.events import Connected, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
 
@@ -76,11 +77,11 @@ class Inbox:
                 event = self._session.inbox.get(timeout=0.05)
             except queue.Empty:
                 continue
-            if isinstance(event, Up):
+            if isinstance(event, Connected):
                 self._up.set()
                 for fetcher in self._fetchers:
                     fetcher.poke()
-            elif isinstance(event, Incoming):
+            elif isinstance(event, IncomingMessage):
                 self.chunks.append(event.topic)
                 self._on_chunk(event.topic, event.payload)
                 for fetcher in self._fetchers:

@@ -14,11 +14,23 @@ from edgefl.wire import tensors
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Progress, Round, Status, Task, Update, UpdateChunk
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer
-from edgefl.wire.mqtt.refusals import TEXTS
-from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import (
+    Ack,
+    Decline,
+    Hello,
+    ProfileAnswer,
+    Progress,
+    Round,
+    Status,
+    Task,
+    Update,
+    UpdateChunk,
+)
+from edgefl.wire.mqtt.reasons import TEXTS
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from edgefl_device.agent import Agent
@@ -166,7 +178,7 @@ class ScriptedServer:
     def status(self, accept: Callable[[Status], bool] = lambda _: True) -> Status:
         event = wait_for(
             self.session,
-            Incoming,
+            IncomingMessage,
             lambda event: event.topic == self.mine.status and accept(peek(Status, event.payload)),
         )
         return peek(Status, event.payload)
@@ -190,23 +202,23 @@ class ScriptedServer:
     def progress(self, least: int = 0) -> Progress:
         """The next word on training, from step ``least`` on; not every step is told."""
 
-        def training(event: Incoming) -> bool:
+        def training(event: IncomingMessage) -> bool:
             if event.topic != self.mine.progress:
                 return False
             progress = peek(Progress, event.payload)
             return progress.stage == "train" and progress.step >= least
 
-        return peek(Progress, wait_for(self.session, Incoming, training).payload)
+        return peek(Progress, wait_for(self.session, IncomingMessage, training).payload)
 
     def failed(self) -> Progress:
         """Return the next report of a failed attempt, which has a code alone."""
 
-        def failure(event: Incoming) -> bool:
+        def failure(event: IncomingMessage) -> bool:
             if event.topic != self.mine.progress:
                 return False
             return peek(Progress, event.payload).stage.startswith(messages.FAILED)
 
-        failed = peek(Progress, wait_for(self.session, Incoming, failure).payload)
+        failed = peek(Progress, wait_for(self.session, IncomingMessage, failure).payload)
         assert failed.stage.removeprefix(messages.FAILED) in TEXTS
         return failed
 
@@ -216,7 +228,7 @@ class ScriptedServer:
         while True:
             event = wait_for(
                 self.session,
-                Incoming,
+                IncomingMessage,
                 lambda event: event.topic.startswith(self.mine.update(number, 0)[:-1]),
             )
             chunk = peek(UpdateChunk, event.payload)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Status
 from edgefl_device.link.notices import Notices

@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.profile_messages import ProfileRequest
+from edgefl.wire.mqtt.messages import ProfileRequest
 from edgefl_device.config import AgentEvent
 from edgefl_device.policy import Policy
 from edgefl_device.round.job import decode_job, encode_job

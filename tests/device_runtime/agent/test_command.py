@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgefl.cli.options import parse_bytes
+from edgefl.errors import ConfigError
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(

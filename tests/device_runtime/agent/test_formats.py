@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl_device.personal.visitor import job_of
 from edgefl_device.round.job import Job

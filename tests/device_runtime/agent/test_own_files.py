@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from edgefl.data.text.vocabulary import words
-from edgefl.wire.bundle.readers import Reader, Table, Text
+from edgefl.wire.bundle.readers import Reader, TableReader, TextReader
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import LocalData
 from edgefl_device.engine.select import open_engine
@@ -49,7 +49,7 @@ def test_rows_that_are_left_out_are_told_at_each_round(
     ]
     own = written(tmp_path / "own.csv", "a,b,c,mood\n" + "".join(lines) + "1,2,?,calm\n")
     agent = start(data=own, bad_rows="skip")
-    server.open(world(Table(columns=("a", "b", "c"), label="mood")))
+    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
 
     found = weights_of(server.update())
     for name, array in expected(local.x, local.y).items():
@@ -63,9 +63,9 @@ def test_texts_are_read_by_a_tokenizer_that_comes_from_the_broker(
     known = words(["a loud bang", "the calm sea", "a calm evening"], 20)
     texts = ["the sea", "a loud BANG", "a calm evening", "unheard sea", "bang"] * 2
     labels = [0, 1, 0, 0, 1] * 2
-    made = world(Text())
+    made = world(TextReader())
     ref = made.add(known.tokenizer)
-    reader = Text(tokenizer=ref)
+    reader = TextReader(tokenizer=ref)
     lines = [f"{NAMES[label]}\t{text}\n" for label, text in zip(labels, texts, strict=True)]
     start(data=written(tmp_path / "own.tsv", "".join(lines)))
     server.open(world(reader, known.tokenizer))
@@ -80,7 +80,7 @@ def test_a_class_that_the_federation_has_not_is_named_on_the_device_alone(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:
     agent = start(data=written(tmp_path / "own.csv", "a,b,c,mood\n1,2,3,angry\n"))
-    server.open(world(Table(columns=("a", "b", "c"), label="mood")))
+    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
 
     error = agent.event("data").text
     assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in error

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.compression import packed
+from edgefl.wire.blobs import BlobRef, compress, describe
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.patches import patch, patched
 from edgefl.wire.tensors import Arrays
@@ -74,7 +73,7 @@ def test_a_corrupt_patch_fails_the_attempt_with_a_reason_and_the_next_succeeds_o
     bad = {
         "another shape": tensors.dump({"head.w": np.zeros(2, np.int8), "/scales": np.ones(1, np.float32)}),
         "nonsense": b"nonsense",
-        "a zstd bomb": packed(bytes(1 << 20), tiny.CHUNK)[1],
+        "a zstd bomb": compress(bytes(1 << 20), tiny.CHUNK)[1],
     }[kind]
     raw = 1000 if kind == "a zstd bomb" else 0
     publish_blob(server.session, server.topics, bad, tiny.CHUNK)

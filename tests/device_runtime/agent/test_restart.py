@@ -10,11 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Ack, Offer, Round
-from edgefl.wire.mqtt.session import Address, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl_device.agent import Agent
 from edgefl_device.config import AgentConfig, AgentEvent
 from edgefl_device.engine.onnx import OnnxEngine

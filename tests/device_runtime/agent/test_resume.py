@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import RoundDeclined
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
-from edgefl.wire.errors import RoundDeclined
 from edgefl_device.round.job import Job
 from edgefl_device.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
 from edgefl_device.store.carry_choice import StoredCarry

@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.signatures import signed_text
+from edgefl.wire.bundle.archive import signed_text
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.envelope import Speaker, open_message
-from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Offer, Status, UpdateChunk
-from edgefl.wire.mqtt.profile_messages import ProfileRequest
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.envelope import MessageSigner, open_message
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Offer, ProfileRequest, Status, UpdateChunk
 from edgefl_device.link.notices import Notices
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
@@ -28,7 +27,7 @@ END = 2**31 - 1
 class SigningServer(ScriptedServer):
     """The scripted server, with a key."""
 
-    speaker: Speaker
+    speaker: MessageSigner
     said: dict[str, bytes]
     """The last payload on each topic."""
 
@@ -148,7 +147,7 @@ def sent(signing: SigningServer) -> int:
     count = 0
     while True:
         event = signing.session.inbox.get(timeout=PATIENCE_S)
-        if isinstance(event, Incoming):
+        if isinstance(event, IncomingMessage):
             if event.topic == signing.mine.profiles:
                 return count
             count += "/updates/" in event.topic

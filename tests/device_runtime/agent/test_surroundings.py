@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Ack

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Series, Sound, Text
-from edgefl.wire.errors import DataError
+from edgefl.wire.bundle.readers import SeriesReader, SoundReader, TextReader
 from tests.device_runtime.data.files import every, fitted, image, sound, written
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 SPECS = {
     "png": DataSpec(shape=(3, 4, 4), dtype="float32", classes=1),
     "jpg": DataSpec(shape=(1, 2, 4), dtype="float32", classes=1),
-    "wav": DataSpec(shape=(8,), dtype="float32", classes=1, reader=Sound(rate=8000, length=8)),
-    "txt": DataSpec(shape=(4,), dtype="int64", classes=1, below=256, reader=Text()),
+    "wav": DataSpec(shape=(8,), dtype="float32", classes=1, reader=SoundReader(rate=8000, length=8)),
+    "txt": DataSpec(shape=(4,), dtype="int64", classes=1, below=256, reader=TextReader()),
     "csv": DataSpec(
-        shape=(1, 2), dtype="float32", classes=1, reader=Series(columns=("a",), window=2, step=1)
+        shape=(1, 2), dtype="float32", classes=1, reader=SeriesReader(columns=("a",), window=2, step=1)
     ),
     "npy": DataSpec(shape=(4, 3), dtype="float32", classes=1),
 }

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgefl.errors import DataError
 from edgefl.wire.array_files import read_idx
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Table
-from edgefl.wire.errors import DataError
+from edgefl.wire.bundle.readers import TableReader
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import Local, LocalData
 from edgefl_device.data.sources import load as load_any
@@ -144,7 +144,7 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
 def test_one_stray_array_does_not_hide_the_files_that_the_bundle_reads(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,y\n1,0\n2,1\n")
     np.save(tmp_path / "stray.npy", X)
-    spec = DataSpec(shape=(1,), dtype="float32", classes=2, reader=Table(columns=("a",), label="y"))
+    spec = DataSpec(shape=(1,), dtype="float32", classes=2, reader=TableReader(columns=("a",), label="y"))
 
     found = load_any(tmp_path).fitted(spec)
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.errors import DataError
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
 from edgefl_device.data import ranges

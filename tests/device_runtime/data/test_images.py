@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire import pictures
+from edgefl.errors import ConfigError, DataError
+from edgefl.wire import images
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Image
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.wire.bundle.readers import ImageReader
 from edgefl_device.data.rows import DecodedRows
 from edgefl_device.data.sources import load
 from tests.device_runtime.data.files import every, fitted, image, pillow, written
 
 RGB = DataSpec(
-    shape=(3, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"), reader=Image()
+    shape=(3, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"), reader=ImageReader()
 )
 GREY = DataSpec(shape=(1, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"))
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
@@ -79,7 +79,7 @@ def test_a_photograph_is_turned_as_the_camera_noted(tmp_path: Path) -> None:
 
 def test_white_is_the_number_that_the_federation_says(tmp_path: Path) -> None:
     image(tmp_path / "cat" / "a.png", np.array([[0, 128, 255]], np.uint8))
-    spec = DataSpec(shape=(1, 1, 3), dtype="float32", classes=1, names=("cat",), reader=Image(white=16))
+    spec = DataSpec(shape=(1, 1, 3), dtype="float32", classes=1, names=("cat",), reader=ImageReader(white=16))
 
     np.testing.assert_array_equal(every(fitted(tmp_path, spec)).reshape(-1), [0, 8, 16])
 
@@ -129,7 +129,7 @@ def test_an_image_that_memory_might_not_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image(tmp_path / "cat" / "a.png", PIXELS)
-    monkeypatch.setattr(pictures, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
+    monkeypatch.setattr(images, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
 
     with pytest.raises(
         DataError, match=r"cat/a\.png: it has \d+ x \d+ pixels, more than \d+: make it smaller"
@@ -177,6 +177,6 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
-        pictures.library()
+        images.library()
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
         load(tmp_path)

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import Sound
-from edgefl.wire.errors import DataError
+from edgefl.wire.bundle.readers import SoundReader
 from edgefl_device.data.rows import DecodedRows
 from tests.device_runtime.data.files import every, fitted, sound, written
 
@@ -20,7 +20,7 @@ SOUND = DataSpec(
     dtype="float32",
     classes=2,
     names=("off", "on"),
-    reader=Sound(rate=8000, length=6),
+    reader=SoundReader(rate=8000, length=6),
 )
 WAVE = np.array([0, 16384, -32768, 32767, 1, -1, 5, 5], np.int16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import ConfigError, DataError
+from edgefl.errors import ConfigError, DataError
 from edgefl_device.data.support import (
     Shards,
     batch_rows,

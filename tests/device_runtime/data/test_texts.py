@@ -11,17 +11,22 @@ import numpy as np
 import pytest
 
 from edgefl.data.text.vocabulary import words
+from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import Text
-from edgefl.wire.errors import BundleError, ConfigError, DataError
+from edgefl.wire.bundle.readers import TextReader
 from edgefl_device.data import texts
 from edgefl_device.data.rows import Parts
 from edgefl_device.data.samples import LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
 
 BYTES = DataSpec(
-    shape=(5,), dtype="int64", classes=2, below=256, names=("bad", "good"), reader=Text(mask="attention_mask")
+    shape=(5,),
+    dtype="int64",
+    classes=2,
+    below=256,
+    names=("bad", "good"),
+    reader=TextReader(mask="attention_mask"),
 )
 MASKED = msgspec.structs.replace(
     BYTES, others=(Input(name="attention_mask", shape=(5,), dtype="int64", below=2),)
@@ -167,7 +172,7 @@ def test_more_texts_than_are_tokenized_together_keep_their_order(
 def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "abcdef")
     written(tmp_path / "b.txt", "ghijklm")
-    spec = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=Text())
+    spec = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=TextReader())
     data = fitted(tmp_path, spec, LabelSpec((5,)))
 
     np.testing.assert_array_equal(every(data), [[*b"abcde"], [*b"fghij"]])
@@ -183,7 +188,7 @@ def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> Non
 
 def tokenized(content: bytes, **more: Any) -> tuple[DataSpec, Parts]:
     ref = describe(content, 1024)
-    spec = msgspec.structs.replace(BYTES, reader=Text(tokenizer=ref), **more)
+    spec = msgspec.structs.replace(BYTES, reader=TextReader(tokenizer=ref), **more)
     return spec, Parts(blob={ref: content}.__getitem__)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.cli import app
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_device.engine.executorch import build
 from edgefl_device.engine.executorch.binding import load
 from edgefl_device.engine.executorch.build import Wheel

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl.errors import BundleError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.engine.executorch.binding import Program

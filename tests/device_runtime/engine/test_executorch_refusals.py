@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import BundleError
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.engine.executorch.binding import NativeError, Program
 from tests.device_runtime import tiny, tiny_pte

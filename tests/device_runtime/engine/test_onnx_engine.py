@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import BundleError
 from edgefl.system.memory import status_bytes
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Arrays
 from edgefl_device import libraries
 from edgefl_device.engine.onnx import OnnxEngine

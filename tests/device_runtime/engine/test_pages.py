@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, StoreError
 from edgefl.wire.bundle.graphs import joined, split
 from edgefl.wire.bundle.manifest import Port
-from edgefl.wire.errors import BundleError, StoreError
 from edgefl_device.engine.segments import SMALL_BYTES, Pages
 
 LARGE = SMALL_BYTES // 4

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics

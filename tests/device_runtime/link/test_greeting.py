@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.conditions import Conditions
-from edgefl.wire.mqtt.messages import COME_LATER, Ack, encode
+from edgefl.wire.mqtt.messages import COME_LATER, Ack, Conditions, encode
 from edgefl_device.link import greeting
 from edgefl_device.policy import Policy
 from tests.device_runtime.agent.agents import StartAgent

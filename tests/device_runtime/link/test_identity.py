@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BundleError, IdentityError, StoreError
+from edgefl.errors import BundleError, IdentityError, StoreError
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.keys import rotate
-from edgefl.wire.mqtt.envelope import Speaker, bare
-from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
-from edgefl.wire.mqtt.profile_messages import ProfileRequest
+from edgefl.wire.mqtt.envelope import MessageSigner, bare
+from edgefl.wire.mqtt.messages import Ack, Message, ProfileRequest, Round, Task
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
 from edgefl_device.store.database import Store
@@ -48,7 +47,7 @@ class Device:
         return ServerTrust(self.store, pinned, lambda _, text: self.said.append(text), lambda: self.now)
 
 
-def hears(trust: ServerTrust, speaker: Speaker, message: Message) -> bytes:
+def hears(trust: ServerTrust, speaker: MessageSigner, message: Message) -> bytes:
     payload = speaker.seal(topic_of(message), message)
     assert trust.open(type(message), topic_of(message), payload) == message
     return payload
@@ -70,17 +69,17 @@ def device(tmp_path: Path) -> Iterator[Device]:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Speaker:
+def server(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "server.key")
 
 
 @pytest.fixture
-def stranger(tmp_path: Path) -> Speaker:
+def stranger(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "stranger.key", 1 << 40)
 
 
 def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
-    device: Device, server: Speaker, stranger: Speaker
+    device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     trust = device.start()
     hears(trust, server, announcement())
@@ -95,7 +94,7 @@ def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
 
 
 def test_a_device_that_was_given_keys_trusts_no_first_use(
-    device: Device, server: Speaker, stranger: Speaker
+    device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     trust = device.start(server.keys.public)
 
@@ -106,7 +105,9 @@ def test_a_device_that_was_given_keys_trusts_no_first_use(
     refuses(device.start(), stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
 
 
-def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(device: Device, server: Speaker) -> None:
+def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(
+    device: Device, server: MessageSigner
+) -> None:
     trust = device.start()
 
     for _ in range(2):
@@ -117,7 +118,7 @@ def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(device: Devi
 
 
 def test_a_first_key_is_learnt_from_an_announcement_only(
-    device: Device, server: Speaker, stranger: Speaker
+    device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     """Until there is one, what is signed by anybody is as good as what is not signed at all."""
     trust = device.start()
@@ -132,7 +133,7 @@ def test_a_first_key_is_learnt_from_an_announcement_only(
 
 
 def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
-    device: Device, server: Speaker, stranger: Speaker
+    device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     forged = stranger.seal(TOPICS.current_round, announcement(9), at=1 << 62)
     device.start().open(Round, TOPICS.current_round, forged)
@@ -148,7 +149,7 @@ def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
 
 
 def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
-    device: Device, server: Speaker, tmp_path: Path
+    device: Device, server: MessageSigner, tmp_path: Path
 ) -> None:
     trust = device.start()
     missed = server.seal(TOPICS.current_round, announcement(3))
@@ -167,7 +168,7 @@ def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
 
 
 def test_of_two_given_keys_the_last_announcement_of_one_is_old_once_the_other_announced(
-    device: Device, server: Speaker, stranger: Speaker
+    device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     trust = device.start(server.keys.public, stranger.keys.public)
     last = hears(trust, server, announcement(1))
@@ -183,7 +184,7 @@ def copied(trust: ServerTrust, payload: bytes, message: Message) -> None:
 
 
 def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
-    device: Device, server: Speaker
+    device: Device, server: MessageSigner
 ) -> None:
     trust = device.start()
     old, new = hears(trust, server, announcement(1)), hears(trust, server, announcement(2))
@@ -198,7 +199,7 @@ def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
 
 @pytest.mark.parametrize("message", [TASK, ACK, REQUEST], ids=["task", "ack", "profile-request"])
 def test_what_was_said_is_not_acted_on_again_also_after_a_restart(
-    device: Device, server: Speaker, message: Message
+    device: Device, server: MessageSigner, message: Message
 ) -> None:
     trust = device.start(server.keys.public)
     old, new = hears(trust, server, message), hears(trust, server, message)
@@ -210,7 +211,7 @@ def test_what_was_said_is_not_acted_on_again_also_after_a_restart(
 
 
 def test_a_disk_that_takes_nothing_stops_no_message(
-    device: Device, server: Speaker, monkeypatch: pytest.MonkeyPatch
+    device: Device, server: MessageSigner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise StoreError("full")
@@ -220,7 +221,7 @@ def test_a_disk_that_takes_nothing_stops_no_message(
     copied(trust, hears(trust, server, TASK), TASK)
 
 
-def test_a_task_is_no_task_of_another_device(device: Device, server: Speaker) -> None:
+def test_a_task_is_no_task_of_another_device(device: Device, server: MessageSigner) -> None:
     trust = device.start(server.keys.public)
     payload = server.seal(TOPICS.device("laptop").tasks, TASK)
 
@@ -228,7 +229,7 @@ def test_a_task_is_no_task_of_another_device(device: Device, server: Speaker) ->
 
 
 def test_a_new_key_is_learnt_from_the_old_one_and_both_are_good_for_a_while(
-    device: Device, server: Speaker, tmp_path: Path
+    device: Device, server: MessageSigner, tmp_path: Path
 ) -> None:
     trust = device.start()
     hears(trust, server, announcement(1))
@@ -249,7 +250,7 @@ def test_a_new_key_is_learnt_from_the_old_one_and_both_are_good_for_a_while(
 
 
 def test_a_key_that_the_known_one_did_not_introduce_is_refused(
-    device: Device, server: Speaker, tmp_path: Path
+    device: Device, server: MessageSigner, tmp_path: Path
 ) -> None:
     trust = device.start(server.keys.public)
     speaker_in(tmp_path / "stranger.key")

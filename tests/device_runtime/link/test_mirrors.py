@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import BundleError, RoundAborted, RoundDeclined
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.errors import BundleError, RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.messages import ELSEWHERE, Round
@@ -276,7 +276,7 @@ def test_a_round_that_is_over_ends_the_waiting_for_a_mirror(device: Device) -> N
 def test_http_is_for_private_networks_unless_the_device_names_it(
     device: Device, published: BlobRef, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgefl.wire.blob_get.is_near", lambda address: False)
+    monkeypatch.setattr("edgefl.wire.mirror_client.is_near", lambda address: False)
     with ScriptedMirror(good) as mirror:
         assert device.fetcher(mirror.url).get(REF) == DATA
         assert mirror.asked == [] and "no machine of a private network" in device.told[0]

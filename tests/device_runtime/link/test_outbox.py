@@ -11,12 +11,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
-from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, PastRound, Store
@@ -38,11 +40,11 @@ class Server:
         wait_up(session)
         mine = topics.device(device)
         session.publish(mine.update(0, 0), b"", qos=1)
-        wait_for(session, Incoming)  # subscribed: our own message came back
+        wait_for(session, IncomingMessage)  # subscribed: our own message came back
         session.subscribe([mine.acks])
 
     def chunk(self) -> UpdateChunk:
-        event = wait_for(self.session, Incoming, lambda event: "/updates/" in event.topic)
+        event = wait_for(self.session, IncomingMessage, lambda event: "/updates/" in event.topic)
         chunk = peek(UpdateChunk, event.payload)
         assert event.topic == self.topics.device(self.device).update(3, chunk.index)
         assert len(event.payload) <= 1024
@@ -64,7 +66,7 @@ class Server:
     def silent(self) -> bool:
         """Whether no chunk came before a mark that we send ourselves."""
         self.session.publish(self.topics.device(self.device).update(0, 0), b"mark")
-        event = wait_for(self.session, Incoming, lambda event: "/updates/" in event.topic)
+        event = wait_for(self.session, IncomingMessage, lambda event: "/updates/" in event.topic)
         return event.payload == b"mark"
 
 
@@ -102,7 +104,7 @@ class Device:
 
     def hear(self) -> None:
         """Pass one acknowledgement on, as the agent does."""
-        event = wait_for(self.session, Incoming, lambda event: event.topic.endswith("/acks"))
+        event = wait_for(self.session, IncomingMessage, lambda event: event.topic.endswith("/acks"))
         self.outbox.deliver(peek(Ack, event.payload))
 
     def verdict(self) -> tuple[str, str]:
@@ -269,7 +271,7 @@ def test_an_update_survives_the_agent(
     device.restart(again)
 
     assert first.count > 1
-    wait_for(server.session, Incoming, lambda event: event.payload == messages.encode(first))
+    wait_for(server.session, IncomingMessage, lambda event: event.payload == messages.encode(first))
     server.ack("n1")
     device.hear()
     assert device.verdict() == ("n1", "accepted")

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import StoreError
 from edgefl.wire import tensors
-from edgefl.wire.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek

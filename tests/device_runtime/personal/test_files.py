@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from edgefl.cli import app
+from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
-from edgefl.wire.errors import (
-    BundleError,
-    ConfigError,
-    DataError,
-)
 from edgefl_device.personal.personalize import graphs_of
 from edgefl_device.round.offline import offline, read_weights
 from tests.analysis.personal.tiers import Tier

@@ -8,16 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import BrokerError, BundleError, ConfigError, IdentityError, RoundDeclined, StoreError
 from edgefl.wire import folders, tensors
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import (
-    BrokerError,
-    BundleError,
-    ConfigError,
-    IdentityError,
-    RoundDeclined,
-    StoreError,
-)
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics

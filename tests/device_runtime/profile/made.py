@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, Peak, Split, Times
+from edgefl.wire.bundle.profiles import BundleProfile, CallTimes, GraphProfile, PeakMemory, StepSplit
 from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 from tests.device_runtime import tiny
 
@@ -27,9 +27,9 @@ def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProf
         artifact_bytes=2048,
         macs=3_000_000,
         load_ms=12.0,
-        run=Times(calls=5, median_ms=median_ms, p90_ms=median_ms + 1, min_ms=median_ms - 1),
-        peak=Peak(planned_bytes=8 << 20, engine_bytes=4 << 20, rss_bytes=6 << 20),
-        split=Split(
+        run=CallTimes(calls=5, median_ms=median_ms, p90_ms=median_ms + 1, min_ms=median_ms - 1),
+        peak=PeakMemory(planned_bytes=8 << 20, engine_bytes=4 << 20, rss_bytes=6 << 20),
+        split=StepSplit(
             forward_ms=2.0,
             backward_ms=5.0,
             update_ms=1.0,

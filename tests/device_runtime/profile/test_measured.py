@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
-from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from edgefl_device.engine.base import LoadedGraph, Outputs
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.profile import whole

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire.bundle.manifest import Port
-from edgefl.wire.bundle.profiles import MOMENTS, Moment, Times
+from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
 from edgefl.wire.bundle.sources import Node
 from edgefl_device.profile.measure import ops
 from edgefl_device.profile.measure.energy import Battery, Counters, Nothing, open_meter
@@ -50,7 +50,7 @@ def test_phases_add_up_to_the_median_and_unknown_parts_share_theirs_with_the_kno
         ops.Part("R", 0.5, None),
         ops.Part("Sub", 0.3, NODES["Sub_3"]),
     ]
-    run = Times(calls=5, median_ms=10.0, p90_ms=20.0, min_ms=9.0)
+    run = CallTimes(calls=5, median_ms=10.0, p90_ms=20.0, min_ms=9.0)
     found = ops.split(parts, run, "measured")
     assert found is not None
     assert (found.forward_ms, found.backward_ms, found.update_ms) == (4.0, 0.0, 6.0)

@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.signatures import Signer
-from edgefl.wire.errors import BundleError
+from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.limits import Limits
 from edgefl_device.policy import Policy
 from tests.device_runtime import tiny

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import BundleError
 from edgefl_device.data.samples import Batches
 from edgefl_device.round.feeds import Feeds, complete
 from tests.device_runtime import tiny

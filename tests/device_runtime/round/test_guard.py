@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.wire.errors import RoundDeclined
+from edgefl.errors import RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl_device.round.work import Guard
 

@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
-from edgefl.wire.errors import BundleError
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of

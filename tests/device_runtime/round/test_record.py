@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import StaleRecordError, StoreError
+from edgefl.errors import StaleRecordError, StoreError
 from edgefl_device.round.record import Record
 
 ROWS = np.random.default_rng(0).standard_normal((7, 2, 3)).astype(np.float32)
@@ -124,7 +124,7 @@ def test_rows_of_other_types_survive(tmp_path: Path) -> None:
 def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path: Path) -> None:
     script = (
         "import resource, sys; from pathlib import Path; from edgefl_device.round.record import Record;"
-        "from edgefl.wire.errors import StoreError;"
+        "from edgefl.errors import StoreError;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: Record.create(Path(sys.argv[1]) / 'r.bin', (1 << 20, 2), 'float32', 'v')\n"
         "except StoreError as error: print(error.message)"

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import BundleError, DataError
+from edgefl.errors import BundleError, DataError
 from edgefl_device.round.costs import Profiler
 from edgefl_device.round.graphs import GraphSettings
 from edgefl_device.round.runner import RoundRunner

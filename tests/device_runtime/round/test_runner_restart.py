@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.wire.errors import RoundAborted
+from edgefl.errors import RoundAborted
 from edgefl_device.round.forward import record_tag
 from edgefl_device.round.record import Record
 from tests.device_runtime import tiny

@@ -11,10 +11,10 @@ import numpy as np
 import onnx
 import pytest
 
+from edgefl.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
-from edgefl.wire.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine, OnnxGraph
 from edgefl_device.round.costs import Profiler

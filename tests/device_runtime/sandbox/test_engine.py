@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl_device.engine.select import open_engine
 from edgefl_device.round import offline

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
 from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny

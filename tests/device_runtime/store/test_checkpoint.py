@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.tensors import Array
 from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_device.store.database import Store

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.errors import StoreError
 from edgefl_device.store import database
 from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, abandoned, choose, foreign
 from edgefl_device.store.checkpoint_rows import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_device.store.database import Store
 from tests.power import stored
 from tests.power.disk import crash_states, lay_out

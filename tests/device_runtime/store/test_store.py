@@ -12,8 +12,8 @@ from typing import cast
 
 import pytest
 
+from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl.wire.errors import StoreError
 from edgefl_device.store import database, file
 from edgefl_device.store.carry_choice import StoredCarry
 from edgefl_device.store.database import DECLINED, Outgoing, PastRound, Store

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from edgefl.wire import tensors
-from edgefl.wire.bundle.signatures import Signer
+from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Round, Task
-from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import RoundClosed
 from edgefl_server.identity.registry import Registry
@@ -127,21 +128,21 @@ class Tap:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.heard: list[Incoming] = []
+        self.heard: list[IncomingMessage] = []
         session.subscribe(["edgefl/#"])
 
-    def until(self, condition: Callable[[list[Incoming]], bool], what: str) -> list[Incoming]:
+    def until(self, condition: Callable[[list[IncomingMessage]], bool], what: str) -> list[IncomingMessage]:
         def looked() -> bool:
             while not self.session.inbox.empty():
                 event = self.session.inbox.get()
-                if isinstance(event, Incoming):
+                if isinstance(event, IncomingMessage):
                     self.heard.append(event)
             return condition(self.heard)
 
         wait_until(looked, what)
         return self.heard
 
-    def heard_on(self, leaf: str) -> list[Incoming]:
+    def heard_on(self, leaf: str) -> list[IncomingMessage]:
         return [event for event in self.heard if f"/{leaf}" in event.topic and event.payload]
 
     def has(self, leaf: str, count: int = 1) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import bare
-from edgefl.wire.mqtt.messages import Ack, Message, Offer
-from edgefl.wire.mqtt.profile_messages import ProfileRequest
-from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import Ack, Message, Offer, ProfileRequest
+from edgefl.wire.mqtt.session import Session
 from edgefl_device.link.notices import Notices
 from tests.conftest import SessionFactory
 from tests.device_runtime import tiny
@@ -56,15 +56,15 @@ class Scene:
         self.server.accept(self.server.update(number))
         assert self.agent.event("accepted").details["round"] == number
 
-    def sent(self) -> list[Incoming]:
+    def sent(self) -> list[IncomingMessage]:
         """Pieces of updates that came to the server and were not looked at yet."""
         mark = b"mark of this look"
         self.server.publish(TOPICS.device("mark").hello, mark)
         found = []
-        while (event := self.server.session.inbox.get(timeout=60.0)) != Incoming(
+        while (event := self.server.session.inbox.get(timeout=60.0)) != IncomingMessage(
             TOPICS.device("mark").hello, mark
         ):
-            if isinstance(event, Incoming) and "/updates/" in event.topic:
+            if isinstance(event, IncomingMessage) and "/updates/" in event.topic:
                 found.append(event)
         return found
 

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import ClientIds, Role, client_id
+from edgefl.wire.mqtt.address import ClientIds, Role, client_id
 from edgefl.wire.mqtt.envelope import bare
+from edgefl.wire.mqtt.events import Disconnected, Event, IncomingMessage, Refusal
 from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Down, Event, Incoming, Refused, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.events import DeviceLost, Offline, Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, FEDERATION, TOPICS, Stage, Tap, changed, secured
@@ -73,7 +74,7 @@ def test_an_outsider_without_credentials_gets_no_connection(
     """read, write, replay, poison: nothing of it without a connection."""
     fleet = stage()
     address = replace(fleet.broker.user("strong-0"), **guess)
-    assert "Not authorized" in wait_for(connect(address), Down).reason
+    assert "Not authorized" in wait_for(connect(address), Disconnected).reason
     fleet.goes_on()
 
 
@@ -115,13 +116,13 @@ def test_a_device_hears_and_says_nothing_below_another_name(
     thief.publish(FIRST.status, encode(Status(online=False)), retain=True)
     thief.publish(TOPICS.current_round, b"", retain=True)
     came: list[Event] = []
-    while not any(isinstance(event, Refused) and event.topic == TOPICS.current_round for event in came[-1:]):
+    while not any(isinstance(event, Refusal) and event.topic == TOPICS.current_round for event in came[-1:]):
         came.append(thief.inbox.get(timeout=60.0))  # until the last of them was refused
     fleet.goes_on(opened=opened)
     while not thief.inbox.empty():
         came.append(thief.inbox.get())
-    refused = {event.topic for event in came if isinstance(event, Refused)}
-    heard = {event.topic for event in came if isinstance(event, Incoming)}
+    refused = {event.topic for event in came if isinstance(event, Refusal)}
+    heard = {event.topic for event in came if isinstance(event, IncomingMessage)}
     assert refused >= {FIRST.update(1, 0), FIRST.status, TOPICS.current_round}
     assert heard and not any(f"/{DEVICES[0]}/" in topic for topic in heard)
 

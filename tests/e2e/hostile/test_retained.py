@@ -8,8 +8,9 @@ from pathlib import Path
 from msgspec import structs
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.events import IncomingMessage, Refusal
 from edgefl.wire.mqtt.messages import Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Incoming, Refused, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.events import Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, TOPICS, Stage, Tap, secured
@@ -43,7 +44,7 @@ def test_a_device_that_leaves_retained_messages_is_refused_and_they_are_erased(
             looker.subscribe([f"{TOPICS.root}/devices/+/updates/+/+"])
             looker.subscribe([honest.status])  # answered after the first one
             left = 0
-            while (event := wait_for(looker, Incoming)).topic != honest.status:
+            while (event := wait_for(looker, IncomingMessage)).topic != honest.status:
                 left += event.retained
 
 
@@ -77,4 +78,4 @@ def test_a_packet_above_the_largest_message_ends_at_the_broker(
         session.publish(TOPICS.current_round, bytes(Limits().chunk_bytes))
         assert len(wait_message(session, TOPICS.current_round)) == Limits().chunk_bytes
         session.publish(TOPICS.current_round, bytes(5 * Limits().chunk_bytes))
-        assert "max_packet_size" in wait_for(session, Refused).limit
+        assert "max_packet_size" in wait_for(session, Refusal).limit

@@ -11,9 +11,9 @@ from torch import nn
 
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.errors import ExportError
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from tests.exporters.examples import BATCH, step_of
 

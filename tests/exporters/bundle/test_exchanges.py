@@ -12,9 +12,9 @@ import torch
 
 from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ExportError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.errors import ExportError
 from edgefl_device.data.samples import Batches
 from edgefl_export.artifact import Artifact
 from edgefl_export.bundle.build import Label, batch_size, build_bundle, trained_entries

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from edgefl.cli import app
+from edgefl.errors import ConfigError, EdgeflError, ExportError
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import ConfigError, EdgeflError, ExportError
 
 CONFIG = """
 [model]

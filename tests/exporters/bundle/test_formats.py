@@ -11,10 +11,10 @@ from torch import nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import BundleError, ConfigError, ExportError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, Graph, decode_manifest, encode_manifest
-from edgefl.wire.errors import BundleError, ConfigError, ExportError
 from edgefl_export.bundle.build import Label, ports
 from edgefl_export.bundle.build import build_bundle as build
 from edgefl_export.bundle.formats import check_installed, format_of

@@ -16,10 +16,10 @@ from typer.testing import CliRunner, Result
 from edgefl.cli import app
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import BundleError, ConfigError, EdgeflError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.errors import BundleError, ConfigError, EdgeflError
 from edgefl_export.bundle.verify import Origin, verify_bundle
 
 CHUNK = 1 << 17

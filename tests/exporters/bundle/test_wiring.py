@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from edgefl.contract.algorithm import Algorithm, CarryRule, Phase
+from edgefl.errors import ExportError
 from edgefl.submodels.cost import TRAINING, Cost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.verify import Origin, verify_bundle
 from edgefl_export.bundle.wiring import check_wiring
 from edgefl_export.work import round_work

@@ -10,7 +10,7 @@ from torch import nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.trace import Captured, capture
 from tests.exporters.examples import pointwise, small_net, step_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from tests.exporters.engines import ENGINES, agree, function_of, on_engine
 
 # 3 x 2 x 4 numbers, none of them 0.

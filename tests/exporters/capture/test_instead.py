@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from tests.exporters.engines import ENGINES, function_of, on_engine
 
 SQUARE = torch.tensor([[2.0, 1, 0], [0.3, -3, 1], [1, 0.2, 1]])

@@ -12,7 +12,7 @@ import torch
 import edgefl_export.onnx.model
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.patches import Patch, patched
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx import op_tables

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import Tensor
 
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from tests.parity.ops.case import Case

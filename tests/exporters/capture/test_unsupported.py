@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ExportError
 from edgefl.models.split import split
-from edgefl.wire.errors import ExportError
 from edgefl_export.capture.locate import Place, locate
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx

@@ -8,10 +8,10 @@ import pytest
 
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
+from edgefl.errors import ExportError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ExportError
 from edgefl_export.artifact import Artifact
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.executorch.program.write import LEAST_BYTES

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from edgefl.contract.algorithm import Function
+from edgefl.errors import ExportError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import BlobRef, Graph
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.build import ports
 from edgefl_export.bundle.formats import ExecuTorch, format_of
 from edgefl_export.executorch.check.isolated import IsolatedRunner

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.trace import Captured, capture
 from edgefl_export.executorch.check.programs import verify
 from edgefl_export.executorch.graph import lowered

@@ -16,10 +16,10 @@ import edgefl
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.errors import BundleError, ConfigError
 from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import PLANNED, Graph, decode_manifest, encode_manifest
-from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.executorch.build import LIBRARIES, find_wheel

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from edgefl.algorithms import catalog
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import BundleError
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.bundle.graphs import rows_in
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.rows import rows_in
 from edgefl.wire.bundle.variants import folded, unfolded
-from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine

@@ -13,12 +13,12 @@ import edgefl_export
 from edgefl.algorithms.activations import stored
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.algorithm import CarryRule
+from edgefl.errors import ExportError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
 from edgefl.submodels import catalog as submodels
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.formats import Onnx
 from edgefl_export.front import compile as module
 from edgefl_export.front.algorithm import coded_algorithm

@@ -15,13 +15,13 @@ import torch
 from edgefl import algorithms
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of
+from edgefl.errors import BundleError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest as wire
 from edgefl.wire.bundle.manifest import SEGMENTED, DataSpec, Graph
-from edgefl.wire.errors import BundleError
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ConfigError, ExportError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, ExportError
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.trace import Captured, capture
 from edgefl_export.memory.budget import within_onnx

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.bundle.formats import format_of
 
 N = 64

@@ -14,7 +14,7 @@ from torch import nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.trace import capture, exported_program
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

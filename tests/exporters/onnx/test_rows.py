@@ -17,10 +17,10 @@ from torch import nn
 from edgefl.algorithms import catalog
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import BundleError
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.artifact import Artifact

@@ -14,9 +14,9 @@ import torch
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import BundleError
+from edgefl.wire.bundle.graphs import rows_in
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.rows import rows_in
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.bundle.formats import format_of

@@ -11,13 +11,13 @@ from torch import nn
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import BundleError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
+from edgefl.wire.blobs import decompress
 from edgefl.wire.bundle import sources
-from edgefl.wire.bundle.sources import Node, Row, Sources
-from edgefl.wire.compression import unpacked
-from edgefl.wire.errors import BundleError
+from edgefl.wire.bundle.sources import Node, NodeRecord, Sources
 from edgefl_export.artifact import Artifact
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.trace import capture
@@ -189,7 +189,7 @@ def test_recomputed_products_count_their_multiplications() -> None:
 
 def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
     ref, data = packed_sources({"train": nodes, "again": nodes}, 1 << 20)
-    found = sources.decode(unpacked(ref, data, 1 << 20))
+    found = sources.decode(decompress(ref, data, 1 << 20))
     assert found.nodes("train") == nodes
     assert found.nodes("unknown") == {}
 
@@ -199,8 +199,8 @@ def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
     [
         b"",
         b"\xff",
-        sources.encode(Sources(modules=(), graphs={"g": (Row("a", "Add", 0, 0, 0, 0),)})),
-        sources.encode(Sources(modules=("m",), graphs={"g": (Row("a", "Add", 3, 0, 0, 0),)})),
+        sources.encode(Sources(modules=(), graphs={"g": (NodeRecord("a", "Add", 0, 0, 0, 0),)})),
+        sources.encode(Sources(modules=("m",), graphs={"g": (NodeRecord("a", "Add", 3, 0, 0, 0),)})),
     ],
 )
 def test_malformed_sources_are_a_bundle_error(data: bytes) -> None:

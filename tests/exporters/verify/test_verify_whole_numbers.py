@@ -10,7 +10,7 @@ import torch
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.verify.graphs import CEILING, Run, compare
 from edgefl_export.verify.rounding import Array
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from reproduce.embracingfl import theory
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from edgefl.errors import StaleRecordError
 from edgefl.models.zoo.basic import mlp
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import StaleRecordError
 from edgefl_device.data.samples import Batches, LocalData
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.costs import Profiler

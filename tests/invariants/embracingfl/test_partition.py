@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgefl.data.dataset import Array
 from edgefl.data.datasets import load
 from edgefl.data.partition import dirichlet, histograms, iid
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8, resnet20
@@ -19,7 +20,6 @@ from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import Block, extract, local_shape
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.support.regions import assert_inside

@@ -12,8 +12,8 @@ from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.schedules import Constant, Decaying, Theory
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm
+from edgefl.errors import ConfigError
 from edgefl.simulation.federated import federated
-from edgefl.wire.errors import ConfigError
 from reproduce.fafed import three_clients
 from tests.invariants.fafed.tiny import GOLDEN, Bowls, X, close, whole
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.adaptive.fafed import fafed
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from tests.invariants.fafed.tiny import Bowls, Trace, X, close, traced
 
 PROBLEM = Bowls.drawn(clients=3, d=4, seed=7)

@@ -14,9 +14,9 @@ from edgefl.config import parse
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_equal, paired, similarity
 from edgefl.data.partition import histograms
+from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.data import partition
-from edgefl.wire.errors import ConfigError, DataError, ModelError
 
 MNIST = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.partition import by_labels, dirichlet, histograms
+from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import partition
-from edgefl.wire.errors import ConfigError, DataError
 
 
 @st.composite

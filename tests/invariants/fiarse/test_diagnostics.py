@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -24,7 +25,6 @@ from edgefl.submodels.importance.strategy import Strategy
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import FOUR_SIZES, NO_GUARDS, Cut, Mask, cut
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ModelError
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
 from tests.rings.rows import mostly_slow
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.guards import Guards, scales
@@ -16,7 +17,6 @@ from edgefl.submodels.importance.learnable import own_weights
 from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.strategy import Strategy, consecutive, stages
 from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, count, cut
-from edgefl.wire.errors import ModelError
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, small_models, vector

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from edgefl.config import parse
 from edgefl.data.equal import dirichlet_clients
 from edgefl.data.partition import histograms
+from edgefl.errors import DataError
 from edgefl.setup.data import open_data, partition
-from edgefl.wire.errors import DataError
 
 
 def test_a_hundred_clients_have_five_hundred_samples_each_and_mixes_as_skewed_as_drawn() -> None:

@@ -17,13 +17,13 @@ from edgefl.algorithms.baselines.adamw import adamw as local_adamw
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
 from edgefl.submodels.importance.submodel import Importance, importance
-from edgefl.wire.errors import ConfigError
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from tests.invariants.embracingfl.tiny import samples, tiny

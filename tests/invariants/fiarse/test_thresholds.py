@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from edgefl.errors import ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.strategy import Strategy, consecutive
 from edgefl.submodels.importance.thresholds import check_gamma, count, cut, top
-from edgefl.wire.errors import ModelError
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import vector
 

@@ -24,10 +24,10 @@ from edgefl.analysis.heterogeneity.report import reading
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.groups import counts_of
+from edgefl.errors import DataError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import DataError
 from tests.invariants.fafed.quadratic import elu_net, logistic, normal, positive
 from tests.invariants.per_fedavg.heterogeneity import (
     largest_norms,

@@ -13,8 +13,8 @@ from edgefl.config import Federation, parse
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.groups import groups, largest_a
 from edgefl.data.partition import alike, histograms
+from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import held_out, partition
-from edgefl.wire.errors import ConfigError, DataError
 
 # Training samples of MNIST's digits 0 to 9.
 MNIST = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)

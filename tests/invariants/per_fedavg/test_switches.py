@@ -11,11 +11,11 @@ from torch import nn
 from edgefl import algorithms
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ConfigError
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import federated
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, user
 

@@ -29,8 +29,8 @@ from edgefl.analysis.heterogeneity.theory import (
     sigma_t2,
     smoothness,
 )
+from edgefl.errors import ConfigError
 from edgefl.simulation.federated import Client, federated, selection
-from edgefl.wire.errors import ConfigError
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, sample
 
 D = 3

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule, random_schedule
-from edgefl.wire.errors import ConfigError
 
 DEVICES = ("a-0", "a-1")
 

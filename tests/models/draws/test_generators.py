@@ -19,11 +19,11 @@ from numpy.random import permutation, rand, randn
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.draws.generators import watched
 from edgefl.models.graph.tracing import exported
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 
 ROWS = TensorSpec((6,))
 PYTHON = random.Random(3)

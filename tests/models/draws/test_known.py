@@ -12,10 +12,10 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.draws.steering import Steered
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.graph import graph_of
 from edgefl_export.capture.trace import capture
 

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
+from edgefl.errors import ExportError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ExportError, ModelError
 from edgefl_export.capture.trace import capture
 from tests.models.draws.nets import LARGE, MODELS, ROWS, Noisy, Transformer
 from tests.models.draws.torch_numbers import Given

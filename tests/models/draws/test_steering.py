@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.draws.steering import Steered, without_masking
 from edgefl.models.layers.visible import visible
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 from edgefl_export.capture.trace import capture
 from tests.pairs import slow
 

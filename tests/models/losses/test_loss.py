@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses import (
     CTC,
     AbsoluteError,
@@ -28,7 +29,6 @@ from edgefl.models.losses import (
 )
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
-from edgefl.wire.errors import ModelError
 
 Case = tuple[Loss, tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]
 

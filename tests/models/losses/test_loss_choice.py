@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import (
     CTC,
@@ -30,7 +31,6 @@ from edgefl.models.losses import (
 from edgefl.models.losses.catalog import fitted, fitting
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model, with_loss
-from edgefl.wire.errors import ConfigError, ModelError
 
 NUMBERS = TensorSpec((3,), torch.float32)
 

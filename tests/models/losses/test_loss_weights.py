@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses import CTC, CausalLM, CrossEntropy, Huber, Loss, SequenceCrossEntropy
 from edgefl.models.losses.loss import batch_mean, without_absent
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective, SelfDistillation
-from edgefl.wire.errors import ModelError
 
 IGNORED = -100
 

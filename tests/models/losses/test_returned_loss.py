@@ -13,6 +13,7 @@ import edgefl
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.api.model import model_spec
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.losses import ModelLoss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.spec import ModelSpec
@@ -21,7 +22,6 @@ from edgefl.models.zoo.basic import mlp
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ModelError
 from tests.pairs import FORMATS
 from tests.parity.forms import checked
 

@@ -20,6 +20,7 @@ import edgefl
 from edgefl import algorithms
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ConfigError, ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import OwnLoss, build, own_loss
 from edgefl.models.losses.loss import sums_of, training_loss
@@ -29,7 +30,6 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import ConfigError, ModelError
 from tests.pairs import FORMATS
 from tests.parity.forms import runner_of
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from edgefl.comparison.compare import compared
 from edgefl.comparison.torch_side import restored
+from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.split import split
-from edgefl.wire.errors import EdgeflError, ModelError
 from tests.comparison.test_compare import SAMPLE, Net, seeded
 
 

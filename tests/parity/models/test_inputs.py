@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError, DataError, ExportError
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.errors import BundleError, DataError, ExportError
 from edgefl_device.data.samples import LabelSpec, LocalData
 from edgefl_export.bundle.wiring import check_wiring
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, reader

@@ -17,12 +17,12 @@ from edgefl import algorithms
 from edgefl.api.model import sample_spec
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import BundleError, ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import Bucket
-from edgefl.wire.errors import BundleError, ConfigError, ModelError
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
 from edgefl_device.round.feeds import Feeds
 from edgefl_export.bundle.build import Label, build_bundle

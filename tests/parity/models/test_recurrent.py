@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.errors import ExportError
 from edgefl.models.draws.reading import Reading
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
-from edgefl.wire.errors import ExportError
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.trace import capture
 from edgefl_export.executorch.rules.recurrent import STEPS

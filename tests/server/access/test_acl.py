@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgefl.wire.mqtt.session import Incoming, Refused, Session
+from edgefl.wire.mqtt.events import IncomingMessage, Refusal
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.access.files import BROKERS, written
 from edgefl_server.access.rules import ROLES, Access, Role
@@ -76,7 +77,7 @@ def fenced(session: Session, name: str) -> set[str]:
     """Topics of what came before a last message that everybody of this role hears."""
     heard = set()
     while True:
-        event = wait_for(session, Incoming)
+        event = wait_for(session, IncomingMessage)
         if event.payload == name.encode():
             return heard
         heard.add(event.topic)
@@ -119,10 +120,10 @@ def test_each_writes_what_is_its_own_and_is_told_of_all_else(
     everyone.publish("edgefl/fence", b"end")
 
     arrived = set()
-    while (event := wait_for(everyone, Incoming)).topic != "edgefl/fence":
+    while (event := wait_for(everyone, IncomingMessage)).topic != "edgefl/fence":
         arrived |= {event.topic} if event.payload == user.encode() else set()
     assert arrived == WRITES[user]
-    refused = {wait_for(session, Refused).topic for _ in {*ALL, foreign} - WRITES[user]}
+    refused = {wait_for(session, Refusal).topic for _ in {*ALL, foreign} - WRITES[user]}
     assert refused == {*ALL, foreign} - WRITES[user]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.access.files import aws_policy

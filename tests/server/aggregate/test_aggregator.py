@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import ConfigError, UpdateRejected
+from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Block, Region, extract, pieces
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, Form, Section, Values

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edgefl_server.aggregate.cuda
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import Checked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, Form, Section, Sparse, Values

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import UpdateRejected
 from edgefl.wire.bits import pack, packed_bytes
-from edgefl.wire.errors import UpdateRejected
 from edgefl.wire.regions import Block, Entries, Region, local_shape, pieces
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode, widen

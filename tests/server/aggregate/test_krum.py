@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl_server.coordinator import machine, states
 from edgefl_server.coordinator.claims import addressed
 from edgefl_server.coordinator.fleet import Assignment

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import parse
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_server.coordinator import machine, states
 from edgefl_server.coordinator.collapse import Best, Rollback, best_of, collapse
 from edgefl_server.coordinator.roster import TierRule

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl_server.coordinator import claims, machine, states
 from edgefl_server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
 from edgefl_server.coordinator.states import (

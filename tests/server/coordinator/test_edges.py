@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import DIVERGED, DivergedError, UpdateRejected
+from edgefl.errors import DIVERGED, DivergedError, UpdateRejected
 from edgefl_server.coordinator import attendance, claims, machine, roster, states
 from edgefl_server.coordinator.roster import Device, TierRule
 from edgefl_server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from edgefl.wire.mqtt.conditions import LINK, POWER, THERMAL, Conditions, understood
+from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions, known_conditions
 from edgefl_server.coordinator import attendance, machine, selection, states
 from edgefl_server.coordinator.eligibility import Selection, unfit
 from edgefl_server.coordinator.record import Participation, Record, Turnout
@@ -72,7 +72,7 @@ def rounds(
 def test_a_device_is_selected_if_it_is_in_all_conditions_that_are_asked_for(
     told: Conditions, unknown: str
 ) -> None:
-    conditions = understood(told)
+    conditions = known_conditions(told)
     for power, link, thermal in product(("any", "charging"), ("any", "unmetered"), ("any", "warm", "cool")):
         rule = Selection(power=power, link=link, thermal=thermal, unknown=unknown)  # type: ignore[arg-type]
         lenient = [""] if unknown == "in" else []
@@ -87,8 +87,10 @@ def test_a_device_is_selected_if_it_is_in_all_conditions_that_are_asked_for(
 
 
 def test_words_that_nobody_knows_are_unknown_and_equal_conditions_are_one_object() -> None:
-    assert understood(Conditions(power="nuclear", thermal="hot")) == Conditions(thermal="hot")
-    assert understood(Conditions(link="metered")) is understood(Conditions(power="wind", link="metered"))
+    assert known_conditions(Conditions(power="nuclear", thermal="hot")) == Conditions(thermal="hot")
+    assert known_conditions(Conditions(link="metered")) is known_conditions(
+        Conditions(power="wind", link="metered")
+    )
 
 
 def test_a_round_selects_a_device_from_when_it_charges_until_it_does_not() -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.errors import ConfigError, StoreError
 from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.dashboard.web.hub import Hub

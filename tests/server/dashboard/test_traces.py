@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_server.dashboard.web.traces import Traces
 from edgefl_server.events import RoundEnded, RoundOpened, UpdateAccepted
 

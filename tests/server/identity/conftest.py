@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.mqtt.envelope import Speaker
+from edgefl.wire.mqtt.envelope import MessageSigner
 from tests.server.identity.lab import Gate
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -27,10 +27,10 @@ def fleet(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture
-def phone(tmp_path: Path) -> Speaker:
+def phone(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "phone.key")
 
 
 @pytest.fixture
-def thief(tmp_path: Path) -> Speaker:
+def thief(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "thief.key", first=1 << 40)

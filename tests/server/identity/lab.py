@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import IdentityError
+from edgefl.errors import IdentityError
 from edgefl.wire.keys import rotate
-from edgefl.wire.mqtt.envelope import Speaker
+from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.identity.door import Door
@@ -49,7 +49,7 @@ class Gate:
     def take(self, payload: bytes, message: Message) -> Message:
         return self.door.open(type(message), "phone", topic_of(message), payload)
 
-    def say(self, speaker: Speaker, message: Message) -> bytes:
+    def say(self, speaker: MessageSigner, message: Message) -> bytes:
         payload = speaker.seal(topic_of(message), message)
         self.take(payload, message)
         return payload
@@ -61,10 +61,10 @@ class Gate:
         assert caught.value.reason == reason
         assert self.registry.all() == before
 
-    def refuses_of(self, speaker: Speaker, message: Message, reason: str) -> None:
+    def refuses_of(self, speaker: MessageSigner, message: Message, reason: str) -> None:
         self.refuses(speaker.seal(topic_of(message), message), message, reason)
 
 
-def rotated(path: Path, number: int, now: float, overlap_s: float = 60.0) -> Speaker:
+def rotated(path: Path, number: int, now: float, overlap_s: float = 60.0) -> MessageSigner:
     rotate(path, overlap_s=overlap_s, now=now)
     return speaker_in(path, 1 << (41 + number))

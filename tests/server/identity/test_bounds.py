@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import IdentityError
 from edgefl.wire.enrolment import new_token, proof
-from edgefl.wire.errors import IdentityError
 from edgefl.wire.keys import MOST_SUCCESSIONS
-from edgefl.wire.mqtt.envelope import Speaker
+from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Hello, Message, Status
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.identity.registry import Registry
 from tests.server.identity.lab import CHUNK, MINE, Gate, hello, rotated, topic_of
 
 
-def test_a_key_follows_another_only_so_often(lab: Gate, phone: Speaker, tmp_path: Path) -> None:
+def test_a_key_follows_another_only_so_often(lab: Gate, phone: MessageSigner, tmp_path: Path) -> None:
     lab.say(phone, hello())
     lab.say(rotated(tmp_path / "phone.key", 0, lab.now), hello())
     hasty = rotated(tmp_path / "phone.key", 1, lab.now)
@@ -30,7 +30,7 @@ def test_a_key_follows_another_only_so_often(lab: Gate, phone: Speaker, tmp_path
 
 
 def test_a_device_has_few_keys_however_often_they_follow_each_other(
-    lab: Gate, phone: Speaker, tmp_path: Path
+    lab: Gate, phone: MessageSigner, tmp_path: Path
 ) -> None:
     lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
     lab.registry.revoke("phone")
@@ -47,7 +47,7 @@ def test_a_device_has_few_keys_however_often_they_follow_each_other(
     lab.say(phone, CHUNK)
 
 
-def test_names_on_first_use_are_bounded(lab: Gate, phone: Speaker) -> None:
+def test_names_on_first_use_are_bounded(lab: Gate, phone: MessageSigner) -> None:
     def come(name: str) -> None:
         topic = Topics("demo").device(name).hello
         payload = phone.seal(topic, hello())
@@ -78,7 +78,7 @@ def full_disk(path: Path, on: bool = True) -> None:
 
 @pytest.mark.parametrize("how", ["first-use", "rotation", "token"])
 def test_a_full_disk_keeps_nobody_out(
-    lab: Gate, phone: Speaker, thief: Speaker, tmp_path: Path, how: str
+    lab: Gate, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, how: str
 ) -> None:
     greeting = hello()
     if how == "token":
@@ -115,7 +115,7 @@ def test_a_full_disk_keeps_nobody_out(
 
 
 def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
-    lab: Gate, phone: Speaker, thief: Speaker
+    lab: Gate, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     full_disk(lab.path)
     lab.say(thief, hello())
@@ -132,9 +132,9 @@ def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
 
 
 def test_nothing_is_written_of_a_message_that_was_only_checked(
-    lab: Gate, phone: Speaker, tmp_path: Path
+    lab: Gate, phone: MessageSigner, tmp_path: Path
 ) -> None:
-    def check(speaker: Speaker, message: Message) -> None:
+    def check(speaker: MessageSigner, message: Message) -> None:
         before = lab.registry.all()
         topic = topic_of(message)
         lab.door.check(type(message), "phone", topic, speaker.seal(topic, message))

@@ -6,17 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.errors import IdentityError
 from edgefl.wire.enrolment import new_token, proof
-from edgefl.wire.errors import IdentityError
 from edgefl.wire.keys import rotate
-from edgefl.wire.mqtt.envelope import Speaker
+from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
 from edgefl_server.identity.registry import Registry
 from tests.server.identity.lab import CHUNK, DECLINE, MINE, Gate, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
 
 
-def test_the_first_key_of_a_name_is_trusted_and_it_is_said(lab: Gate, phone: Speaker, thief: Speaker) -> None:
+def test_the_first_key_of_a_name_is_trusted_and_it_is_said(
+    lab: Gate, phone: MessageSigner, thief: MessageSigner
+) -> None:
     lab.say(phone, hello())
     lab.say(phone, DECLINE)
 
@@ -30,7 +32,7 @@ def test_the_first_key_of_a_name_is_trusted_and_it_is_said(lab: Gate, phone: Spe
     lab.refuses_of(thief, hello(), "wrong-key")
 
 
-def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Gate, thief: Speaker) -> None:
+def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Gate, thief: MessageSigner) -> None:
     lab.say(thief, CHUNK)
 
     assert lab.registry.all() == []
@@ -39,7 +41,7 @@ def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Gate, thief: Speaker) 
 @pytest.mark.parametrize(
     "message", [hello(), Status(online=True), DECLINE], ids=["hello", "status", "decline"]
 )
-def test_what_was_said_before_is_not_said_again(lab: Gate, phone: Speaker, message: Message) -> None:
+def test_what_was_said_before_is_not_said_again(lab: Gate, phone: MessageSigner, message: Message) -> None:
     lab.say(phone, hello(samples=5))
     old = lab.say(phone, message)
     new = lab.say(phone, message)
@@ -52,7 +54,9 @@ def test_what_was_said_before_is_not_said_again(lab: Gate, phone: Speaker, messa
         lab.take(new, message)
 
 
-def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(lab: Gate, phone: Speaker) -> None:
+def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(
+    lab: Gate, phone: MessageSigner
+) -> None:
     def again(payload: bytes, message: Message) -> bool:
         return lab.door.check(type(message), "phone", topic_of(message), payload).again
 
@@ -67,7 +71,7 @@ def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(lab: Gate,
     assert not again(said[0][1], hello())  # it brings its key in
 
 
-def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: Speaker) -> None:
+def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: MessageSigner) -> None:
     def connection() -> tuple[bytes, bytes]:
         number = phone.numbers.next(2)
         return tuple(phone.seal(MINE.status, Status(online=at == 0), number + at) for at in (0, 1))  # type: ignore[return-value]
@@ -81,7 +85,7 @@ def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: Speaker) -> Non
     lab.take(second_will, Status(online=False))
 
 
-def test_chunks_may_come_in_any_order(lab: Gate, phone: Speaker) -> None:
+def test_chunks_may_come_in_any_order(lab: Gate, phone: MessageSigner) -> None:
     lab.say(phone, hello())
     first, second = (phone.seal(topic_of(CHUNK), CHUNK) for _ in range(2))
 
@@ -89,7 +93,9 @@ def test_chunks_may_come_in_any_order(lab: Gate, phone: Speaker) -> None:
     lab.take(first, CHUNK)
 
 
-def test_with_enrolment_only_keys_of_the_list_are_let_in(fleet: Gate, phone: Speaker, thief: Speaker) -> None:
+def test_with_enrolment_only_keys_of_the_list_are_let_in(
+    fleet: Gate, phone: MessageSigner, thief: MessageSigner
+) -> None:
     for message in (hello(), Status(online=True), DECLINE, CHUNK):
         fleet.refuses_of(phone, message, "unknown-key")
         fleet.refuses(encode(message), message, "unsigned")
@@ -101,11 +107,13 @@ def test_with_enrolment_only_keys_of_the_list_are_let_in(fleet: Gate, phone: Spe
     fleet.refuses_of(thief, hello(), "wrong-key")
 
 
-def test_a_token_lets_one_key_of_one_device_in_once(fleet: Gate, phone: Speaker, thief: Speaker) -> None:
+def test_a_token_lets_one_key_of_one_device_in_once(
+    fleet: Gate, phone: MessageSigner, thief: MessageSigner
+) -> None:
     token = new_token(b"\x01" * 32)
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
 
-    def asking(speaker: Speaker, secret: bytes = token.secret) -> Hello:
+    def asking(speaker: MessageSigner, secret: bytes = token.secret) -> Hello:
         return hello(token=token.name, proof=proof(secret, MINE.hello, speaker.keys.public))
 
     fleet.refuses_of(thief, asking(phone), "unknown-key")  # a proof that was overheard is for another key
@@ -117,7 +125,7 @@ def test_a_token_lets_one_key_of_one_device_in_once(fleet: Gate, phone: Speaker,
     fleet.refuses_of(thief, asking(thief), "wrong-key")
 
 
-def test_a_token_ends(fleet: Gate, phone: Speaker) -> None:
+def test_a_token_ends(fleet: Gate, phone: MessageSigner) -> None:
     token = new_token(b"\x01" * 32)
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
     fleet.now += 11
@@ -127,7 +135,7 @@ def test_a_token_ends(fleet: Gate, phone: Speaker) -> None:
 
 
 def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
-    fleet: Gate, phone: Speaker, tmp_path: Path
+    fleet: Gate, phone: MessageSigner, tmp_path: Path
 ) -> None:
     fleet.registry.add("phone", phone.keys.public, source="request", now=fleet.now)
     fleet.say(phone, hello())
@@ -142,7 +150,9 @@ def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
     fleet.refuses_of(speaker_in(tmp_path / "phone.key", 1 << 41), hello(), "unknown-key")
 
 
-def test_whose_keys_are_all_over_is_shut_out(lab: Gate, fleet: Gate, phone: Speaker, tmp_path: Path) -> None:
+def test_whose_keys_are_all_over_is_shut_out(
+    lab: Gate, fleet: Gate, phone: MessageSigner, tmp_path: Path
+) -> None:
     assert fleet.door.shuts_out("phone")  # with a list, names that are not on it
     lab.registry.forget("phone")
     lab.say(phone, hello())
@@ -155,7 +165,7 @@ def test_whose_keys_are_all_over_is_shut_out(lab: Gate, fleet: Gate, phone: Spea
 
 @pytest.mark.parametrize("gate", ["lab", "fleet"])
 def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
-    gate: str, phone: Speaker, tmp_path: Path, request: pytest.FixtureRequest
+    gate: str, phone: MessageSigner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     door: Gate = request.getfixturevalue(gate)
     door.registry.add("phone", phone.keys.public, source="request", now=door.now)
@@ -178,7 +188,7 @@ def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
-    lab: Gate, phone: Speaker, thief: Speaker, tmp_path: Path, online: bool
+    lab: Gate, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, online: bool
 ) -> None:
     lab.say(phone, hello())
     assert lab.door.presence("phone") is None  # the status of a name's first key is let in
@@ -194,7 +204,9 @@ def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
     assert lab.door.presence("phone") is None
 
 
-def test_a_forged_status_is_none_of_a_key_that_comes_in(lab: Gate, phone: Speaker, tmp_path: Path) -> None:
+def test_a_forged_status_is_none_of_a_key_that_comes_in(
+    lab: Gate, phone: MessageSigner, tmp_path: Path
+) -> None:
     lab.say(phone, hello())
     rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
     renewed = speaker_in(tmp_path / "phone.key", 1 << 41)
@@ -207,7 +219,7 @@ def test_a_forged_status_is_none_of_a_key_that_comes_in(lab: Gate, phone: Speake
 
 
 def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
-    lab: Gate, phone: Speaker, thief: Speaker
+    lab: Gate, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     lab.say(phone, hello())
     lab.refuses_of(thief, hello(), "wrong-key")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import UpdateRejected
+from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
 from edgefl_server.intake.assembly import (
     MOST_DAMAGED,

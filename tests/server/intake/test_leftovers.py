@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.intake.leftovers import Leftovers
 from tests.conftest import Mosquitto, SessionFactory
@@ -24,14 +24,14 @@ def test_what_lies_on_shards_without_a_worker_is_erased(
     leftovers.step(shards=False)
     erased = set[str]()
     while erased != set(left):
-        message = wait_for(server, Incoming, lambda event: event.payload != b"")
+        message = wait_for(server, IncomingMessage, lambda event: event.payload != b"")
         assert leftovers.erase(message) and leftovers.is_of_worker(message)
         erased.add(message.topic)
     wait_until(lambda: leftovers.step(shards=False) > 0.1, "the end of the look at all shards")
 
     wait_until(lambda: not server._leaving, "the broker's answer")
-    assert not leftovers.erase(Incoming(left[0], b"", retained=True)), "it would come back without end"
+    assert not leftovers.erase(IncomingMessage(left[0], b"", retained=True)), "it would come back without end"
     live = [left[0], topics.device("strong-0").update(1, 2)]
     for topic in live:
         attacker.publish(topic, b"live").wait(PATIENCE_S)
-    assert wait_for(server, Incoming, lambda event: event.payload == b"live").topic == live[1]
+    assert wait_for(server, IncomingMessage, lambda event: event.payload == b"live").topic == live[1]

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address
+from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import Event
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.service import Service

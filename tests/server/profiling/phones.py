@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from edgefl.wire.bundle import profiles
 from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import Hello, Status, encode
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileRequest
-from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import Hello, ProfileAnswer, ProfileRequest, Status, encode
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.rows import DeviceReport, FleetReport
 from tests.server.fleet import bundle
@@ -76,7 +76,7 @@ class Phone:
                 event = self.session.inbox.get(timeout=0.05)
             except queue.Empty:
                 continue
-            if isinstance(event, Incoming) and event.topic == self.mine.profile_requests:
+            if isinstance(event, IncomingMessage) and event.topic == self.mine.profile_requests:
                 self.requests.append(peek(ProfileRequest, event.payload))
                 self._behave(self, self.requests[-1])
 

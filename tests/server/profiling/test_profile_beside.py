@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError, ParticipationError
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.errors import ConfigError, ParticipationError
 from edgefl_server.profiling.recorded import read_recorded
 from edgefl_server.profiling.rows import FleetReport
 from tests.device_runtime import tiny, tiny_pte

@@ -9,12 +9,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from edgefl.errors import BrokerError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
-from edgefl.wire.errors import BrokerError
-from edgefl.wire.mqtt.messages import Status, encode
-from edgefl.wire.mqtt.profile_messages import ProfileAnswer, ProfileOffer, ProfileRequest
-from edgefl.wire.mqtt.session import Address, Incoming, Session
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileRequest, Status, encode
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.fleet import FleetProfiler, Wanted
 from edgefl_server.profiling.rows import FleetReport
@@ -182,7 +183,7 @@ def retained_below(session: Session, topics: Topics) -> set[str]:
     threading.Event().wait(0.3)
     session.publish(mark, b"mark")
     found = set()
-    while (event := wait_for(session, Incoming)).topic != mark:
+    while (event := wait_for(session, IncomingMessage)).topic != mark:
         if event.payload:
             found.add(event.topic)
     return found
@@ -218,7 +219,7 @@ def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
     }
     assert retained_below(connect(broker.address), topics) == set()
     session.subscribe([of_round])
-    assert wait_for(session, Incoming).payload == WEAK.encoded
+    assert wait_for(session, IncomingMessage).payload == WEAK.encoded
 
 
 @pytest.mark.parametrize("until", [0.0, 1e12], ids=["over", "not over"])

@@ -8,8 +8,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.profiling.fleet import FleetProfiler, Wanted
 from edgefl_server.profiling.rows import FleetReport, by_tier, tier_for

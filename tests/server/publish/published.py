@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.compression import unpacked
+from edgefl.wire.blobs import BlobRef, decompress, describe
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
@@ -109,7 +108,7 @@ class Device:
             assert self.server is not None
             self.store[ref.sha256] = self.server.publisher.travelling(ref.sha256)
             self.fetched += ref.size
-        return unpacked(ref, self.store[ref.sha256], LIMIT)
+        return decompress(ref, self.store[ref.sha256], LIMIT)
 
     def get_all(self, refs: Sequence[BlobRef]) -> list[bytes]:
         return [self.get(ref) for ref in refs]

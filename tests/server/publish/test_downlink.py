@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import BundleError
 from edgefl.wire import bits, tensors
-from edgefl.wire.errors import BundleError
 from edgefl.wire.regions import Block, Entries, Placement
 from edgefl_device.round.forward import record_tag
 from edgefl_server.publish.downlink import Part

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.compression import unpacked
+from edgefl.wire.blobs import decompress
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Round, Task
-from edgefl.wire.mqtt.session import Address
 from edgefl.wire.tensors import Arrays
 from edgefl_server.events import RoundClosed
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
@@ -86,7 +86,7 @@ def test_a_second_run_in_a_folder_publishes_its_own_weights(
         told = service._rounds.announcements
         found: Arrays = {}
         for ref in told.published:
-            data = unpacked(ref, told.publisher.travelling(ref.sha256), 1 << 20)
+            data = decompress(ref, told.publisher.travelling(ref.sha256), 1 << 20)
             found |= tensors.load(data)
         assert len(told.published) == len(UNITS)
         assert all(found[name].tobytes() == other[name].tobytes() for name in other)

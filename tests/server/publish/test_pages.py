@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edgefl.errors import ConfigError, ProtocolError, StoreError
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.errors import ConfigError, ProtocolError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ELSEWHERE, Round, decode, encode

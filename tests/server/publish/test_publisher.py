@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgefl.wire.mqtt.conditions import Conditions
-from edgefl.wire.mqtt.messages import Hello
+from edgefl.wire.mqtt.messages import Conditions, Hello
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.record import Turnout
 from edgefl_server.events import DeviceFitness, DeviceJoined, RoundClosed, RoundOpened, Waiting

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.client_ids import client_id
+from edgefl.wire.mqtt.address import client_id
 from edgefl.wire.mqtt.messages import FAILED, Hello, Progress, UpdateChunk
-from edgefl.wire.mqtt.refusals import TEXTS
+from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server import events
 from edgefl_server.coordinator.roster import TierRule, described
 from edgefl_server.coordinator.states import Rules

@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.enrolment import new_token, proof
-from edgefl.wire.errors import ProtocolError
 from edgefl.wire.keys import KeyPair, rotate
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.envelope import Speaker, open_message, unwrap
+from edgefl.wire.mqtt.envelope import MessageSigner, open_message, unwrap
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Hello, Progress, Round, Task, encode
-from edgefl.wire.mqtt.session import Incoming, Session
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Rejected, RoundClosed, Warned
 from edgefl_server.identity.registry import Registry
@@ -39,7 +40,7 @@ from tests.wire.mqtt.speakers import speaker_in
 HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
 
 
-def signing(device: ScriptedDevice, speaker: Speaker) -> ScriptedDevice:
+def signing(device: ScriptedDevice, speaker: MessageSigner) -> ScriptedDevice:
     """The device signs from now on."""
     device.seal = speaker.seal
     device.greet()
@@ -70,7 +71,7 @@ def test_all_that_a_server_says_is_signed_for_where_it_is_said(
 
     key = KeyPair(tmp_path / "out" / "signing.key").public
     for kind, topic in ((Round, topics.current_round), (Task, mine.tasks), (Ack, mine.acks)):
-        event = wait_for(listener, Incoming, lambda event, topic=topic: event.topic == topic)
+        event = wait_for(listener, IncomingMessage, lambda event, topic=topic: event.topic == topic)
         assert open_message(kind, topic, event.payload).key == key  # type: ignore[type-var]
 
 
@@ -187,7 +188,7 @@ def _online(server: RunningServer, name: str) -> bool:
 def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
     """The number of the next announcement that the server itself makes."""
 
-    def ours(event: Incoming) -> bool:
+    def ours(event: IncomingMessage) -> bool:
         if event.topic != topics.current_round or not event.payload:
             return False
         with suppress(ProtocolError):
@@ -195,7 +196,7 @@ def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
             return envelope is not None and envelope.key == key and envelope.at > after
         return False
 
-    envelope = unwrap(wait_for(session, Incoming, ours).payload)
+    envelope = unwrap(wait_for(session, IncomingMessage, ours).payload)
     assert envelope is not None
     return envelope.at
 
@@ -236,10 +237,10 @@ def test_chunks_that_somebody_else_clears_are_restored_once_a_device_lacks_them(
     stranger = connect(mosquitto.address)
     wait_up(stranger)
     stranger.subscribe([topics.blob_chunk(ref.sha256, 0)])
-    assert wait_for(stranger, Incoming).payload
+    assert wait_for(stranger, IncomingMessage).payload
 
     stranger.publish(topics.blob_chunk(ref.sha256, 0), b"", retain=True)
-    assert not wait_for(stranger, Incoming).payload
+    assert not wait_for(stranger, IncomingMessage).payload
     failed = Progress(
         round=1,
         tier="strong",
@@ -254,5 +255,5 @@ def test_chunks_that_somebody_else_clears_are_restored_once_a_device_lacks_them(
     )
     lacking.say(lacking.mine.progress, failed)
 
-    assert wait_for(stranger, Incoming).payload
+    assert wait_for(stranger, IncomingMessage).payload
     assert topics.blob_chunk(ref.sha256, 0) in retained(stranger, federation)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Incoming
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Online, Waiting, Warned
 from tests.conftest import BrokerProcess, SessionFactory
@@ -38,7 +38,7 @@ def test_after_a_cut_nothing_is_published_again_that_the_broker_still_has(
     session.publish(fence, b"end", retain=True)
 
     seen = []
-    while (event := wait_for(watcher, Incoming)).topic != fence:
+    while (event := wait_for(watcher, IncomingMessage)).topic != fence:
         seen.append(event.topic)
     assert [topic for topic in seen if "/blobs/" in topic] == []
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.config import parse
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl_server.active_round import active_round
 from edgefl_server.coordinator import machine as coordinator

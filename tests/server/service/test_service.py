@@ -13,7 +13,7 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Progress, Round, Status, Task, encode
-from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.events import DeviceSeen, Finished, Rejected, RoundClosed, RoundOpened, Waiting
 from edgefl_server.service import Service
 from tests.conftest import Mosquitto
@@ -176,7 +176,7 @@ def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
         assert other.acks.get(timeout=PATIENCE_S).status == "accepted"
         closed = server.wait_for(RoundClosed)
         sizes = {each: _sizes(each, tasks[each], opened) for each in (one, other)}
-        late = sizes[other] if number == 2 else Traffic()
+        late = sizes[other] if number == 2 else PublishTraffic()
         expected = sizes[one] + sizes[one] + sizes[other] + late
         assert (closed.up_bytes, closed.up_wire_bytes) == (expected.payload, expected.wire)
         assert (closed.down_bytes, closed.down_wire_bytes) == (6, 0), "as the devices say"
@@ -185,10 +185,10 @@ def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
             assert {other.acks.get(timeout=PATIENCE_S).status for _ in range(2)} == {"accepted"}
 
 
-def _sizes(device: ScriptedDevice, task: Task, opened: Round) -> Traffic:
+def _sizes(device: ScriptedDevice, task: Task, opened: Round) -> PublishTraffic:
     """What an honest update of the device takes."""
     data = encode(update_for(device.name, task, opened.model_version, trained(device.name, task)))
-    found = Traffic()
+    found = PublishTraffic()
     for chunk in chunks_of(data, task.nonce, device.limits.chunk_bytes):
-        found += Traffic.of(device.mine.update(task.round, chunk.index), len(encode(chunk)), qos=1)
+        found += PublishTraffic.of(device.mine.update(task.round, chunk.index), len(encode(chunk)), qos=1)
     return found

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.errors import DivergedError, ParticipationError
 from edgefl.wire import tensors
-from edgefl.wire.errors import DivergedError, ParticipationError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
 from edgefl_server.events import (

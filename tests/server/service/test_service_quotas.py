@@ -14,8 +14,9 @@ import sqlalchemy as sa
 from safetensors.numpy import save
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Address, Incoming
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.coordinator import roster
 from edgefl_server.coordinator.states import Tick
@@ -44,7 +45,7 @@ class Flooded:
 
     def hear(self, name: str, leaf: str, message: Message | bytes) -> None:
         payload = message if isinstance(message, bytes) else encode(message)
-        self.service._inbox.put(Incoming(f"{self.topics.root}/devices/{name}/{leaf}", payload))
+        self.service._inbox.put(IncomingMessage(f"{self.topics.root}/devices/{name}/{leaf}", payload))
 
     def work(self) -> None:
         while not self.service._inbox.empty() or self.service._reception.intake.pending:

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Status, Task, UpdateChunk, encode
-from edgefl.wire.mqtt.session import Address
 from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.events import Rejected, RoundClosed
 from edgefl_server.publish.downlink import check_counting

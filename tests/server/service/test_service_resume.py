@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import encode
 from edgefl_server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
 from edgefl_server.storage.journal import Journal, Run
@@ -42,7 +42,12 @@ class Server:
     def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
         match event:
             case states.Answered(accepted=True):
-                figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
+                figures = {
+                    "metrics": {},
+                    "down": PublishTraffic(),
+                    "up": PublishTraffic(),
+                    "up_float32_bytes": 0,
+                }
                 update = AcceptedUpdate(task, sha256="s", weight=1, share=1.0, data=b"", **figures)
                 self.journal.accept("run", number, [update])
             case states.Answered():

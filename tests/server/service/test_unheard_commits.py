@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.errors import StoreError
 from edgefl.wire import tensors
-from edgefl.wire.errors import StoreError
 from edgefl_server.events import Rejected, RoundClosed, Warned
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_rows import AcceptedUpdate

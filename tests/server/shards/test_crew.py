@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server import events

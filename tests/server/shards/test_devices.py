@@ -17,12 +17,12 @@ import numpy as np
 import pytest
 
 from edgefl.config import load
+from edgefl.errors import ConfigError, IdentityError, StoreError
 from edgefl.setup.digests import run_digest
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, IdentityError, StoreError
 from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.envelope import Sequence, Speaker, bare
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, bare
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
@@ -60,8 +60,8 @@ def fleet(mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path)
         for name in NAMES[:few]:
             seal = bare
             if signing:
-                numbers = Sequence(lambda: 0, lambda _: None)
-                seal = Speaker(KeyPair(tmp_path / f"{name}.key"), numbers).seal
+                numbers = MessageCounter()
+                seal = MessageSigner(KeyPair(tmp_path / f"{name}.key"), numbers).seal
             devices[name] = ScriptedDevice(mosquitto.address, federation, name, limits, answer, seal=seal)
         address = options.pop("address", mosquitto.address)
         running.append(started(federation, address, tmp_path / "out", known, workers=2, **options))
@@ -202,8 +202,8 @@ def test_a_list_of_devices_that_cannot_always_be_read_ends_nothing(
 def test_a_ring_lets_in_what_the_keys_of_a_device_sign(tmp_path: Path) -> None:
     pair, other = KeyPair(tmp_path / "own"), KeyPair(tmp_path / "other")
     chunk = UpdateChunk(nonce="ab", sha256="0" * 64, index=0, count=1, size=1, data=b"x")
-    sealed = Speaker(pair, Sequence(lambda: 0, lambda _: None)).seal("topic", chunk)
-    stranger = Speaker(other, Sequence(lambda: 0, lambda _: None)).seal("topic", chunk)
+    sealed = MessageSigner(pair, MessageCounter()).seal("topic", chunk)
+    stranger = MessageSigner(other, MessageCounter()).seal("topic", chunk)
     now = 100.0
     ring = KeyRing(enrolled=False, clock=lambda: now)
     key = DeviceKey(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned

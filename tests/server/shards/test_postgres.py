@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.dashboard.known.source import Folder

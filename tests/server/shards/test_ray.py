@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgefl.config.serving import ServerTable
-from edgefl.wire.errors import ConfigError, StoreError
+from edgefl.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
 from edgefl_server.shards import actors

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.wire.errors import DataError
+from edgefl.errors import DataError
 from edgefl_server import events
 from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, verify
 from edgefl_server.storage.history import History

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.wire.errors import StoreError
+from edgefl.errors import StoreError
 from edgefl_server.storage.checkpoints import KEPT, Checkpoints
 
 WEIGHTS = {"b": np.ones(3, np.float32), "a": np.zeros((2, 2), np.float32)}

@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import StoreError
-from edgefl.wire.mqtt.conditions import Conditions
-from edgefl.wire.mqtt.messages import Hello, encode
-from edgefl.wire.mqtt.packets import Traffic
-from edgefl.wire.mqtt.topics import NO_SHARD
+from edgefl.errors import StoreError
+from edgefl.wire.mqtt.messages import Conditions, Hello, encode
+from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, Turnout
 from edgefl_server.coordinator.roster import Device
@@ -75,8 +73,8 @@ def good(device: str, data: bytes, number: int = 1) -> AcceptedUpdate:
         weight=3,
         share=1.0,
         metrics={"loss": 0.5},
-        down=Traffic(10, 11),
-        up=Traffic(20, 22),
+        down=PublishTraffic(10, 11),
+        up=PublishTraffic(20, 22),
         up_float32_bytes=500,
         data=data,
     )
@@ -176,7 +174,9 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
 
 
 def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal, url: str) -> None:
-    journal.add_traffic("run", 1, {"a": Traffic(5, 6), "b": Traffic(100, 100), "c": Traffic(100, 100)})
+    journal.add_traffic(
+        "run", 1, {"a": PublishTraffic(5, 6), "b": PublishTraffic(100, 100), "c": PublishTraffic(100, 100)}
+    )
     tally = opened(url).tally("run", 1)
     assert (tally.up_bytes, tally.up_wire_bytes) == (25, 28)
     assert (tally.down_bytes, tally.down_wire_bytes) == (10, 11)

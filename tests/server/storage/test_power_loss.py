@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal

@@ -12,7 +12,7 @@ from edgefl.contract import server_state
 from edgefl.contract.schedule import Scalars
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.contract.tensors import Tensors
-from edgefl.wire.errors import StepError
+from edgefl.errors import StepError
 from edgefl.wire.regions import Block, Placement
 from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.server.fleet import bundle

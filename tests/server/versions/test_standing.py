@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.wire.mqtt.packets import Traffic
+from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
@@ -41,7 +41,12 @@ class Server:
     def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
         match event:
             case Answered(accepted=True):
-                figures = {"metrics": {}, "down": Traffic(), "up": Traffic(), "up_float32_bytes": 0}
+                figures = {
+                    "metrics": {},
+                    "down": PublishTraffic(),
+                    "up": PublishTraffic(),
+                    "up_float32_bytes": 0,
+                }
                 update = AcceptedUpdate(task, sha256="s", weight=1, share=0.5, data=b"x", **figures)
                 self.journal.accept("run", number, [update])
             case Answered():

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgefl.errors import ConfigError, StoreError
 from edgefl.simulator.replay import Replay, ReplayedRound
 from edgefl.wire import tensors
-from edgefl.wire.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Round, Task
 from edgefl.wire.tensors import Arrays

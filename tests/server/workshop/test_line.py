@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from edgefl.wire import errors
-from edgefl.wire.errors import ConfigError, EdgeflError, IdentityError, StoreError
+from edgefl import errors
+from edgefl.errors import ConfigError, EdgeflError, IdentityError, StoreError
 from edgefl_server.patience import CannotGoOn
 from edgefl_server.workshop.line import Line, LineEnded
 from edgefl_server.workshop.messages import Failed, Move, WorkFailed, portable

@@ -17,8 +17,8 @@ import pytest
 
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN
+from edgefl.errors import ConfigError, StepError, WorkshopError
 from edgefl.setup.data import open_data
-from edgefl.wire.errors import ConfigError, StepError, WorkshopError
 from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned

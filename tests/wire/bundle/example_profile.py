@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from edgefl.wire.bundle.profiles import (
     BundleProfile,
+    CallTimes,
     ChunkProfile,
     GraphProfile,
-    Machine,
+    MachineInfo,
+    MemoryTimeline,
     Moment,
     OpCost,
-    Peak,
-    Span,
-    Split,
-    Timeline,
-    Times,
+    PeakMemory,
+    StepSplit,
+    TimeSpan,
 )
 
 
 def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> BundleProfile:
     """``points`` of memory over time, the highest the last one, and ``ops`` ops of the step."""
-    times = Times(calls=20, median_ms=17.5, p90_ms=19.25, min_ms=17.0)
+    times = CallTimes(calls=20, median_ms=17.5, p90_ms=19.25, min_ms=17.0)
     cost = OpCost(
         op="Conv", module="stage1.0.conv1", phase="backward", ms=4.5, share=0.25, macs=1 << 20, how="measured"
     )
@@ -30,8 +30,8 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         macs=3 << 20,
         load_ms=12.5,
         run=times,
-        peak=Peak(planned_bytes=9 << 20, engine_bytes=8 << 20, rss_bytes=10 << 20),
-        split=Split(
+        peak=PeakMemory(planned_bytes=9 << 20, engine_bytes=8 << 20, rss_bytes=10 << 20),
+        split=StepSplit(
             forward_ms=6.0,
             backward_ms=11.0,
             update_ms=0.5,
@@ -50,7 +50,7 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         macs=0,
         load_ms=2.0,
         run=times,
-        peak=Peak(rss_bytes=1 << 20),
+        peak=PeakMemory(rss_bytes=1 << 20),
     )
     chunk = ChunkProfile(
         graph="forward.stem",
@@ -76,7 +76,7 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         engine="onnx",
         engine_version="1.22.0",
         threads=4,
-        machine=Machine(processor="Cortex-A76", cores=4, memory_bytes=4 << 30, system="Linux aarch64"),
+        machine=MachineInfo(processor="Cortex-A76", cores=4, memory_bytes=4 << 30, system="Linux aarch64"),
         idle_bytes=40 << 20,
         peak_bytes=10 << 20,
         open_ms=120.5,
@@ -84,8 +84,8 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         energy_how="power of the battery, the whole device included",
         graphs=(forward, step),
         io=(chunk,),
-        timeline=Timeline(
+        timeline=MemoryTimeline(
             moments=tuple(Moment(t_ms=1.5 * at, rss_bytes=(40 << 20) + (at << 10)) for at in range(points)),
-            spans=(Span(label="chunk 1 of 1", start_ms=0.0, end_ms=1.5),),
+            spans=(TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.5),),
         ),
     )

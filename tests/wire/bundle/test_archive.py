@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgefl.wire import errors
+from edgefl import errors
+from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import MANIFEST_NAME, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.errors import BundleError, EdgeflError
 from tests.wire.example_manifests import example_bundle, example_manifest
 from tests.wire.make_golden import bundle_bytes
 

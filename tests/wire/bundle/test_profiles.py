@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from edgefl.errors import ProtocolError
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.profiles import (
     BundleProfile,
+    CallTimes,
     GraphProfile,
-    Machine,
+    MachineInfo,
+    MemoryTimeline,
     Moment,
     OpCost,
-    Peak,
-    Span,
-    Timeline,
-    Times,
+    PeakMemory,
+    TimeSpan,
 )
-from edgefl.wire.errors import ProtocolError
 from tests.wire.bundle.example_profile import example_profile
 
 OP = OpCost(op="Conv", module="stem", phase="forward", ms=1.0, share=0.5, macs=9, how="measured")
@@ -33,8 +33,8 @@ def profile(ops: int = 1, moments: int = 1) -> BundleProfile:
         artifact_bytes=1,
         macs=9,
         load_ms=1.0,
-        run=Times(calls=1, median_ms=2.0, p90_ms=2.0, min_ms=2.0),
-        peak=Peak(),
+        run=CallTimes(calls=1, median_ms=2.0, p90_ms=2.0, min_ms=2.0),
+        peak=PeakMemory(),
         ops=(OP,) * ops,
     )
     return BundleProfile(
@@ -47,7 +47,7 @@ def profile(ops: int = 1, moments: int = 1) -> BundleProfile:
         engine="onnx",
         engine_version="1",
         threads=1,
-        machine=Machine(processor="x", cores=1, memory_bytes=1, system="Linux"),
+        machine=MachineInfo(processor="x", cores=1, memory_bytes=1, system="Linux"),
         idle_bytes=1,
         peak_bytes=1,
         open_ms=1.0,
@@ -55,7 +55,7 @@ def profile(ops: int = 1, moments: int = 1) -> BundleProfile:
         energy_how="",
         graphs=(graph,),
         io=(),
-        timeline=Timeline(moments=(Moment(0.0, 1),) * moments, spans=()),
+        timeline=MemoryTimeline(moments=(Moment(0.0, 1),) * moments, spans=()),
     )
 
 
@@ -66,7 +66,7 @@ def test_a_profile_survives_its_bytes() -> None:
 
 
 GRAPH, CHUNK = profile().graphs[0], example_profile().io[0]
-SPAN = Span(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
+SPAN = TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,14 @@ SPAN = Span(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
     [
         ({"graphs": profile(ops=profiles.OPS + 1).graphs}, "13 ops of a graph, 12 at most"),
         ({"timeline": profile(moments=profiles.MOMENTS + 1).timeline}, "201 points of time, 200 at most"),
-        ({"timeline": Timeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))}, "257 spans"),
+        ({"timeline": MemoryTimeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))}, "257 spans"),
         ({"graphs": (GRAPH,) * (profiles.GRAPHS + 1)}, "257 graphs"),
         ({"io": (CHUNK,) * (profiles.CHUNKS + 1)}, "257 chunks"),
         ({"io": (replace(CHUNK, units=("u",) * (profiles.UNITS + 1)),)}, "1025 units"),
         ({"graphs": ()}, "of no graph"),
         ({"open_ms": math.nan}, "number of a profile is nan"),
         ({"graphs": (replace(GRAPH, energy_j=-math.inf),)}, "number of a profile is -inf"),
-        ({"timeline": Timeline(moments=(Moment(1e300, 1),), spans=())}, "number of a profile is 1e"),
+        ({"timeline": MemoryTimeline(moments=(Moment(1e300, 1),), spans=())}, "number of a profile is 1e"),
         ({"peak_bytes": (1 << 63) - 1}, "number of a profile is 9"),
         ({"model": "m" * (profiles.LETTERS + 1)}, "401 letters"),
     ],

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from edgefl.errors import BundleError
+from edgefl.wire.bundle.formats import is_older
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
-from edgefl.wire.bundle.releases import is_older
-from edgefl.wire.errors import BundleError
 from tests.wire.example_manifests import example_manifest
 
 MANIFEST = example_manifest()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.bundle.rows import Rows, cover, rows_in, rows_of_port
-from edgefl.wire.errors import BundleError
+from edgefl.errors import BundleError
+from edgefl.wire.bundle.graphs import RowRange, cover, rows_in, rows_of_port
 
 
 @given(st.text(min_size=1), st.integers(0, 10**9), st.integers(0, 10**9))
@@ -18,7 +18,7 @@ def test_a_name_tells_whole_and_rows(whole: str, start: int, stop: int) -> None:
 
     found = rows_in(name)
 
-    assert found is None if "\n" in whole else found == Rows(whole, start, stop)
+    assert found is None if "\n" in whole else found == RowRange(whole, start, stop)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_other_names_are_whole(name: str) -> None:
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_rows_cover_a_tensor_in_order_only(lengths: list[int]) -> None:
     ends = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
-    parts = [Rows("w", start, stop) for start, stop in itertools.pairwise(ends)]
+    parts = [RowRange("w", start, stop) for start, stop in itertools.pairwise(ends)]
 
     assert cover(parts, ends[-1])
     assert not cover(parts, ends[-1] + 1)
@@ -42,8 +42,8 @@ def test_rows_cover_a_tensor_in_order_only(lengths: list[int]) -> None:
 @pytest.mark.parametrize("shape", [(), (4,), (0, 3)])
 def test_rows_that_a_tensor_does_not_have_have_no_place(shape: tuple[int, ...]) -> None:
     with pytest.raises(BundleError, match="rows 2 to 5 of 'w'"):
-        Rows("w", 2, 5).place(1000, shape, 4)
+        RowRange("w", 2, 5).place(1000, shape, 4)
 
 
 def test_rows_lie_behind_those_before_them() -> None:
-    assert Rows("w", 2, 5).place(1000, (5, 3, 2), 4) == ([3, 3, 2], 1000 + 2 * 6 * 4)
+    assert RowRange("w", 2, 5).place(1000, (5, 3, 2), 4) == ([3, 3, 2], 1000 + 2 * 6 * 4)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.wire.bundle.signatures import Signer, check
-from edgefl.wire.errors import BundleError, ConfigError
+from edgefl.errors import BundleError, ConfigError
+from edgefl.wire.bundle.archive import Signer, check
 from edgefl.wire.keys import parse_key
 
 DIGEST = "ab" * 32

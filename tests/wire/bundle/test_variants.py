@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import BundleError
 from edgefl.wire.bundle.variants import folded, strays, unfolded
-from edgefl.wire.errors import BundleError
 
 BASE = np.random.default_rng(0).bytes(10_000)
 OTHER = BASE[:5000] + b"something else" + BASE[5000:]

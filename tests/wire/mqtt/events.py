@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from edgefl.wire.mqtt.session import Event, Incoming, Session, Up
+from edgefl.wire.mqtt.events import Connected, Event, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 
 PATIENCE_S = 300.0
 
@@ -27,12 +28,12 @@ def wait_for(session: Session, kind: type[Kind], accept: Callable[[Kind], bool] 
     raise AssertionError(f"no {kind.__name__} within {PATIENCE_S} s")
 
 
-def wait_up(session: Session) -> Up:
-    return wait_for(session, Up)
+def wait_up(session: Session) -> Connected:
+    return wait_for(session, Connected)
 
 
 def wait_message(session: Session, topic: str) -> bytes:
-    return wait_for(session, Incoming, lambda event: event.topic == topic).payload
+    return wait_for(session, IncomingMessage, lambda event: event.topic == topic).payload
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

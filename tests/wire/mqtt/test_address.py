@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import BrokerError
+from edgefl.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.session import Session

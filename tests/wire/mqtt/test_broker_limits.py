@@ -15,7 +15,8 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Version
 from edgefl.wire.mqtt.broker_limits import find_limit
-from edgefl.wire.mqtt.session import Down, Refused, Session
+from edgefl.wire.mqtt.events import Disconnected, Refusal
+from edgefl.wire.mqtt.session import Session
 from tests.conftest import Mosquitto
 
 
@@ -55,10 +56,10 @@ def test_a_limit_of_the_broker_is_named(
         session.start()
         while True:
             event = session.inbox.get(timeout=20.0)
-            if isinstance(event, Down) and not event.limit:
+            if isinstance(event, Disconnected) and not event.limit:
                 assert not event.rival
                 session.publish("edgefl/v1/limits/blobs/a/0", bytes(3000), retain=True)
-            elif isinstance(event, Down | Refused):
+            elif isinstance(event, Disconnected | Refusal):
                 break
     finally:
         session.stop(drain_s=0.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.keys import KeyPair
-from edgefl.wire.mqtt.client_ids import ClientIds, Role, client_id
+from edgefl.wire.mqtt.address import ClientIds, Role, client_id
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True) | st.sampled_from(
     ["server", "a", "a-b", "b-c", "c"]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl.errors import ConfigError, IdentityError, ProtocolError
 from edgefl.wire.enrolment import new_token, parse_token, proof, proves
-from edgefl.wire.errors import ConfigError, IdentityError, ProtocolError
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.envelope import (
+    CounterStore,
     Envelope,
-    Sequence,
-    Speaker,
+    MessageCounter,
+    MessageSigner,
     bare,
     open_message,
     peek,
@@ -29,18 +31,18 @@ STATUS = Status(online=True)
 
 
 @pytest.fixture
-def speaker(tmp_path: Path) -> Speaker:
+def speaker(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "key")
 
 
-def test_a_message_is_opened_with_the_key_that_signed_it(speaker: Speaker) -> None:
+def test_a_message_is_opened_with_the_key_that_signed_it(speaker: MessageSigner) -> None:
     opened = open_message(Status, TOPIC, speaker.seal(TOPIC, STATUS, 7))
 
     assert (opened.message, opened.key, opened.at) == (STATUS, speaker.keys.public, 7)
     assert open_message(Status, TOPIC, bare(TOPIC, STATUS)).key == b""
 
 
-def test_a_signature_holds_for_its_topic_kind_and_number_only(speaker: Speaker, tmp_path: Path) -> None:
+def test_a_signature_holds_for_its_topic_kind_and_number_only(speaker: MessageSigner, tmp_path: Path) -> None:
     payload = speaker.seal(TOPIC, STATUS, 7)
     sealed = msgspec.msgpack.decode(payload, type=Envelope)
     other = KeyPair(tmp_path / "other")
@@ -75,7 +77,7 @@ def test_garbage_is_refused_and_never_crashes(data: bytes) -> None:
         open_message(Status, TOPIC, msgspec.msgpack.encode(envelope))
 
 
-def test_a_number_or_a_chain_beyond_all_bounds_is_refused(speaker: Speaker) -> None:
+def test_a_number_or_a_chain_beyond_all_bounds_is_refused(speaker: MessageSigner) -> None:
     sealed = msgspec.msgpack.decode(speaker.seal(TOPIC, STATUS))
     link = {"old": bytes(32), "new": bytes(32), "until": 1, "signature": bytes(64)}
 
@@ -84,11 +86,11 @@ def test_a_number_or_a_chain_beyond_all_bounds_is_refused(speaker: Speaker) -> N
             unwrap(msgspec.msgpack.encode({**sealed, **changes}))
 
 
-def test_people_may_look_without_believing(speaker: Speaker) -> None:
+def test_people_may_look_without_believing(speaker: MessageSigner) -> None:
     assert peek(Status, speaker.seal(TOPIC, STATUS)) == peek(Status, encode(STATUS)) == STATUS
 
 
-def test_a_signed_chunk_stays_within_its_room(speaker: Speaker) -> None:
+def test_a_signed_chunk_stays_within_its_room(speaker: MessageSigner) -> None:
     chunk = UpdateChunk(
         nonce="0" * 64, sha256="0" * 64, index=1 << 30, count=1 << 30, size=1 << 40, data=bytes(1000)
     )
@@ -98,16 +100,17 @@ def test_a_signed_chunk_stays_within_its_room(speaker: Speaker) -> None:
 
 def test_numbers_grow_over_restarts_without_a_clock() -> None:
     kept = [0]
+    store = Mock(spec=CounterStore, number=lambda: kept[-1], keep_number=kept.append)
 
-    def start(clock: float = 0.0) -> Sequence:
-        return Sequence(lambda: kept[-1], kept.append, lambda: clock)
+    def start() -> MessageCounter:
+        return MessageCounter(store, now=0.0)
 
     first, last = start(), 0
     for _ in range(3):
         last = first.next(2)
     assert len(kept) == 2  # not one write for each number
     assert start().next() > last + 1
-    set_back = Sequence(lambda: 0, lambda _: None, lambda: 5e9)
+    set_back = MessageCounter(now=5e9)
     assert set_back.next() > start().next()  # healed by the clock
 
 

@@ -13,8 +13,10 @@ from typing import Literal
 import pytest
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.connection import make_client
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Session
+from edgefl.wire.mqtt.events import Disconnected, IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from tests.wire.mqtt.events import wait_for
 
 _PIECE = bytes(64 * 1024)
@@ -93,7 +95,7 @@ def test_it_hangs_up_before_it_holds_what_no_honest_broker_sends(attack: tuple[H
     session = Session(broker.address, "device", limits=Limits(reconnect_min_s=10.0))
     session.start()
     try:
-        down = wait_for(session, Down)
+        down = wait_for(session, Disconnected)
         assert text in down.reason
         assert (
             not session._client._in_messages
@@ -121,7 +123,7 @@ def test_messages_up_to_the_limit_are_read() -> None:
     session = Session(broker.address, "device", limits=Limits())
     session.start()
     try:
-        assert len(wait_for(session, Incoming).payload) == 4 << 20
+        assert len(wait_for(session, IncomingMessage).payload) == 4 << 20
     finally:
         session.stop(drain_s=0.1)
         broker.stop()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Message, Task, UpdateChunk

@@ -5,15 +5,18 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import neighbours
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Disconnected
 from edgefl.wire.mqtt.messages import Status, encode
-from edgefl.wire.mqtt.neighbours import Lookout, Neighbours, look, named
-from edgefl.wire.mqtt.session import Address, Down, Session
+from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, named
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from tests import needs
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
@@ -47,7 +50,7 @@ def test_a_look_sees_what_other_federations_announced_and_their_devices(
     assert session.publish(gone, encode(Status(online=False)), retain=True).wait(PATIENCE_S)
     assert session.publish(Topics(f"{federation}-d").current_round, b"\xc1", retain=True).wait(PATIENCE_S)
 
-    seen = look(broker.address, f"look-{federation}", FILTERS, limits)
+    seen = NeighbourSearch(broker.address, f"look-{federation}", FILTERS, limits).run()
 
     own = {name: seen.rounds[name] for name in seen.rounds if name.startswith(federation)}
     assert own == {f"{federation}-a": "open", f"{federation}-b": "done"}
@@ -60,7 +63,7 @@ def test_a_look_sees_what_other_federations_announced_and_their_devices(
 
 
 def test_a_look_at_a_broker_that_is_away_sees_nothing(limits: Limits) -> None:
-    assert look(Address("127.0.0.1", free_port()), "look", FILTERS, limits) == Neighbours()
+    assert NeighbourSearch(Address("127.0.0.1", free_port()), "look", FILTERS, limits).run() == Neighbours()
 
 
 class Restricted(Mosquitto):
@@ -95,7 +98,7 @@ def test_where_an_access_list_forbids_to_look_nothing_is_seen_and_the_working_se
     topic = f"{Topics(federation).root}/devices/phone/acks"
     session.subscribe([topic])
 
-    seen = look(restricted.address, "look", FILTERS, limits)
+    seen = NeighbourSearch(restricted.address, "look", FILTERS, limits).run()
 
     assert dict(seen.rounds) == {federation: "open"}
     session.publish(topic, b"still here")
@@ -108,7 +111,8 @@ def test_a_lookout_looks_while_its_owner_is_alone_and_less_and_less_often(
     now = [100.0]
     monkeypatch.setattr(neighbours.time, "monotonic", lambda: now[0])
     found: queue.SimpleQueue[Neighbours] = queue.SimpleQueue()
-    lookout = Lookout(Neighbours, found.put, 5.0)
+    search = Mock(spec=NeighbourSearch, run=Neighbours)
+    lookout = NeighbourMonitor(search, found, 5.0)
 
     assert lookout.step(alone=False) is None
     assert lookout.step(alone=True) == 5.0 and found.empty()
@@ -136,7 +140,7 @@ def test_two_clients_of_one_id_notice_that_each_takes_the_other_s_place(
     one, other = connect(mosquitto.address, federation), connect(mosquitto.address, federation)
 
     for session in (one, other):
-        assert wait_for(session, Down, lambda down: down.rival)
+        assert wait_for(session, Disconnected, lambda down: down.rival)
 
 
 def test_a_broker_that_is_killed_now_and_then_is_no_rival(
@@ -146,6 +150,8 @@ def test_a_broker_that_is_killed_now_and_then_is_no_rival(
     for _ in range(4):
         wait_up(session)
         own_mosquitto.kill()
-        downs = [wait_for(session, Down) for _ in range(3)]  # the end of the connection, and attempts in vain
+        downs = [
+            wait_for(session, Disconnected) for _ in range(3)
+        ]  # the end of the connection, and attempts in vain
         assert not any(down.rival for down in downs)
         own_mosquitto.start()

@@ -9,7 +9,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from edgefl.wire.mqtt.packets import Traffic, publish_bytes
+from edgefl.wire.mqtt.topics import PublishTraffic, publish_bytes
 
 CONNACK = b"\x20\x02\x00\x00"
 
@@ -55,4 +55,6 @@ def test_the_longest_header_has_four_length_bytes() -> None:
 
 
 def test_traffic_adds_up() -> None:
-    assert Traffic.of("t", 10, 1) + Traffic.of("t", 5, 0) == Traffic(15, 10 + 2 + 3 + 2 + 5 + 2 + 3)
+    assert PublishTraffic.of("t", 10, 1) + PublishTraffic.of("t", 5, 0) == PublishTraffic(
+        15, 10 + 2 + 3 + 2 + 5 + 2 + 3
+    )

@@ -6,12 +6,16 @@ import socket
 import threading
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from unittest.mock import Mock
 
 import pytest
 
 from edgefl.lab.ports import free_port
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.session import Address, Down, Incoming, Session, Will, Woken
+from edgefl.wire.mqtt.address import Address
+from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Wakeup, Will
+from edgefl.wire.mqtt.session import Session
 from tests.conftest import (
     BrokerProcess,
     Mosquitto,
@@ -35,7 +39,7 @@ def test_messages_arrive_in_order_with_their_bytes(
     for index in range(200):
         writer.publish(f"{federation}/{index}", bytes([index]), retain=True)
 
-    found = [wait_for(reader, Incoming) for _ in range(200)]
+    found = [wait_for(reader, IncomingMessage) for _ in range(200)]
 
     assert [event.topic for event in found] == [f"{federation}/{index}" for index in range(200)]
     assert [event.payload for event in found] == [bytes([index]) for index in range(200)]
@@ -56,7 +60,7 @@ def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
 
     reader.subscribe(topics, qos=0, standing=False)
 
-    assert {wait_for(reader, Incoming).topic for _ in topics} == set(topics)
+    assert {wait_for(reader, IncomingMessage).topic for _ in topics} == set(topics)
 
 
 @on_both_brokers
@@ -74,7 +78,7 @@ def test_unsubscribed_topics_fall_silent(
     writer.publish(f"{federation}/a", b"unwanted")
     writer.publish(f"{federation}/b", b"wanted")
 
-    assert wait_for(reader, Incoming).payload == b"wanted"
+    assert wait_for(reader, IncomingMessage).payload == b"wanted"
 
 
 @on_both_brokers
@@ -178,7 +182,7 @@ def test_after_the_broker_was_killed_standing_subscriptions_come_back(
     wait_message(session, "a/later")
 
     own_mosquitto.kill()
-    down = wait_for(session, Down)
+    down = wait_for(session, Disconnected)
     own_mosquitto.start()
 
     assert f"the broker at {own_mosquitto.address}" in down.reason
@@ -195,7 +199,7 @@ def test_what_was_published_while_the_broker_was_down_arrives_once_it_is_back(
     session.subscribe(["a/x"])
     wait_up(session)
     own_mosquitto.kill()
-    wait_for(session, Down)
+    wait_for(session, Disconnected)
     delivery = session.publish("a/x", b"kept")
 
     own_mosquitto.start()
@@ -260,7 +264,7 @@ def test_stopping_what_was_never_started_is_harmless(limits: Limits) -> None:
 
 def test_stop_returns_while_the_broker_is_away(connect: SessionFactory) -> None:
     session = connect(Address("127.0.0.1", free_port()))
-    wait_for(session, Down)
+    wait_for(session, Disconnected)
 
     session.stop()
 
@@ -272,17 +276,17 @@ def test_stop_returns_while_the_broker_is_away(connect: SessionFactory) -> None:
 
 def test_pauses_double_up_to_the_maximum_and_are_jittered_downwards(connect: SessionFactory) -> None:
     limits = Limits(reconnect_min_s=0.01, reconnect_max_s=0.06)
-    draws = iter([1.0, 1.0, 1.0, 1.0, 0.0, 0.5])
-    session = connect(Address("127.0.0.1", free_port()), limits=limits, jitter=lambda: next(draws, 1.0))
+    rng = Mock(spec=Random, random=Mock(side_effect=[1.0, 1.0, 1.0, 1.0, 0.0, 0.5, *[1.0] * 100]))
+    session = connect(Address("127.0.0.1", free_port()), limits=limits, rng=rng)
 
-    pauses = [wait_for(session, Down).retry_s for _ in range(6)]
+    pauses = [wait_for(session, Disconnected).retry_s for _ in range(6)]
 
     assert pauses == pytest.approx([0.01, 0.02, 0.04, 0.06, 0.03, 0.045])
 
 
 def test_an_unreachable_broker_is_named_with_the_reason(connect: SessionFactory) -> None:
     address = Address("127.0.0.1", free_port())
-    down = wait_for(connect(address), Down)
+    down = wait_for(connect(address), Disconnected)
 
     assert down.reason.startswith(f"cannot reach the broker at {address}: ")
     assert down.reason.endswith("refused; does a broker run there, and listen on this port?")
@@ -291,8 +295,8 @@ def test_an_unreachable_broker_is_named_with_the_reason(connect: SessionFactory)
 def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: SessionFactory) -> None:
     session = connect(Address("a" * 70 + ".invalid", 1883))
 
-    assert wait_for(session, Down)
-    assert wait_for(session, Down)
+    assert wait_for(session, Disconnected)
+    assert wait_for(session, Disconnected)
 
 
 def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
@@ -302,9 +306,9 @@ def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
     broker.start()
     try:
         session = connect(broker.address)
-        reasons = [wait_for(session, Down).reason for _ in range(2)]
+        reasons = [wait_for(session, Disconnected).reason for _ in range(2)]
         known = connect(replace(broker.address, username="pi-1", password="s3cret"))
-        wrong = wait_for(known, Down).reason
+        wrong = wait_for(known, Disconnected).reason
     finally:
         broker.stop()
 
@@ -323,7 +327,7 @@ def test_a_port_that_ends_the_connection_at_once_may_want_tls(connect: SessionFa
         session = connect(Address("127.0.0.1", listener.getsockname()[1]))
         for _ in range(2):  # it asks in MQTT 5, and in 3.1.1
             listener.accept()[0].close()
-        reason = wait_for(session, Down).reason
+        reason = wait_for(session, Disconnected).reason
     assert "ended the connection before it answered; does it want TLS (mqtts://, or `--ca-file`)" in reason
     assert "`max_connections`" in reason
 
@@ -339,7 +343,7 @@ def test_a_port_that_speaks_something_else_is_named(
         session = connect(Address("127.0.0.1", listener.getsockname()[1]))
         with listener.accept()[0] as accepted:
             accepted.sendall(answer)
-            reason = wait_for(session, Down).reason
+            reason = wait_for(session, Disconnected).reason
     assert reason.startswith("no MQTT broker listens at 127.0.0.1") and f"answers {name}" in reason
 
 
@@ -348,11 +352,11 @@ def test_a_port_that_says_nothing_is_named(connect: SessionFactory, monkeypatch:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         session = connect(Address("127.0.0.1", listener.getsockname()[1]))
         with listener.accept()[0]:
-            reason = wait_for(session, Down).reason
+            reason = wait_for(session, Disconnected).reason
     assert "accepts connections and says nothing; does an MQTT broker listen there" in reason
 
 
 def test_a_wake_is_an_event_for_whoever_waits_even_without_a_broker(limits: Limits) -> None:
     session = Session(Address("127.0.0.1", free_port()), "woken", limits=limits)
     session.wake()
-    assert session.inbox.get(timeout=300.0) == Woken()
+    assert session.inbox.get(timeout=300.0) == Wakeup()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import ConfigError, ProtocolError
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.wire.mqtt.topics import Topics
 from tests.wire.texts import LETTERS
 

@@ -15,7 +15,7 @@ from typing import Self
 import pytest
 
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import Down, Incoming, Refused
+from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Refusal
 from edgefl_server.access.certificates import LabAuthority
 from edgefl_server.lab_broker import _hashed
 from tests import needs
@@ -94,7 +94,7 @@ def reaches(connect: SessionFactory, server: Address, device: Address) -> str:
     task = uuid.uuid4().bytes
     sending.publish(TASKS, task, retain=True)  # whichever comes first, this or the subscription
     hearing.subscribe([TASKS])
-    wait_for(hearing, Incoming, lambda event: event.payload == task)
+    wait_for(hearing, IncomingMessage, lambda event: event.payload == task)
     return hearing.version
 
 
@@ -167,10 +167,10 @@ def test_a_packet_that_the_broker_does_not_take_is_refused_and_the_session_stand
         session = connect(broker.address, start=False)
         queued = session.publish("a/queued", b"x" * 6000)
         session.start()
-        assert "5000 at most" in wait_for(session, Refused).limit
+        assert "5000 at most" in wait_for(session, Refusal).limit
         wait_up(session)
         later = session.publish("a/later", b"x" * 6000)
-        assert (wait_for(session, Refused).topic, queued.done(), later.done()) == ("a/later", True, True)
+        assert (wait_for(session, Refusal).topic, queued.done(), later.done()) == ("a/later", True, True)
         assert session.publish("a/small", b"x").wait(300.0)
     finally:
         broker.stop()
@@ -181,17 +181,17 @@ def test_a_packet_that_the_broker_does_not_take_is_refused_and_the_session_stand
 
 def test_another_authority_is_named(secure: SecureBroker, connect: SessionFactory, tmp_path: Path) -> None:
     other = LabAuthority(tmp_path).own.certificate
-    reason = wait_for(connect(secure.user("pi-1", ca_file=str(other))), Down).reason
+    reason = wait_for(connect(secure.user("pi-1", ca_file=str(other))), Disconnected).reason
     assert "CERTIFICATE_VERIFY_FAILED" in reason and f"not of the authority in {other}" in reason
 
 
 def test_the_systems_authorities_do_not_know_a_labs(secure: SecureBroker, connect: SessionFactory) -> None:
-    reason = wait_for(connect(secure.user("pi-1", ca_file="", tls=True)), Down).reason
+    reason = wait_for(connect(secure.user("pi-1", ca_file="", tls=True)), Disconnected).reason
     assert "of no authority known here" in reason
 
 
 def test_a_certificate_for_another_name_is_named(secure: SecureBroker, connect: SessionFactory) -> None:
-    reason = wait_for(connect(secure.user("pi-1", host="127.1")), Down).reason
+    reason = wait_for(connect(secure.user("pi-1", host="127.1")), Disconnected).reason
     assert "for another name than 127.1" in reason
 
 
@@ -199,29 +199,29 @@ def test_a_certificate_for_another_name_is_named(secure: SecureBroker, connect: 
 def test_a_wrong_password_is_named_and_not_repeated(
     secure: SecureBroker, connect: SessionFactory, version: str
 ) -> None:
-    reason = wait_for(connect(secure.user("pi-1", password="s3cret", mqtt=version)), Down).reason
+    reason = wait_for(connect(secure.user("pi-1", password="s3cret", mqtt=version)), Disconnected).reason
     assert "it does not take user 'pi-1' with this password" in reason
     assert "s3cret" not in reason
 
 
 def test_a_missing_client_certificate_is_named(mutual: SecureBroker, connect: SessionFactory) -> None:
     address = mutual.user("pi-1", cert_file="", key_file="", mqtt="3.1.1")
-    reason = wait_for(connect(address), Down).reason
+    reason = wait_for(connect(address), Disconnected).reason
     assert "does it want a client certificate" in reason or "CERTIFICATE_REQUIRED" in reason
 
 
 def test_plain_mqtt_at_a_port_of_tls_is_named(secure: SecureBroker, connect: SessionFactory) -> None:
-    reason = wait_for(connect(Address("127.0.0.1", secure.port)), Down).reason
+    reason = wait_for(connect(Address("127.0.0.1", secure.port)), Disconnected).reason
     assert "does it want TLS" in reason
 
 
 def test_tls_at_a_plain_port_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
-    reason = wait_for(connect(replace(mosquitto.address, tls=True)), Down).reason
+    reason = wait_for(connect(replace(mosquitto.address, tls=True)), Disconnected).reason
     assert "is this port one for TLS?" in reason
 
 
 def test_websocket_at_a_port_without_it_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
-    reason = wait_for(connect(replace(mosquitto.address, path="/mqtt")), Down).reason
+    reason = wait_for(connect(replace(mosquitto.address, path="/mqtt")), Disconnected).reason
     assert "cannot reach the broker" in reason
 
 
@@ -229,7 +229,7 @@ def test_a_refused_publish_is_told_with_its_topic(secure: SecureBroker, connect:
     session = connect(secure.user("pi-2"))
     wait_up(session)
     session.publish(HELLO, b"as another")
-    refused = wait_for(session, Refused)
+    refused = wait_for(session, Refusal)
     assert (refused.action, refused.topic, refused.reason) == ("publish", HELLO, "Not authorized")
     assert "user 'pi-2' write to it" in refused.text(secure.user("pi-2"))
 
@@ -245,7 +245,7 @@ def test_a_refused_subscription_is_told_with_its_topic_and_asked_for_again(
         wait_up(session)
         session.subscribe(["mine/a", "theirs/b"])
         for _ in range(2):
-            refused = wait_for(session, Refused)
+            refused = wait_for(session, Refusal)
             assert (refused.action, refused.topic) == ("subscribe", "theirs/b")
             assert refused.reason in ("Not authorized", "Unspecified error")
         session.publish("mine/a", b"heard")

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.errors import ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.regions import Block, Entries, Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, pack_codes, unpack_codes

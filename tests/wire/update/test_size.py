@@ -8,8 +8,18 @@ import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
-from edgefl.wire.update.size import blob_bytes, float32_bytes, update_size
+from edgefl.wire.update.form import (
+    DENSE,
+    SIGNS,
+    Codes,
+    Form,
+    Section,
+    Sparse,
+    Values,
+    blob_bytes,
+    float32_bytes,
+    update_size,
+)
 
 SHAPES = {
     "a.weight": (3, 7, 1),

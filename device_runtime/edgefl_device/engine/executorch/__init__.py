@@ -7,9 +7,9 @@ import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 
+from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.errors import BundleError, ConfigError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
 from edgefl_device.engine.executorch.binding import Native, NativeError, Program

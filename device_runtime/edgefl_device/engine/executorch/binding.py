@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
-from edgefl.wire.errors import ConfigError
 from edgefl_device.engine.executorch.build import LIBRARIES, Wheel, binding, build
 
 _ALIGNMENT = 16

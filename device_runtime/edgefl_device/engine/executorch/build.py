@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from edgefl.errors import ConfigError
 from edgefl.system.distribution import install
 from edgefl.wire import folders
-from edgefl.wire.errors import ConfigError
 
 try:
     import fcntl

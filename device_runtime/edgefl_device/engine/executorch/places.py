@@ -1,7 +1,7 @@
 """What the values of a program are: ports of its manifest entry, or rows of a port that holds state.
 
 A program names none of its values, and they are the ports by order; or some of them are rows, and it names all
-(:mod:`edgefl.wire.bundle.rows`).
+(:mod:`edgefl.wire.bundle.graphs`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from edgefl.errors import BundleError
+from edgefl.wire.bundle.graphs import RowRange, cover, rows_in
 from edgefl.wire.bundle.manifest import Graph, Port
-from edgefl.wire.bundle.rows import Rows, cover, rows_in
-from edgefl.wire.errors import BundleError
 from edgefl.wire.tensors import Array
 from edgefl_device.engine.executorch.binding import Value
 
@@ -74,7 +74,7 @@ class Place:
     """Where a value lies: in the array of ``port``, at its beginning or at that of its ``rows``."""
 
     port: Port
-    rows: Rows | None
+    rows: RowRange | None
 
     def address(self, arrays: Mapping[str, Array]) -> int:
         """``arrays``: by name of the port, each with the type and shape of its port."""
@@ -133,7 +133,7 @@ def _placed(
     return tuple(found)
 
 
-def _has(port: Port, rows: Rows) -> bool:
+def _has(port: Port, rows: RowRange) -> bool:
     return port.role == "state" and len(port.shape) > 0 and rows.start < rows.stop <= port.shape[0]
 
 

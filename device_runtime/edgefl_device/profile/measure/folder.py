@@ -7,12 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from edgefl.system.files import naming
-from edgefl.wire.blobs import BlobRef, describe
+from edgefl.wire.blobs import BlobRef, decompress, describe
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.sources import Node
-from edgefl.wire.compression import unpacked
 from edgefl.wire.limits import Limits
 
 _MANIFEST = "manifest"
@@ -49,7 +48,7 @@ class BundleFolder:
 
     def get(self, ref: BlobRef) -> bytes:
         start = time.perf_counter()
-        data = unpacked(ref, (self.path / ref.sha256).read_bytes(), Limits().max_blob_bytes)
+        data = decompress(ref, (self.path / ref.sha256).read_bytes(), Limits().max_blob_bytes)
         self.reads.append((len(data), 1e3 * (time.perf_counter() - start)))
         return data
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 
 from edgefl.wire.bundle.manifest import Graph, Manifest
-from edgefl.wire.bundle.profiles import GraphProfile, How, Kind, Peak, Times
+from edgefl.wire.bundle.profiles import CallTimes, GraphProfile, How, Kind, PeakMemory
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, State
@@ -71,7 +71,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
         macs=sum(node.macs for node in nodes.values()),
         load_ms=round(load_ms, 3),
         run=run,
-        peak=Peak(
+        peak=PeakMemory(
             planned_bytes=spec.planned_bytes or spec.memory_budget,
             engine_bytes=trace.engine_bytes if trace else own,
             rss_bytes=max(0, peak),
@@ -82,10 +82,10 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
     )
 
 
-def summary(times: list[float]) -> Times:
+def summary(times: list[float]) -> CallTimes:
     """Of milliseconds; p90 is the least value that nine tenths do not exceed."""
     ordered = sorted(times)
-    return Times(
+    return CallTimes(
         calls=len(ordered),
         median_ms=round(statistics.median(ordered), 4),
         p90_ms=round(ordered[math.ceil(0.9 * len(ordered)) - 1], 4),

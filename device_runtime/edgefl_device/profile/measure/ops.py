@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.wire.bundle.profiles import OPS, How, OpCost, Split, Times
+from edgefl.wire.bundle.profiles import OPS, CallTimes, How, OpCost, StepSplit
 from edgefl.wire.bundle.sources import Node, Phase
 
 BYTES_PER_MAC = 4.0
@@ -92,7 +92,7 @@ def _work(node: Node) -> float:
     return max(1.0, node.macs + BYTES_PER_MAC * node.nbytes)
 
 
-def split(parts: Iterable[Part], run: Times, how: How) -> Split | None:
+def split(parts: Iterable[Part], run: CallTimes, how: How) -> StepSplit | None:
     """A call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
     shares: dict[Phase, float] = {}
     for part in parts:
@@ -105,7 +105,7 @@ def split(parts: Iterable[Part], run: Times, how: How) -> Split | None:
     def spent(phase: Phase, call_ms: float) -> float:
         return round(call_ms * shares.get(phase, 0.0) / total, 4)
 
-    return Split(
+    return StepSplit(
         forward_ms=spent("forward", run.median_ms),
         backward_ms=spent("backward", run.median_ms),
         update_ms=spent("update", run.median_ms),

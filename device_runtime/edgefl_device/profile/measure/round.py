@@ -14,7 +14,7 @@ import numpy as np
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.bundle.profiles import ChunkProfile, Span, Timeline
+from edgefl.wire.bundle.profiles import ChunkProfile, MemoryTimeline, TimeSpan
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
@@ -90,13 +90,13 @@ class WatchedEngine:
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         return self.inner.write_state(arrays)
 
-    def spans(self, manifest: Manifest) -> tuple[Span, ...]:
+    def spans(self, manifest: Manifest) -> tuple[TimeSpan, ...]:
         """The stages with the names that people read."""
         chunks = {chunk.graph: number for number, chunk in enumerate(manifest.prefix, 1)}
         labels = {graph: f"chunk {number} of {len(chunks)}" for graph, number in chunks.items()}
         labels |= {phase.graph: f"training ({phase.name})" for phase in manifest.phases}
         return tuple(
-            Span(label=labels.get(stage.graph, stage.graph), start_ms=stage.start_ms, end_ms=stage.end_ms)
+            TimeSpan(label=labels.get(stage.graph, stage.graph), start_ms=stage.start_ms, end_ms=stage.end_ms)
             for stage in self.stages
         )
 
@@ -123,7 +123,7 @@ class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
     idle_bytes: int
     peak_bytes: int
     io: tuple[ChunkProfile, ...]
-    timeline: Timeline
+    timeline: MemoryTimeline
 
 
 def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
@@ -152,7 +152,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
         idle_bytes=idle,
         peak_bytes=max(idle, *(moment.rss_bytes for moment in sampler.moments)),
         io=_chunks(manifest, watched.stages, profiler, data),
-        timeline=Timeline(moments=sampler.moments, spans=watched.spans(manifest)),
+        timeline=MemoryTimeline(moments=sampler.moments, spans=watched.spans(manifest)),
     )
 
 

@@ -20,8 +20,8 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from edgefl.errors import ExportError
 from edgefl.system.python import module_command
-from edgefl.wire.errors import ExportError
 from edgefl_export.executorch.check.ports import METHOD
 from edgefl_export.executorch.silent_import import portable_lib
 from edgefl_export.verify.rounding import Array

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from edgefl.contract.algorithm import Function
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.executorch.check.isolated import IsolatedRunner
 from edgefl_export.executorch.check.ports import METHOD, read_ports
 from edgefl_export.executorch.silent_import import portable_lib

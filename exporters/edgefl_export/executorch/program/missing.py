@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from edgefl.errors import ExportError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
-from edgefl.wire.errors import ExportError
 from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate, locate_type, refusal
 from edgefl_export.capture.trace import Captured

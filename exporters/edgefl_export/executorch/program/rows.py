@@ -2,7 +2,7 @@
 
 As one graph has it, each op of ``m <- mu m + g + d w; w <- w - lr m`` goes through memory: fifteen times for a weight that
 no cache holds. Here a block of rows goes through all of them, its gradient's product included, before the next begins.
-The blocks are ports of the program, named by their rows (:mod:`edgefl.wire.bundle.rows`): they lie in the memory of the
+The blocks are ports of the program, named by their rows (:mod:`edgefl.wire.bundle.graphs`): they lie in the memory of the
 whole. :mod:`edgefl_export.onnx.rows` is the same for ONNX.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import TensorSpec, role_of
-from edgefl.wire.bundle.rows import rows_of_port
+from edgefl.wire.bundle.graphs import rows_of_port
 from edgefl_export.capture.nodes import fake_value, node_argument, results
 from edgefl_export.capture.trace import Captured
 from edgefl_export.executorch.xnnpack.region import supported

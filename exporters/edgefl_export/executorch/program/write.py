@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import TensorSpec, role_of
-from edgefl.wire.bundle.rows import rows_in
+from edgefl.wire.bundle.graphs import rows_in
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import Captured

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import edgefl.models.layers.cells  # noqa: F401 - registers the operators
-from edgefl.wire.errors import ExportError
+from edgefl.errors import ExportError
 from edgefl_export.decompositions.rule import Rules
 
 STEPS = 512

@@ -8,8 +8,8 @@ taken as images of one block of channels as they lie::
 
     t = mu m;  t = Conv(w, d, sum t);  m.next = t + g;  w.next = Conv(m.next, -lr, sum w)
 
-State is read and written in that shape by ports of its rows (:mod:`edgefl.wire.bundle.rows`): to bring an output of a graph
-into another shape is a copy.
+State is read and written in that shape by ports of its rows (:mod:`edgefl.wire.bundle.graphs`): to bring an output of a
+graph into another shape is a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from edgefl.wire.bundle.rows import rows_in, rows_of_port
+from edgefl.wire.bundle.graphs import rows_in, rows_of_port
 from edgefl_export.onnx import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
 from edgefl_export.onnx.peak import live_peak

@@ -13,10 +13,10 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from edgefl.errors import ConfigError, EdgeflError, ProtocolError
 from edgefl.wire.bundle.archive import read_manifest
-from edgefl.wire.errors import ConfigError, EdgeflError, ProtocolError
 from edgefl.wire.mqtt.messages import Hello, decode
-from edgefl.wire.printable import printable
+from edgefl.wire.text import printable
 from edgefl_server import events
 from edgefl_server.dashboard.known import fold
 from edgefl_server.dashboard.known.fleet import Facts, Fleet, Part, Tier

@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgefl.wire.errors import EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl_server.operations import mailbox
 from edgefl_server.operations.mailbox import AnyOrder
 

@@ -10,9 +10,9 @@ from types import FrameType
 
 from starlette.applications import Starlette
 
+from edgefl.errors import ConfigError
 from edgefl.system.files import naming
 from edgefl.system.listener import WebServer, listening
-from edgefl.wire.errors import ConfigError
 from edgefl_server.dashboard.web.app import application
 from edgefl_server.dashboard.web.desk import Desk
 from edgefl_server.dashboard.web.hub import Hub

@@ -11,7 +11,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl_server import events
 
 _PATH = "/v1/traces"

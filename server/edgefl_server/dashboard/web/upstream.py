@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edgefl.wire.errors import ConfigError, EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl_server.dashboard.known import fold
 from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.known.source import Watch

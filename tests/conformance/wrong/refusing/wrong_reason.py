@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgefl.wire.errors import RoundDeclined
+from edgefl.errors import RoundDeclined
 from edgefl_device.round import desk
 
 _decline = desk.RoundDesk._decline

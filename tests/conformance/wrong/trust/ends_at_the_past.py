@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from edgefl.wire.errors import IdentityError
+from edgefl.errors import IdentityError
 from edgefl.wire.mqtt.envelope import Envelope
 from edgefl.wire.mqtt.messages import Message
 from edgefl_device.link.identity import ServerTrust

@@ -1,34 +1,144 @@
-"""Records of CSV or JSON lines, their columns by name."""
+"""Records of CSV and JSON lines, read alike on devices and for the server's data: lines, columns by name, and values."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
 import json
+import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import Series, Table, Text
-from edgefl.wire.errors import DataError
-from edgefl.wire.records.values import NO_TEXT, BadRow, finite, is_text, listed, shown
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import SeriesReader, TableReader, TextReader
 from edgefl.wire.tensors import Array
+
+_NAMED = 12
+"""Most classes that an error lists."""
+_WHOLE = re.compile(r"\.0*$")
+"""Suffix that spreadsheet programs write behind a whole number."""
+_DIGITS = 12
+"""Most digits of a class number: Python refuses to parse thousands of digits."""
+_LONG = 60
+"""Most characters of a value in an error."""
+
+
+def shown(value: object) -> str:
+    """Return ``value`` for an error text: one line, cut if it is long."""
+    text = repr(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
+
+class BadRow(Exception):
+    """Row that cannot be used. Its text is the reason."""
+
+
+def finite(value: object, what: str, dtype: str) -> float:
+    """Return the number in a field.
+
+    Args:
+        value: Field of a record.
+        what: Name of the field for the error text.
+        dtype: Dtype whose range the number must fit.
+
+    Raises:
+        BadRow: ``value`` is no number, NaN, infinite, or beyond the range of ``dtype``.
+    """
+    if value is None or value == "":
+        raise BadRow(f"{what} is empty")
+    try:
+        number = float(value) if isinstance(value, str | int | float) and "_" not in str(value) else np.nan
+    except (ValueError, OverflowError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise BadRow(f"{what} is {shown(value)}, which is no number")
+    least, most = limits_of(dtype)
+    if not least <= number <= most:
+        raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
+    return number
+
+
+def limits_of(dtype: str) -> tuple[float, float]:
+    """Return the smallest and the largest number that ``dtype`` holds."""
+    if dtype == "bool":
+        return 0.0, 1.0
+    limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
+    least, most = float(limits.min), float(limits.max)
+    return least, most if most <= limits.max else math.nextafter(most, 0.0)  # 2**63 is no int64
+
+
+def is_number(text: str) -> bool:
+    """Return True if ``text`` is a finite number."""
+    try:
+        finite(text, "", "float64")
+    except BadRow:
+        return False
+    return True
+
+
+def is_text(text: str) -> bool:
+    """Return True if ``text`` can be written in UTF-8: no bytes of another encoding, no half of a character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+NOT_TEXT = "it is no text in UTF-8"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return the first of ``names``, and their count if that is not all."""
+    more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def whole(text: str) -> str:
+    """Return ``text`` without the point and zeros behind a whole number."""
+    return _WHOLE.sub("", text)
+
+
+def class_number(value: object, names: Sequence[str], classes: int) -> int:
+    """Return the number of the class ``value``: its index in ``names``, or the number itself if classes have no names.
+
+    Raises:
+        BadRow: The federation has no such class.
+    """
+    text = str(value).strip()
+    if names:
+        # macOS writes e and its accent apart.
+        alike = [unicodedata.normalize("NFC", each) for each in names]
+        written = unicodedata.normalize("NFC", text)
+        for each in (written, whole(written)):
+            if each in alike:
+                return alike.index(each)
+        raise BadRow(f"no class is called {shown(text)}; the federation's are {listed(names)}")
+    digits = whole(text)
+    if digits.isdecimal() and len(digits) <= _DIGITS and int(digits) < classes:
+        return int(digits)
+    raise BadRow(
+        f"class {shown(text)} is no number from 0 to {classes - 1}, which is what the federation's classes are called by"
+    )
+
 
 RECORDS = (".csv", ".jsonl")
 _LONGEST_FIELD = 1 << 26
 """Characters of one field of a CSV."""
 _UNCLOSED = "unexpected end of data"
-"""What ``csv`` says of a quotation mark that is open at the end of the file."""
+"""Error text of ``csv`` for a quotation mark that is open at the end of the file."""
 _SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
-"""Excel's word on what separates columns, before their names."""
+"""Line in which Excel names the column separator, before the header."""
 
 Checks = Mapping[str, Callable[[str], bool] | None]
 """Columns that a file must have. A check returns False for a value that cannot be in its column; None: any text can."""
 Record = Mapping[str, object] | str
-"""Fields by column; or a text, what is wrong with a line that has none."""
+"""Fields by column, or the error text of a malformed line."""
 
 
 def column_names(path: Path) -> list[str]:
@@ -175,24 +285,34 @@ def _has_blanks(row: Sequence[str]) -> bool:
 
 
 def field(record: Record, name: str) -> object:
-    """What stands in a column, None for nothing; BadRow for a line that is no record."""
+    """Return the value of a column, or None if it is empty. Raises BadRow for a malformed line."""
     if isinstance(record, str):
         raise BadRow(record)
     return record.get(name)
 
 
-def text_of(record: Record, reader: Text) -> str:
-    """The text of a record; BadRow where there is none."""
+def text_of(record: Record, reader: TextReader) -> str:
+    """Return the text of a record. Raises BadRow if there is none."""
     text = field(record, reader.text)
     if not isinstance(text, str):
         raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
     if not is_text(text):
-        raise BadRow(NO_TEXT)
+        raise BadRow(NOT_TEXT)
     return text
 
 
 def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
-    """The numbers in some columns; BadRow for one that is missing, none, or no whole number where ``dtype`` is of these."""
+    """Return the numbers in some columns.
+
+    Args:
+        record: Line of a file.
+        columns: Columns in the order of the result.
+        dtype: Dtype of the model's input.
+        below: Bound of whole numbers. 0: none.
+
+    Raises:
+        BadRow: A number is missing or invalid, or is not whole if ``dtype`` is an integer type.
+    """
     row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
     if not np.issubdtype(dtype, np.floating):
         for name, value in zip(columns, row, strict=True):
@@ -205,8 +325,8 @@ def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) 
     return row
 
 
-def scaled(rows: Array, reader: Table | Series) -> Array:
-    """Columns (n, columns) with the federation's mean and deviation taken out."""
+def scaled(rows: Array, reader: TableReader | SeriesReader) -> Array:
+    """Return columns (n, columns) normalized by the federation's mean and deviation."""
     centred = rows - np.array(reader.mean) if reader.mean else rows
     return centred / np.array(reader.deviation) if reader.deviation else centred
 
@@ -237,7 +357,7 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
 
 def _object(line: str) -> Record:
     if not is_text(line):
-        return NO_TEXT
+        return NOT_TEXT
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
@@ -253,4 +373,4 @@ def _record(head: Sequence[str], fields: Sequence[str]) -> Record:
     """Return the fields of a line by column; without those that the line lacks."""
     if len(fields) > len(head):
         return f"it has {len(fields)} fields, and there are {len(head)} columns"
-    return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NO_TEXT
+    return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NOT_TEXT

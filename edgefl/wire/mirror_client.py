@@ -1,10 +1,10 @@
-"""One blob from a mirror, as far as the mirror goes along: bounded in time and bytes, and nothing that it says is believed.
+"""HTTP client for blobs from a mirror, bounded in time and bytes. Responses are not trusted.
 
 ::
 
-    with Alarm(aborted) as alarm, Line(mirror, alarm, patience_s=10) as line:
-        for piece in line.pieces(sha256, size, first=0, last=size, step=131072):
-            ...                                             # MirrorError where there is not the next one
+    with Watchdog(aborted) as watchdog, MirrorConnection(mirror, watchdog, patience_s=10) as connection:
+        for piece in connection.pieces(sha256, size, first=0, last=size, step=131072):
+            ...                                             # MirrorError if the next one is missing
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
-from edgefl.wire.errors import MirrorError
+from edgefl.errors import MirrorError
 from edgefl.wire.mirrors import Mirror, is_near
 
 _LOOK_S = 0.1
 _MOST_ADDRESSES = 4
-"""Of one name that are tried, in all within the patience for a piece."""
+"""Most addresses of one name that are tried, all within the timeout of one piece."""
 _OK, _PART = 200, 206
 _GONE = (404, 410)
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _BROKEN = (OSError, http.client.HTTPException, ValueError, EOFError)
-"""What hostile bytes and broken links raise: of sockets, TLS, HTTP, and numbers that are none."""
+"""Errors of hostile bytes and broken links: from sockets, TLS, HTTP, and text that is no number."""
 
 
-class Lacks(MirrorError):
-    """The mirror works, and has not this blob."""
+class BlobMissing(MirrorError):
+    """A mirror that works and does not have the blob."""
 
 
-class Alarm(threading.Thread):
-    """Ends a connection that keeps us waiting, in whatever it does: connecting, TLS, or one byte after the other.
+class Watchdog(threading.Thread):
+    """Thread that ends a slow connection in any state: connecting, TLS handshake, or between two bytes.
 
-    ``aborted`` is asked all the time, and ends it too.
+    Args:
+        aborted: User's cancellation check, called every 0.1 s. The connection ends once it returns True.
     """
 
     def __init__(self, aborted: Callable[[], bool] = lambda: False) -> None:
@@ -52,7 +53,7 @@ class Alarm(threading.Thread):
         self._deadline = math.inf
         self.rang = False
 
-    def __enter__(self) -> Alarm:
+    def __enter__(self) -> Watchdog:
         self.start()
         return self
 
@@ -63,21 +64,24 @@ class Alarm(threading.Thread):
         self.join()
 
     def guard(self, connection: socket.socket | None) -> None:
-        """What is to be ended; None: nothing."""
+        """Set the socket to shut down, or None for nothing."""
         with self._lock:
             self._socket = connection
 
     def reset(self, seconds: float) -> None:
-        """Something new is asked, for which it has so long."""
+        """Start a new request that may take ``seconds``."""
         self.rang = False
         self.wind(seconds)
 
     def wind(self, seconds: float) -> None:
-        """From now on it has so long. Headers that end where it rang look whole: that it did stays."""
+        """Set the deadline to ``seconds`` from now.
+
+        ``rang`` stays, because headers cut off by the shutdown look complete.
+        """
         self._deadline = time.monotonic() + seconds
 
     def rest(self) -> None:
-        """It waits for us."""
+        """Remove the deadline while the mirror waits for us."""
         self._deadline = math.inf
 
     @property
@@ -96,15 +100,19 @@ class Alarm(threading.Thread):
                         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 
-class Line:
-    """A connection to one mirror, kept for the next blob; one at a time.
+class MirrorConnection:
+    """Connection to one mirror, kept alive for the next blob. Serves one request at a time.
 
-    ``patience_s`` is how long asking may take, with all that goes before it, and each piece. ``near``: without TLS only
-    machines of a private network are asked. ``ca_file``: an authority beside the system's.
+    Args:
+        mirror: Address of the mirror.
+        watchdog: Running watchdog of this thread.
+        patience_s: Timeout in seconds of a request up to its first byte, and of each piece.
+        near: Refuse plain HTTP to a machine outside of private networks.
+        ca_file: PEM file with an additional certificate authority.
     """
 
     def __init__(
-        self, mirror: Mirror, alarm: Alarm, *, patience_s: float, near: bool = True, ca_file: str = ""
+        self, mirror: Mirror, alarm: Watchdog, *, patience_s: float, near: bool = True, ca_file: str = ""
     ) -> None:
         self._mirror = mirror
         self._alarm = alarm
@@ -113,7 +121,7 @@ class Line:
         self._ca_file = ca_file
         self._connection: http.client.HTTPConnection | None = None
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> MirrorConnection:
         return self
 
     def __exit__(
@@ -129,8 +137,19 @@ class Line:
                 connection.close()
 
     def pieces(self, sha256: str, size: int, *, first: int, last: int, step: int) -> Iterator[bytes]:
-        """Bytes ``first`` to ``last`` of the blob of ``size`` bytes, ``step`` at a time, unchecked. MirrorError where they
-        end early, or the mirror says something else; Lacks if it has not the blob."""
+        """Yield bytes ``first`` to ``last`` of a blob, ``step`` at a time, without verifying them.
+
+        Args:
+            sha256: Name of the blob.
+            size: Bytes of the whole blob.
+            first: First byte.
+            last: End, not included.
+            step: Bytes of one piece.
+
+        Raises:
+            BlobMissing: The mirror does not have the blob.
+            MirrorError: The bytes end early, or the response contradicts the request.
+        """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
             response = self._asked(sha256, None if (first, last) == (0, size) else (first, last))
@@ -145,8 +164,12 @@ class Line:
                 response.close()
 
     def whole(self, sha256: str, step: int) -> tuple[int, Iterator[bytes]]:
-        """The bytes that the mirror says a blob has, and all of them, ``step`` at a time, unchecked; for who knows its name
-        only. MirrorError, Lacks like :meth:`pieces`."""
+        """Return the size of a blob according to the mirror, and an iterator over its unverified bytes.
+
+        Raises:
+            BlobMissing: The mirror does not have the blob.
+            MirrorError: As in :meth:`pieces`.
+        """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
             response = self._asked(sha256, None)
@@ -164,7 +187,7 @@ class Line:
 
     @contextmanager
     def _closing_if_broken(self) -> Iterator[None]:
-        """Close the connection if anything is raised inside; a broken one becomes a MirrorError."""
+        """Close the connection if anything is raised inside. A broken one becomes a MirrorError."""
         try:
             yield
         except _BROKEN as error:
@@ -182,7 +205,7 @@ class Line:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def _asked(self, sha256: str, part: tuple[int, int] | None) -> http.client.HTTPResponse:
-        """A mirror may have closed a connection that was kept: then it is asked once more, on a new one."""
+        """Send the request, again on a new connection if the mirror closed the one that was kept."""
         if self._connection is not None:
             with suppress(*_BROKEN):
                 return self._ask(self._connection, sha256, part)
@@ -261,7 +284,7 @@ class Line:
             return
         self.close()
         if status in _GONE:
-            raise Lacks(f"it has not the blob (HTTP {status})")
+            raise BlobMissing(f"it has not the blob (HTTP {status})")
         if 300 <= status < 400:
             raise MirrorError(
                 f"it sends elsewhere (HTTP {status}), which is not followed: name the last address"
@@ -269,7 +292,7 @@ class Line:
         raise MirrorError(f"it answers HTTP {status}")
 
     def _checked(self, response: http.client.HTTPResponse, size: int, first: int, last: int) -> int:
-        """How many bytes come before those that were asked for."""
+        """Return the number of bytes to skip before the requested ones."""
         self._check_status(response, (_OK, _PART))
         if response.status == _OK:
             promised, skip = size, first

@@ -1,13 +1,13 @@
-"""Codes with which a device declines or reports a failure, and the text that a server shows for each.
+"""Reason codes with which a device declines or reports a failure, and the text that a server shows for each.
 
 A device sends the code alone. Paths, values of its data and messages of its engine stay in its own log.
 """
 
 from __future__ import annotations
 
-from edgefl.wire.errors import BundleError, DataError, EdgeflError, ProtocolError, StoreError
-from edgefl.wire.mqtt import messages, profile_messages
-from edgefl.wire.printable import printable
+from edgefl.errors import BundleError, DataError, EdgeflError, ProtocolError, StoreError
+from edgefl.wire.mqtt import messages
+from edgefl.wire.text import printable
 
 BUNDLE, DATA, STORE, ENGINE = "bundle", "data", "store", "engine"
 _IN_LOG = "the device's own log has the details"
@@ -29,19 +29,19 @@ TEXTS = {
     DATA: f"the device's data cannot be used; {_IN_LOG}",
     STORE: f"the device's store is full or cannot be used; {_IN_LOG}",
     ENGINE: f"the engine of the device failed; {_IN_LOG}",
-    profile_messages.BUSY: "rounds or other requests left no time: ask again later, or with a longer `timeout`",
-    profile_messages.NO_BUNDLE: "no bundle has the format that the device's engine runs: export one (`edgefl export "
+    messages.BUSY: "rounds or other requests left no time: ask again later, or with a longer `timeout`",
+    messages.NO_BUNDLE: "no bundle has the format that the device's engine runs: export one (`edgefl export "
     "--format`)",
-    profile_messages.SIGNATURE: "the request or the bundle is not signed by a server that the device trusts",
-    profile_messages.LATE: "the profile was not done in time: ask with a longer `timeout`",
-    profile_messages.TOO_LARGE: "the request or the profile is larger than the device's limits: ask for fewer repetitions, "
+    messages.SIGNATURE: "the request or the bundle is not signed by a server that the device trusts",
+    messages.LATE: "the profile was not done in time: ask with a longer `timeout`",
+    messages.TOO_LARGE: "the request or the profile is larger than the device's limits: ask for fewer repetitions, "
     "or raise its `chunk_bytes`",
-    profile_messages.FAILED: f"nothing was measured; {_IN_LOG}",
+    messages.PROFILE_FAILED: f"nothing was measured; {_IN_LOG}",
 }
 
 
-def shown(code: str, text: str = "") -> str:
-    """Return what a server shows for a code: the text of a foreign agent if it sent one, else the text of the table."""
+def reason_text(code: str, text: str = "") -> str:
+    """Return the server's text for a code. A text that a foreign agent sent takes precedence."""
     return printable(text) or TEXTS.get(code, "")
 
 

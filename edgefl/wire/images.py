@@ -1,4 +1,4 @@
-"""PNG and JPEG files as pixels, through Pillow (extra ``images``): alike on devices and for the server's data."""
+"""PNG and JPEG files as arrays of pixels, read by Pillow (extra ``images``) alike on devices and for the server's data."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 UNREAD = (".gif", ".webp", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jfif", ".ppm", ".svg")
-"""Endings of pictures that are refused, so that none is left out silently."""
+"""Suffixes of image files that are refused, so that none is skipped silently."""
 DRAFT = 2
-"""A large JPEG is decoded at a smaller size right away, which is at least this many times what is asked for."""
+"""Least factor between the size at which a large JPEG is decoded and the requested size."""
 _MOST_PIXELS = 1 << 26
-"""Of an image as it is decoded, so that none takes the memory of the training: 192 MiB in RGB."""
+"""Most pixels of a decoded image, 192 MiB in RGB, so that none takes the memory of the training."""
 
 
 class PictureError(Exception):

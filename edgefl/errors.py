@@ -1,7 +1,7 @@
-"""The error hierarchy. A message says what was expected, what was found and what to do.
+"""Error hierarchy of edgefl.
 
-Each class has an exit code for the command line (``exit_code``) and carries the values it names as attributes,
-so that a program can react without parsing text.
+A message says what was expected, what was found and what to do. Each class has an exit code for the command line
+(``exit_code``). The values in a message are attributes too, so that a program can react without parsing text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EdgeflError(Exception):
 
 
 def remade(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflError:
-    """Return an error of the class ``kind`` with these attributes, whatever its constructor takes."""
+    """Return an error of the class ``kind`` with these attributes, without calling its constructor."""
     made = kind.__new__(kind)
     EdgeflError.__init__(made, str(attributes["message"]))
     vars(made).update(attributes)
@@ -123,13 +123,13 @@ class RoundDeclined(ReasonedError):
 
 
 class StepError(EdgeflError):
-    """A server step of an algorithm that failed, or gave no model that could go on."""
+    """A server step of an algorithm that failed, or returned a model that is not finite."""
 
     exit_code = 15
 
 
 class MirrorError(EdgeflError):
-    """A mirror that cannot be served, or that does not give the bytes it is asked for."""
+    """A mirror that cannot be served, or that does not return the requested bytes."""
 
     exit_code = 16
 
@@ -141,7 +141,7 @@ class DivergedError(EdgeflError):
 
 
 DIVERGED = "training diverged on this device"
-"""Part of the text with which such an update is refused."""
+"""Part of the text with which the server rejects a diverged update."""
 
 
 class WorkshopError(EdgeflError):

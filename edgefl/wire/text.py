@@ -1,23 +1,24 @@
-"""Texts for messages: the other side's own words so that they fit any log, and the right name for a wrong one."""
+"""Text for people: untrusted text made safe for logs, suggestions for misspelled names, and formatted metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 MOST_TEXT = 1000
-"""Letters of what the other side says that are told."""
+"""Most letters of an untrusted text that are shown."""
 
 
 def cleaned(text: str) -> str:
-    """Return ``text`` with a blank for each character that steers a terminal. Line ends stay."""
+    """Return ``text`` with a blank for each control character of a terminal. Line ends stay."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
-    """At most ``most`` letters of ``text``; what belongs in no line (escapes, line ends, marks of direction) is a blank."""
+    """Return at most ``most`` letters of ``text`` in one line, with blanks for escapes, line ends and direction marks."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
@@ -43,3 +44,24 @@ def similar(path: Path) -> str:
     except (OSError, ValueError):
         return ""
     return nearest(str(path), there)
+
+
+SHARES = frozenset({"accuracy", "f1", "iou"})
+"""Metrics from 0 to 1, shown as percent. A larger value is better for these, a smaller one for all others."""
+
+
+def metric_value(name: str, value: float, digits: int = 1) -> str:
+    """Return the value of a metric as text: ``81.2%``, ``34.7``."""
+    return f"{value:.{digits}%}" if name in SHARES else f"{value:.4g}"
+
+
+def metric_text(name: str, value: float, digits: int = 1) -> str:
+    """Return a metric with its name: ``accuracy 81.2%``, ``perplexity 34.7``, ``mae 0.213``."""
+    return f"{name} {metric_value(name, value, digits)}"
+
+
+def headline_metric(told: Mapping[str, Any]) -> str:
+    """Return the task's metric of an event of a round or run as text, or "" if nothing was evaluated."""
+    name = told.get("metric") or "accuracy"
+    value = told.get("metrics", {}).get(name, told.get(name))
+    return "" if value is None else metric_text(name, value)
