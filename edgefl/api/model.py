@@ -15,8 +15,8 @@ from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
-from edgefl.models.graph.output import Output
 from edgefl.models.losses.loss import Loss
+from edgefl.models.partition.output import Output
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
 from edgefl.models.user_factory import factory_of

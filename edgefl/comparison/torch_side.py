@@ -21,13 +21,13 @@ from edgefl.errors import EdgeflError
 from edgefl.models.caches import forgotten, kept, state_of
 from edgefl.models.draws.generators import watched
 from edgefl.models.draws.steering import without_masking
-from edgefl.models.graph.output import tensor_of
 from edgefl.models.layers.given import first_input
 from edgefl.models.layers.storage import reshaped
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
 from edgefl.models.own_gradients import differentiable
+from edgefl.models.partition.output import select_output
 from edgefl.models.source import Source
 from edgefl.models.spec import ModelSpec
 from edgefl_export.verify.rounding import double_precision
@@ -206,7 +206,7 @@ def _output(source: Source, batch: Mapping[str, Tensor], labels: Mapping[str, Te
     else:
         returned = module(batch["x"], **labels)
     key = source.request.output if source.returned_loss is None else source.returned_loss.key
-    return tensor_of(returned, key, type(module).__name__)
+    return select_output(returned, key, type(module).__name__)
 
 
 def _rate(parameters: Mapping[str, nn.Parameter]) -> float:

@@ -73,3 +73,18 @@ def keeping_modes(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in before.items():
             part.training = training
+
+
+def has_mode_side_effects(module: nn.Module) -> bool:
+    """Return True if ``train`` or ``eval`` of a part of ``module`` changes more than its mode."""
+    held = []
+    for training in (False, True):
+        with in_mode(module, training=training):
+            held.append([_attributes(part) for part in module.modules()])
+    return held[0] != held[1]
+
+
+def _attributes(part: nn.Module) -> dict[str, int]:
+    """Return all attributes of a module except its mode, by identity."""
+    groups = (part.__dict__, part._modules, part._parameters, part._buffers)
+    return {name: id(value) for group in groups for name, value in group.items() if name != "training"}

@@ -12,10 +12,10 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.graph.output import Output
 from edgefl.models.hooks import has_hooks
 from edgefl.models.losses.loss import Loss
 from edgefl.models.losses.returned import ModelLoss
+from edgefl.models.partition.output import Output
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 # By its name, because the import takes seconds.

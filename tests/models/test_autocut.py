@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.graph.autocut import grouped
 from edgefl.models.layers.visible import visible
 from edgefl.models.losses import SequenceCrossEntropy
+from edgefl.models.partition.partitioner import balanced_starts
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
@@ -194,7 +194,7 @@ def test_at_most_as_many_units_as_asked_for(units: int, made: int | None) -> Non
     ],
 )
 def test_groups_are_balanced(sizes: list[int], groups: int, starts: list[int]) -> None:
-    assert grouped(sizes, groups) == starts
+    assert balanced_starts(sizes, groups) == starts
 
 
 def test_a_factory_of_a_plain_module_needs_no_cuts() -> None:

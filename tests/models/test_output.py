@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.graph.output import Output
+from edgefl.models.partition.output import Output
 from edgefl.models.split import split
 
 SAMPLE = TensorSpec((4,))

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
-from edgefl.models.graph.flow import Flow
-from edgefl.models.graph.tracing import trace
-from edgefl.models.graph.units import Stretch
 from edgefl.models.layers.given import Given
+from edgefl.models.partition.dataflow import Dataflow
+from edgefl.models.partition.subgraph import Subgraph
+from edgefl.models.partition.tracer import ModuleTracer
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.tied import entangled
 from edgefl.submodels.compaction import ops
@@ -46,12 +46,13 @@ def as_graphs(spec: ModelSpec) -> nn.Sequential:
 
 
 def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
+    inputs = {path for path, module in unit.named_modules() if isinstance(module, Given)}
     try:
-        traced = trace(unit, sample, lambda _path, module: isinstance(module, Given))
+        traced = ModuleTracer(unit, sample, inputs).trace(training=False)
     except ModelError:
         return unit
-    flow = Flow(traced)
-    return Stretch(flow, 0, len(flow.steps), traced.source, traced.result).module()
+    dataflow = Dataflow(traced)
+    return Subgraph(dataflow, 0, len(dataflow.steps), traced.source, traced.result).to_module()
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
-from edgefl.models.graph.plain import module_of
+from edgefl.models.partition.normalize import module_of
 from edgefl.models.user_code import is_user_code, node_at, source_of
 from edgefl.system.distribution import folders
 from edgefl_export.decompositions import core_table
@@ -25,7 +25,9 @@ from edgefl_export.decompositions import core_table
 _ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parents[1])
 # They run a model's code and have no part in what it computes.
 _RUNNERS = tuple(
-    folder / room for folder in folders("edgefl") for room in ("models/draws", "models/graph", "objective")
+    folder / room
+    for folder in folders("edgefl")
+    for room in ("models/draws", "models/partition", "objective")
 )
 
 

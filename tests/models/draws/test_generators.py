@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.draws.generators import watched
-from edgefl.models.graph.tracing import exported
+from edgefl.models.partition.tracer import export_module
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 
@@ -115,10 +115,10 @@ class Dropped(nn.Module):
 def test_a_number_that_is_computed_with_is_refused(way: str) -> None:
     module = Scaled(COMPUTED[way])
     with pytest.raises(ModelError, match=r"Python's or numpy's generator.*torch\.rand"):
-        exported(module.train(), ROWS)
+        export_module(module.train(), ROWS)
     with pytest.raises(ModelError, match=r"Python's or numpy's generator.*torch\.rand"):
         Objective(split(nn.Sequential(module), sample=ROWS, classes=4).module, ROWS).noise(3)
-    exported(module.eval(), ROWS)
+    export_module(module.eval(), ROWS)
 
 
 @pytest.mark.sample(2)
@@ -130,7 +130,7 @@ def test_a_number_that_is_computed_with_is_refused(way: str) -> None:
 def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any) -> None:
     module = Held(rng)
     with pytest.raises(ModelError, match="Python's or numpy's generator"):
-        exported(module, ROWS)
+        export_module(module, ROWS)
     assert module.rng is rng
 
 
@@ -150,14 +150,14 @@ def test_a_generator_that_a_module_keeps_is_refused_and_left_as_it_was(rng: Any)
 )
 def test_a_layer_left_out_now_and_then_is_announced(draw: Callable[[], float]) -> None:
     with pytest.warns(UserWarning, match=r"random number steers Python \(at .*condition is False"):
-        algorithm = exported(Dropped(draw).train(), ROWS)
+        algorithm = export_module(Dropped(draw).train(), ROWS)
     assert len(algorithm.state_dict) == 4
 
 
 def test_a_generator_with_a_seed_made_on_the_way_gives_constants() -> None:
     module = Scaled(lambda: torch.tensor(np.random.default_rng(1).normal(size=6)).float())
     wanted, x = module(torch.ones(2, 6)), torch.ones(2, 6)
-    torch.testing.assert_close(exported(module, ROWS).module()(x), wanted)
+    torch.testing.assert_close(export_module(module, ROWS).module()(x), wanted)
 
 
 @contextmanager
@@ -213,7 +213,7 @@ def test_what_another_thread_draws_is_not_the_module_s() -> None:
     with _drawing_beside() as turns:
         for _ in range(8):
             before = turns()
-            exported(module, ROWS)
+            export_module(module, ROWS)
             Objective(split(nn.Sequential(module.layer), sample=ROWS, classes=4).module, ROWS).noise(3)
             assert turns() > before
 

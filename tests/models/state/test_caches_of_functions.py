@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import edgefl
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.caches import forgotten
-from edgefl.models.graph.tracing import exported
+from edgefl.models.partition.tracer import export_module
 from edgefl.models.spec import run_meta
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
@@ -196,7 +196,7 @@ def test_a_cache_serves_runs_with_and_without_values(way: str, filled: bool) -> 
     module = Positions(table)
     wanted = module(x) if filled else None
     for _ in range(2):
-        algorithm = exported(module, ROWS)
+        algorithm = export_module(module, ROWS)
         objective = Objective(split(nn.Sequential(module), sample=ROWS, classes=4).module, ROWS)
         objective.noise(3)
         run_meta(nn.Sequential(module), ROWS, 2)
@@ -222,7 +222,7 @@ def test_a_cache_without_tensors_is_left_alone() -> None:
             return cast(Tensor, self.layer(x) * settings()["size"])
 
     held = settings()
-    exported(Sized(), ROWS)
+    export_module(Sized(), ROWS)
     assert settings() is held
 
 
@@ -260,7 +260,7 @@ def test_python_state_of_all_parts_is_as_before(run: str) -> None:
     units = nn.Sequential(module)
     before = copy.deepcopy(_state(module))
     if run == "export":
-        exported(module, ROWS)
+        export_module(module, ROWS)
     elif run == "draws":
         Objective(units, ROWS).noise(2)
     elif run == "meta":

@@ -18,12 +18,12 @@ from torch.utils._pytree import tree_map
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.graph.output import Output, calling, tensor_of, without_cache
-from edgefl.models.graph.plain import cleaned
-from edgefl.models.graph.tracing import exported
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.returned import ModelLoss
 from edgefl.models.modes import keeping_modes
+from edgefl.models.partition.normalize import normalize
+from edgefl.models.partition.output import Output, replaced_forward, select_output, without_cache
+from edgefl.models.partition.tracer import export_module
 
 _ROWS = 2
 _MOST_SHOWN = 120
@@ -48,7 +48,7 @@ def lifted(
     for training in (True, False):
         with keeping_modes(root), _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
             root.train(training)
-            algorithm = exported(root, *inputs.values(), label)
+            algorithm = export_module(root, *inputs.values(), label)
         parts.append(_Slice(algorithm, root))
     _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
     function = parts[0].module()
@@ -101,12 +101,12 @@ def _giving_loss(root: nn.Module, inputs: tuple[str, ...], output: Output, loss:
             raise ModelError(
                 f"{name} returns its output alone: leave the loss `model` out, and name one that fits"
             )
-        return tensor_of(returned, output, name), tensor_of(returned, loss.key, name)
+        return select_output(returned, output, name), select_output(returned, loss.key, name)
 
     # torch.export takes one input for each parameter.
     numbered = [Parameter(f"given_{place}", Parameter.POSITIONAL_ONLY) for place in range(len(inputs) + 1)]
     forward.__signature__ = Signature(numbered)  # type: ignore[attr-defined]
-    with calling(root, forward):
+    with replaced_forward(root, forward):
         yield
 
 
@@ -115,7 +115,7 @@ class _Slice:
 
     def __init__(self, algorithm: ExportedProgram, root: nn.Module) -> None:
         self._name = type(root).__name__
-        graph = cleaned(algorithm.graph_module)
+        graph = normalize(algorithm.graph_module)
         signature = algorithm.graph_signature
         nodes = {node.name: node for node in graph.nodes}
         self._output, self._loss = (nodes[str(each)] for each in signature.user_outputs)

@@ -1,0 +1,302 @@
+"""Dataflow of a traced graph: what each operation needs, and which values are live between two operations."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
+from edgefl.models.layers.given import Given
+from edgefl.models.partition.normalize import is_random, path_of, random_nodes, writes
+from edgefl.models.partition.tracer import TracedGraph
+from edgefl.models.user_code import source_of
+
+_aten = torch.ops.aten
+# Operations that present the same weights in another shape or order.
+_VIEWS = (
+    *(_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.numpy_T.default, _aten.mT.default),
+    *(_aten.view.default, _aten.reshape.default, _aten.flatten.using_ints),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataflow:
+    """Operations of a graph in order, with the values and weights that each needs.
+
+    A *step* is an operation whose value depends on the input; each belongs to one unit, in order. All others (positions,
+    masks of ones, products of weights alone, inputs beside the first and what is made of them) are computed again in
+    every unit that needs them. So is the batch size, from the unit's own input.
+
+    Attributes:
+        graph: the graph.
+        shared_weights: weights that units on both sides of a cut may read.
+        reread_input: one sample of the input, if units after the first may read the input again; None if it must cross
+            each cut like any other tensor.
+    """
+
+    graph: TracedGraph
+    shared_weights: frozenset[str] = frozenset()
+    reread_input: TensorSpec | None = None
+
+    @cached_property
+    def operations(self) -> tuple[fx.Node, ...]:
+        """All operations in order."""
+        return tuple(node for node in self.graph.graph.nodes if node.op == "call_function")
+
+    @cached_property
+    def steps(self) -> tuple[fx.Node, ...]:
+        """The operations that depend on the input, in order."""
+        return tuple(node for node in self.operations if node in self._input_dependent)
+
+    @cached_property
+    def step_index(self) -> Mapping[fx.Node, int]:
+        """Position of each step among the steps; -1 for the input."""
+        return {self.graph.source: -1} | {node: position for position, node in enumerate(self.steps)}
+
+    def is_batch_size(self, node: fx.Node) -> bool:
+        """Return True if the value of ``node`` is the batch size."""
+        value = node.meta.get("val")
+        return isinstance(value, torch.SymInt) and _size(value) == self._batch
+
+    def is_extra_input(self, node: fx.Node) -> bool:
+        """Return True if ``node`` is an input beside the first, which every unit reads for itself."""
+        call = self.graph.leaf_call(node)
+        return call is not None and isinstance(self.graph.root.get_submodule(call.path), Given)
+
+    def inputs_of(self, node: fx.Node) -> list[fx.Node]:
+        """Return the nodes that ``node`` reads, and the earlier operations that write in place to what it reads."""
+        return [*node.all_input_nodes, *self._earlier_writes.get(node, ())]
+
+    def dependencies(self, step: fx.Node) -> frozenset[fx.Node]:
+        """Return ``step`` and all that it needs and that is no step: operations, weights and constants."""
+        nodes: set[fx.Node] = set()
+        waiting = [step]
+        while waiting:
+            reached = waiting.pop()
+            nodes.add(reached)
+            waiting += [
+                inner
+                for inner in self._computed_inputs(reached)
+                if inner not in nodes and inner not in self.step_index
+            ]
+        return frozenset(nodes)
+
+    @cached_property
+    def weights_used(self) -> tuple[frozenset[str], ...]:
+        """For each step, the names of the root's state tensors that it uses."""
+        return tuple(frozenset(self._state_names(self.dependencies(step))) for step in self.steps)
+
+    @cached_property
+    def kernels(self) -> tuple[tuple[str, ...], ...]:
+        """For each step, the weights of two or more dimensions that it uses other than element by element."""
+        dimensions = {name: tensor.dim() for name, tensor in self.graph.root.state_dict().items()}
+        return tuple(
+            ()
+            if torch.Tag.pointwise in getattr(step.target, "tags", ())
+            else tuple(
+                name
+                for name in self._state_names([step, *map(_viewed, step.all_input_nodes)])
+                if dimensions[name] >= 2
+            )
+            for step in self.steps
+        )
+
+    @cached_property
+    def live_values(self) -> tuple[tuple[fx.Node, ...], ...]:
+        """For each step, the values computed so far, the input included, that a later step needs."""
+        last = {node: index for node, index in self.step_index.items() if index < 0}
+        for index, step in enumerate(self.steps):
+            for reached in self.dependencies(step):
+                last |= {n: index for n in self._computed_inputs(reached) if n in self.step_index}
+        last[self.graph.result] = len(self.steps)
+        live: list[tuple[fx.Node, ...]] = []
+        alive = [] if self.reread_input else [self.graph.source]
+        for index, step in enumerate(self.steps):
+            alive = [node for node in [*alive, step] if last.get(node, -1) > index]
+            live.append(tuple(alive))
+        return tuple(live)
+
+    @cached_property
+    def state_on_both_sides(self) -> tuple[frozenset[str], ...]:
+        """For each step, the state tensors used both up to it and after it; tied weights by the first of their names."""
+        first: dict[str, int] = {}
+        last: dict[str, int] = {}
+        for index, names in enumerate(self.weights_used):
+            for name in self.first_names(names):
+                first.setdefault(name, index)
+                last[name] = index
+        return tuple(
+            frozenset(name for name in last if first[name] <= index < last[name])
+            for index in range(len(self.steps))
+        )
+
+    @cached_property
+    def shareable_weights(self) -> frozenset[str]:
+        """The parameters. Several units may read one, but a buffer that forward moves belongs to one unit."""
+        state = self.graph.root.state_dict(keep_vars=True)
+        return self.first_names(name for name, tensor in state.items() if isinstance(tensor, nn.Parameter))
+
+    def first_names(self, names: Iterable[str]) -> frozenset[str]:
+        """Return, for each of these state tensors, the first of its names in the root."""
+        return frozenset(self._first_name[name] for name in names)
+
+    @cached_property
+    def _first_name(self) -> Mapping[str, str]:
+        first: dict[int, str] = {}
+        state = self.graph.root.state_dict(keep_vars=True)
+        return {name: first.setdefault(id(tensor), name) for name, tensor in state.items()}
+
+    def is_valid_cut(self, index: int) -> bool:
+        """Return True if a cut may lie after the step at ``index``.
+
+        One tensor of samples is live there, and no state is needed on both sides except shared weights.
+        """
+        live = self.live_values[index]
+        return (
+            len(live) == 1
+            and self.is_sample_tensor(live[0])
+            and self.state_on_both_sides[index] <= self.shared_weights
+        )
+
+    def is_sample_tensor(self, node: fx.Node) -> bool:
+        """Return True if ``node`` is a computed tensor (batch, ...) whose other sizes do not depend on the batch."""
+        value = node.meta["val"]
+        if node is self.graph.source or not isinstance(value, Tensor) or value.dim() == 0:
+            return False
+        leading, *rest = map(_size, value.shape)
+        varies = (
+            not isinstance(size, int) or (isinstance(self._batch, int) and size % self._batch == 0)
+            for size in rest
+        )
+        return bool(leading == self._batch) and not any(varies)
+
+    def _computed_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Return the inputs of ``node``; none for the values that every unit gets from its own input."""
+        has_own = self.is_batch_size(node) or self.is_extra_input(node)
+        return [] if has_own else self.inputs_of(node)
+
+    def _state_names(self, nodes: Iterable[fx.Node]) -> Iterator[str]:
+        for node in nodes:
+            call = self.graph.leaf_call(node)
+            if node in self.graph.state:
+                yield self.graph.state[node]
+            elif call is not None:
+                state = self.graph.root.get_submodule(call.path).state_dict()
+                yield from (f"{call.path}.{name}" for name in state)
+
+    @cached_property
+    def _batch(self) -> Any:
+        return _size(self.graph.source.meta["val"].shape[0])
+
+    @cached_property
+    def _input_dependent(self) -> frozenset[fx.Node]:
+        """Operations that depend on the input or on random numbers, write state, or share memory with such a write."""
+        dependent = {self.graph.source}
+        for group in self._written_groups:
+            # Each step moves state, so a write to it counts as one even if its value is the same for every input.
+            if not self.graph.state.keys().isdisjoint(group):
+                dependent.update(node for node in group if writes(node))
+        while True:
+            before = len(dependent)
+            for node in self.operations:
+                has_own = self.is_batch_size(node) or self.is_extra_input(node)
+                if not has_own and (is_random(node) or not dependent.isdisjoint(self.inputs_of(node))):
+                    dependent.add(node)
+            # A write may come after a read of the same memory, so that one pass in order does not suffice.
+            for group in self._written_groups:
+                if not dependent.isdisjoint(group):
+                    dependent.update(node for node in group if node.op == "call_function")
+            if len(dependent) == before:
+                return frozenset(dependent - {self.graph.source})
+
+    @cached_property
+    def _written_groups(self) -> tuple[tuple[fx.Node, ...], ...]:
+        """Groups of nodes that share memory, in order, if an operation among them writes."""
+        owner: dict[fx.Node, fx.Node] = {}
+        for node in self.graph.graph.nodes:
+            bases = [owner[base] for base in _aliased(node)]
+            owner[node] = bases[0] if bases else node
+            merged = set(bases[1:])
+            owner |= {other: owner[node] for other, base in owner.items() if base in merged}
+        groups: dict[fx.Node, list[fx.Node]] = {}
+        for node, base in owner.items():
+            groups.setdefault(base, []).append(node)
+        return tuple(tuple(group) for group in groups.values() if any(map(writes, group)))
+
+    @cached_property
+    def _earlier_writes(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
+        """For each operation, the earlier ones that write to memory that it reads."""
+        order = {node: position for position, node in enumerate(self.operations)}
+        by_reader: dict[fx.Node, list[fx.Node]] = {}
+        for group in self._written_groups:
+            writers = [node for node in group if writes(node)]
+            readers = {user for node in group for user in node.users if user in order}
+            for reader in readers:
+                earlier = [writer for writer in writers if order[writer] < order[reader]]
+                by_reader.setdefault(reader, []).extend(earlier)
+        return by_reader
+
+
+def check_not_random(graph: TracedGraph, remedy: str) -> None:
+    """Raise ModelError if an operation outside of leaf modules draws random numbers; ``remedy`` ends the sentence."""
+    for node in random_nodes(graph.graph):
+        source = source_of(node)
+        raise ModelError(
+            f"{node.target} in {path_of(node) or type(graph.root).__name__} draws random numbers {remedy}"
+            + (f" (at {source})" if source else ""),
+            operation=str(node.target),
+            refused=True,
+            source=source,
+        )
+
+
+def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> None:
+    """Raise ModelError if the code between the leaf modules computes something else in training than in inference."""
+    lines = [graph.describe() for graph in (inference, training)]
+    nodes = [graph.operations() for graph in (inference, training)]
+    for (before, after), pair in zip(zip_longest(*lines), zip_longest(*nodes), strict=True):
+        if before != after:
+            names = [(line or "nothing").partition("(")[0] for line in (after, before)]
+            source = next(filter(None, (source_of(node) for node in reversed(pair) if node is not None)), "")
+            raise ModelError(
+                f"{type(training.root).__name__} computes {names[0]} in training where it computes {names[1]} in "
+                "inference" + (f" (at {source})" if source else "") + "; put what differs into a submodule "
+                "that no cut opens",
+                training=after,
+                inference=before,
+                source=source,
+            )
+
+
+def _size(size: int | torch.SymInt) -> Any:
+    """Return a number, or the formula of a size that depends on the batch."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def _viewed(node: fx.Node) -> fx.Node:
+    """Return the node that ``node`` is a view of, through any number of views."""
+    while node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _aliased(node: fx.Node) -> list[fx.Node]:
+    """Return the arguments whose memory the result may share."""
+    if node.target is operator.getitem:
+        return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return []
+    return [
+        argument
+        for declared, argument in zip(schema.arguments, node.args, strict=False)
+        if declared.alias_info is not None and isinstance(argument, fx.Node)
+    ]

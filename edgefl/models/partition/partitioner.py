@@ -1,0 +1,296 @@
+"""Partitioner: chooses the cuts of a traced module, and names the subgraphs between them.
+
+Every point of the graph that one tensor crosses is a candidate. Of these it takes the ones that keep whole what its
+author repeats (a residual block, a transformer layer) and that give every unit at least one kernel (a weight of two
+or more dimensions), so that activations, pooling and norms stay with the layer before them.
+
+Uses of one tensor stay in one unit, unless tied weights, such as a language model's embedding and head, would leave
+little to cut (:meth:`Partitioner.relaxed`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from torch import fx, nn
+
+from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
+from edgefl.models.partition.dataflow import Dataflow
+from edgefl.models.partition.normalize import path_of, paths_of
+from edgefl.models.partition.subgraph import Subgraph
+
+_CONTAINERS = (
+    nn.Sequential,
+    nn.ModuleList,
+    nn.ModuleDict,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+)
+# Layers that stay whole also if a subclass is the user's: they keep state that torch's code moves.
+_STATEFUL = (nn.modules.batchnorm._NormBase, nn.RNNBase)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Return True for layers of torch and of edgefl, and for subclasses that keep state; no cut lies inside of one."""
+    package = type(module).__module__
+    if isinstance(module, _STATEFUL):
+        return True
+    return package.startswith(("torch.nn.", "edgefl.")) and not isinstance(module, _CONTAINERS)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Boundary between two units, after the step at ``index``; ``path`` is the submodule that the user named, if any."""
+
+    index: int
+    path: str = ""
+
+
+class Partitioner:
+    """Partitioner of a dataflow into units that one tensor connects.
+
+    Args:
+        dataflow: operations of the traced module.
+        blocks: paths of the submodules that stay whole; by default those whose class their author repeats in a list.
+
+    Attributes:
+        dataflow: as given.
+        blocks: as given, or found.
+    """
+
+    def __init__(self, dataflow: Dataflow, blocks: Sequence[str] | None = None) -> None:
+        self.dataflow = dataflow
+        # First and last step of each submodule.
+        self._spans: dict[str, tuple[int, int]] = {}
+        for index, step in enumerate(dataflow.steps):
+            for path in paths_of(step):
+                self._spans[path] = (self._spans.get(path, (index, index))[0], index)
+        self._valid = [index for index in range(len(dataflow.steps) - 1) if dataflow.is_valid_cut(index)]
+        self.blocks = self._find_blocks() if blocks is None else blocks
+
+    def relaxed(self, sample: TensorSpec) -> Partitioner:
+        """Return the partitioner, or one that allows more cuts if that more than doubles the number of units.
+
+        First, units may read ``sample`` again: a classifier of a decoder looks up at its end where each text's padding
+        begins. Second, units on both sides of a cut may read tied weights.
+        """
+        partitioner, dataflow = self, self.dataflow
+        if any(dataflow.graph.source in values for values in dataflow.live_values):
+            partitioner = partitioner._better(Partitioner(replace(dataflow, reread_input=sample)))
+            dataflow = partitioner.dataflow
+        tied = self._tied_weights()
+        if any(names & tied for names in dataflow.state_on_both_sides):
+            partitioner = partitioner._better(Partitioner(replace(dataflow, shared_weights=tied)))
+        return partitioner
+
+    def _better(self, other: Partitioner) -> Partitioner:
+        units, more = (1 + len(each.propose()) for each in (self, other))
+        return other if more > 2 * units else self
+
+    def _tied_weights(self) -> frozenset[str]:
+        """Return the weights that several layers or operations use, rather than one several times."""
+        flow = self.dataflow
+        users: dict[str, set[object]] = {}
+        for step, names in zip(flow.steps, flow.weights_used, strict=True):
+            for name in flow.first_names(names):
+                users.setdefault(name, set()).add((path_of(step), step.target))
+        return frozenset(name for name, uses in users.items() if len(uses) > 1) & flow.shareable_weights
+
+    def propose(self, units: int | None = None) -> list[Cut]:
+        """Return the cuts in order, none of them inside a block.
+
+        Args:
+            units: merge neighbours into at most so many units of balanced weights.
+        """
+        closed = [self._spans[path] for path in self.blocks if path in self._spans]
+        candidates = [
+            index for index in self._valid if not any(first <= index < last for first, last in closed)
+        ]
+        ends = [-1, *candidates, len(self.dataflow.steps) - 1]
+        holds = [any(self.dataflow.kernels[a + 1 : b + 1]) for a, b in pairwise(ends)]
+        # A cut lies where a kernel follows, and only once a kernel came before.
+        cuts = [
+            Cut(index) for each, index in enumerate(candidates) if holds[each + 1] and any(holds[: each + 1])
+        ]
+        if units is None:
+            return cuts
+        state = self.dataflow.graph.root.state_dict()
+        sizes = [sum(state[name].numel() for name in each.state_names) for each in self.split(cuts)]
+        return [cuts[start - 1] for start in balanced_starts(sizes, units)]
+
+    def at(self, paths: Sequence[str]) -> list[Cut]:
+        """Return the cuts behind these submodules, in the order of execution.
+
+        Raises:
+            ModelError: forward never calls one of them, two lie at one place, or more than one tensor of samples, or
+                state that training moves, is needed on both sides of a cut.
+        """
+        cuts = sorted((Cut(self._end_of(path), path) for path in paths), key=lambda cut: cut.index)
+        for before, after in pairwise(cuts):
+            if before.index == after.index:
+                raise ModelError(
+                    f"cuts {before.path!r} and {after.path!r} lie at the same place; name one of them",
+                    cuts=tuple(paths),
+                )
+        for cut in cuts:
+            if cut.index < len(self.dataflow.steps) - 1:
+                self._check(cut)
+        return cuts
+
+    def _end_of(self, path: str) -> int:
+        if path not in self._spans:
+            raise ModelError(f"the submodule {path!r} is never called in forward", cut=path)
+        return self._spans[path][1]
+
+    def _check(self, cut: Cut) -> None:
+        dataflow = self.dataflow
+        live = dataflow.live_values[cut.index]
+        if len(live) != 1 or not dataflow.is_sample_tensor(live[0]):
+            names = [dataflow.graph.label(node) for node in live]
+            raise ModelError(
+                f"cut {cut.path!r}: exactly one tensor of samples may cross, found {len(live)}: {', '.join(names)}. Cut "
+                "where nothing but the cut's own output is used later (after a whole block, not inside a skip connection)",
+                cut=cut.path,
+                tensors=names,
+            )
+        if statistics := dataflow.state_on_both_sides[cut.index] - dataflow.shared_weights:
+            target = min(statistics)
+            raise ModelError(
+                f"cut {cut.path!r}: {target!r} is used before and after it, and training moves it in its forward pass: it "
+                "cannot be in both units. Cut elsewhere, or give each place a layer of its own",
+                cut=cut.path,
+                target=target,
+            )
+
+    def split(self, cuts: Sequence[Cut]) -> list[Subgraph]:
+        """Return the subgraphs between ``cuts``, in order; a cut after the last step separates nothing."""
+        dataflow = self.dataflow
+        source: fx.Node = dataflow.graph.source
+        subgraphs: list[Subgraph] = []
+        last = len(dataflow.steps) - 1
+        for before, after in pairwise([-1, *(cut.index for cut in cuts if cut.index < last), last]):
+            result = dataflow.graph.result if after == last else dataflow.live_values[after][0]
+            subgraphs.append(Subgraph(dataflow, before + 1, after + 1, source, result))
+            source = result
+        return subgraphs
+
+    def name(self, subgraphs: Sequence[Subgraph]) -> list[str]:
+        """Return a name for the unit of each subgraph.
+
+        It is the submodule that the unit is, or the largest one that holds its first kernel and nothing of another unit.
+        """
+        state = frozenset[str]().union(*(each.state_names for each in subgraphs))
+        return unit_names(
+            each.submodule or _largest_path(self._first_weight(each), state - each.state_names)
+            for each in subgraphs
+        )
+
+    def _first_weight(self, subgraph: Subgraph) -> str:
+        """Return the first kernel that the subgraph uses, or its first tensor if it has none; empty without any."""
+        steps = slice(subgraph.start, subgraph.stop)
+        kernels = [name for names in self.dataflow.kernels[steps] for name in names]
+        others = [name for names in self.dataflow.weights_used[steps] for name in sorted(names)]
+        return next(iter([*kernels, *others]), "")
+
+    def opened_modules(self, cuts: Sequence[Cut]) -> frozenset[str]:
+        """Return the paths of the submodules whose code a second trace must follow: a cut lies inside.
+
+        Also those that compute the same for every input, such as positions, because each unit computes that for itself.
+        Layers are never among them, even if they are called on both sides of a cut.
+        """
+        root = self.dataflow.graph.root
+        same = {path for node in self.dataflow.operations for path in paths_of(node)} - self._spans.keys()
+        cut_inside = {
+            path
+            for path, (first, last) in self._spans.items()
+            if any(first <= cut.index < last for cut in cuts)
+        }
+        return frozenset(path for path in same | cut_inside if not is_layer(root.get_submodule(path)))
+
+    def _find_blocks(self) -> list[str]:
+        """Return the paths of the submodules whose class is repeated in a list, except stages of such blocks."""
+        root = self.dataflow.graph.root
+        classes = _repeated_classes(root)
+        instances = {path: type(module) for path, module in root.named_modules() if path in self._spans}
+        stages = {
+            kind
+            for kind in classes
+            if self._are_stages([path for path, own in instances.items() if own is kind])
+        }
+        return [path for path, kind in instances.items() if kind in classes - stages]
+
+    def _are_stages(self, paths: Sequence[str]) -> bool:
+        """Return True if each of these that repeats something itself can be cut inside."""
+        root = self.dataflow.graph.root
+        spans = [self._spans[path] for path in paths if _repeated_classes(root.get_submodule(path))]
+        return bool(spans) and all(
+            any(first <= index < last for index in self._valid) for first, last in spans
+        )
+
+
+def _repeated_classes(module: nn.Module) -> set[type[nn.Module]]:
+    """Return the classes, of the user's own, with several members in one list of submodules."""
+    classes: set[type[nn.Module]] = set()
+    for part in module.modules():
+        if isinstance(part, nn.Sequential | nn.ModuleList):
+            counts = Counter(type(child) for child in part if not isinstance(child, _CONTAINERS))
+            classes |= {
+                kind
+                for kind, count in counts.items()
+                if count > 1 and not kind.__module__.startswith("torch.")
+            }
+    return classes
+
+
+def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
+    """Divide a sequence of sizes into ``groups`` runs, or one each, whose largest sum is as small as possible.
+
+    Returns:
+        The index of the first item of each run but the first.
+    """
+    runs = min(groups, len(sizes))
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(_starts(sizes, middle, 1)) < runs else (middle + 1, high)
+    return _starts(sizes, low, runs)
+
+
+def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
+    """Return the first items of the second and later runs: as few as ``limit`` allows, but at least ``runs`` runs."""
+    starts: list[int] = []
+    total = 0
+    for index, size in enumerate(sizes):
+        missing = runs - 1 - len(starts)
+        if index and (total + size > limit or len(sizes) - index <= missing):
+            starts.append(index)
+            total = 0
+        total += size
+    return starts
+
+
+def unit_names(paths: Iterable[str]) -> list[str]:
+    """Return a name for the unit of each path, dots as ``_``, with ``_`` behind it if that name is taken."""
+    names: list[str] = []
+    for path in paths:
+        name = path.replace(".", "_") or "unit"
+        # Names of nn.Sequential's own attributes cannot be names of its children.
+        while name in names or hasattr(nn.Sequential, name):
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _largest_path(weight: str, others: frozenset[str]) -> str:
+    """Return the largest submodule around ``weight`` that holds none of ``others``."""
+    parts = weight.split(".")
+    for length in range(1, len(parts)):
+        path = ".".join(parts[:length])
+        if not any(other.startswith(f"{path}.") for other in others):
+            return path
+    return weight
