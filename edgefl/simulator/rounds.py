@@ -36,8 +36,8 @@ from edgefl_server.coordinator.record import Record
 from edgefl_server.coordinator.roster import Device, tier_of
 from edgefl_server.coordinator.states import Actions, OpenRound, State
 from edgefl_server.publish.model import Model
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.taking.active import ActiveRound
 
 RUN = "simulation"
 
@@ -157,7 +157,7 @@ class Rounds:
         self,
         state: State,
         opened: OpenRound,
-        active: ActiveRound,
+        active: RoundAggregation,
         model: Model,
         received: Arrays,
         tally: Tally,
@@ -191,7 +191,7 @@ class Rounds:
 
     def _collect(
         self, state: State, opened: OpenRound, model: Model, tally: Tally
-    ) -> tuple[State, Actions, ActiveRound]:
+    ) -> tuple[State, Actions, RoundAggregation]:
         """Train those whose updates a version takes that waits for nobody."""
         versions = self._versions
         window, reports, active = versions.collect(
@@ -210,7 +210,7 @@ class Rounds:
             self._take(reports[task.nonce], own, opened.number, tally)
         return window.state, window.actions, active
 
-    def _train(self, task: RoundTask, active: ActiveRound) -> Iterator[Report]:
+    def _train(self, task: RoundTask, active: RoundAggregation) -> Iterator[Report]:
         self.trainers.begin(task, active)
         wanted = list(task.opened.assignments.values())
         portions = self._portions(wanted, task.opened, task.opened.number)
@@ -282,7 +282,7 @@ class Rounds:
         model: Model,
         received: Arrays,
         older: Mapping[int, Began] | None = None,
-    ) -> ActiveRound:
+    ) -> RoundAggregation:
         return active_round(
             self.spec,
             opened,
@@ -294,7 +294,9 @@ class Rounds:
             older=older,
         )
 
-    def _concluded(self, ended: OpenRound, active: ActiveRound, model: Model, state: State) -> Conclusion:
+    def _concluded(
+        self, ended: OpenRound, active: RoundAggregation, model: Model, state: State
+    ) -> Conclusion:
         members = len(state.members) if self._rules.all_needed else len(state.devices)
         received = self.downloads.received
         return concluded(
@@ -310,7 +312,7 @@ class Rounds:
     def _end(
         self,
         ended: OpenRound,
-        active: ActiveRound,
+        active: RoundAggregation,
         done: Conclusion,
         tally: Tally,
         state: State,

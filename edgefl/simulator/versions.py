@@ -22,8 +22,8 @@ from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
 from edgefl_server.publish.model import Model
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.taking.active import ActiveRound
 
 _MOST_TICKS = 1_000
 """Times that tasks of a version end because their time is over, before it is the federation's fault."""
@@ -94,9 +94,9 @@ class Versions:
         model: Model,
         now: float,
         *,
-        active: Callable[[Mapping[int, Began]], ActiveRound],
-        train: Callable[[RoundTask, ActiveRound], Iterable[Report]],
-    ) -> tuple[Window, Mapping[str, Report], ActiveRound]:
+        active: Callable[[Mapping[int, Began]], RoundAggregation],
+        train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
+    ) -> tuple[Window, Mapping[str, Report], RoundAggregation]:
         """A version gone through and its clients trained: what it came to, the reports by the nonces of their tasks, and the
         sums. ``active`` makes the sums, to which ``train`` adds."""
         self._begin(opened, model)
@@ -136,8 +136,8 @@ class Versions:
         tasks: list[Assignment],
         opened: OpenRound,
         model: Model,
-        active: ActiveRound,
-        train: Callable[[RoundTask, ActiveRound], Iterable[Report]],
+        active: RoundAggregation,
+        train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> Iterator[tuple[Assignment, Report]]:
         """Tasks of different clients that begin with one model, and the reports on them."""
         number, own = tasks[0].round, {task.device: task for task in tasks}

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Source of the time in seconds. Tests pass one that they set themselves."""
+
+    def __call__(self) -> float: ...
 
 
 def clock(when: float) -> str:

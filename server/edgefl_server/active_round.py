@@ -20,8 +20,8 @@ from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import Best, collapse
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import Model
+from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
-from edgefl_server.taking.active import ActiveRound, Recipe, UpdateReading
 
 Received = Callable[[], Arrays]
 """The weights as devices have them: worked out only where it matters."""
@@ -50,13 +50,13 @@ def active_round(
     sums: Accumulator | None,
     sent_bytes: int,
     older: Mapping[int, Began] | None = None,
-) -> ActiveRound:
+) -> RoundAggregation:
     """Ready for the updates of ``opened``, which begins from ``model``. ``sums`` are those of an earlier round, to use
     again where they fit; ``device`` is where updates are summed. ``older``: what devices began with in earlier rounds that
     are still at work."""
     earlier = older or {}
     recipe = _recipe(spec, opened, model, received=received, older=earlier)
-    active = recipe.made(device=device, sums=sums, sent_bytes=sent_bytes)
+    active = recipe.build(device=device, sums=sums, sent_bytes=sent_bytes)
     if opened.buffered:
         began = {number: cache(each.received) for number, each in earlier.items()}
         active = replace(active, received={**began, opened.number: cache(received)})
@@ -65,7 +65,7 @@ def active_round(
 
 def _recipe(
     spec: RunSpec, opened: OpenRound, model: Model, *, received: Received, older: Mapping[int, Began]
-) -> Recipe:
+) -> RoundAggregationSpec:
     exchange = spec.exchange(opened.position)
     readings = _readings(spec, exchange, model)
     earlier = {number: _readings(spec, exchange, began.model) for number, began in older.items()}
@@ -82,9 +82,9 @@ def _recipe(
     untrained = frozenset(weights) - spec.trained
     statistics = sorted(untrained & frozenset(spec.model_of(weights)))
     cap = weight_cap(spec.rules, opened)
-    return Recipe(
+    return RoundAggregationSpec(
         number=opened.number,
-        readings=readings,
+        update_layouts=readings,
         older=earlier,
         server=exchange.server if any(each.unfolds for each in readings.values()) else None,
         layout=layout_of(weights),
@@ -125,7 +125,7 @@ class Conclusion:
 def concluded(
     spec: RunSpec,
     ended: OpenRound,
-    active: ActiveRound,
+    active: RoundAggregation,
     model: Model,
     *,
     received: Received,
@@ -154,7 +154,13 @@ def _metrics_of(spec: RunSpec, weights: Arrays) -> Mapping[str, float] | None:
 
 
 def _averaged(
-    spec: RunSpec, ended: OpenRound, active: ActiveRound, model: Model, *, received: Received, devices: int
+    spec: RunSpec,
+    ended: OpenRound,
+    active: RoundAggregation,
+    model: Model,
+    *,
+    received: Received,
+    devices: int,
 ) -> Arrays:
     """The model and the server's state after the round's updates. StepError if the server's step gives none."""
     reports = ended.count("accepted")
@@ -177,10 +183,11 @@ def _exact(spec: RunSpec, exchange: ExchangeSpec) -> bool:
     return not rounded or exchange.server is MEAN or any(tier.form.change for tier in exchange.tiers.values())
 
 
-def _readings(spec: RunSpec, exchange: ExchangeSpec, model: Model) -> dict[str, UpdateReading]:
+def _readings(spec: RunSpec, exchange: ExchangeSpec, model: Model) -> dict[str, UpdateLayout]:
     """How each tier's updates are read that begin from ``model``."""
     return {
-        tier: exchange.reading(tier, placement, spec.trained) for tier, placement in model.placements.items()
+        tier: exchange.update_layout(tier, placement, spec.trained)
+        for tier, placement in model.placements.items()
     }
 
 

@@ -21,13 +21,13 @@ from edgefl_server.device_news import DeviceNews
 from edgefl_server.patience import CannotGoOn, Patience
 from edgefl_server.pulse import Pulse
 from edgefl_server.reception import Reception
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import EndedRound, Rounds
 from edgefl_server.scoring import Verdicts, told_of
 from edgefl_server.shards.crew import Crew
 from edgefl_server.shards.slots import shard_of
 from edgefl_server.storage.device_writes import DeviceWrites
 from edgefl_server.storage.journal import Journal
-from edgefl_server.taking.active import ActiveRound
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,7 +46,7 @@ class Decisions:
     emit: Callable[[events.Event], None]
     quiet: Callable[[], bool]
     clock: Callable[[], float]
-    active: ActiveRound | None = field(default=None, init=False)
+    active: RoundAggregation | None = field(default=None, init=False)
     refused: EdgeflError | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ class Decisions:
 
     def _reassign(self, given: states.Reassign) -> None:
         self.rounds.reassign(given)
-        self._reception.intake.reassigned(task.device for task in given.over)
+        self._reception.intake.cancel(task.device for task in given.over)
         if self.state.round is not None:
             for task in given.tasks:
                 self.send_task(self.state.round, task)

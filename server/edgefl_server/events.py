@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
     """Base of all events; ``event`` in the JSON is the class's name in lower case."""
+
+
+class EventSink(Protocol):
+    """Receiver of events."""
+
+    def emit(self, event: Event) -> None: ...
 
 
 class Started(Event, frozen=True, kw_only=True):
@@ -205,7 +213,7 @@ class Declined(Event, frozen=True, kw_only=True):
 
 
 class Limited(Event, frozen=True, kw_only=True):
-    """Messages were turned away unread: how many since the server began, by why (:mod:`edgefl_server.intake.gate`)."""
+    """Messages that were not read since the server started, by reason (:mod:`edgefl_server.updates.rate_limit`)."""
 
     counts: dict[str, int]
 

@@ -22,15 +22,15 @@ from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.states import Rules, State
 from edgefl_server.device_news import DeviceNews, ack_of, objection
 from edgefl_server.identity.door import Door, Visitor
-from edgefl_server.intake.admission import Admission, reason_of
-from edgefl_server.intake.gate import Gate
-from edgefl_server.intake.turns import Turns
-from edgefl_server.intake.updates import Intake
 from edgefl_server.patience import CannotGoOn, Persist
 from edgefl_server.publish.watch import Watch
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.journal import Journal
-from edgefl_server.taking.active import ActiveRound
+from edgefl_server.updates.rate_limit import AdmissionControl, RateLimiter
+from edgefl_server.updates.receiver import Received, UpdateReceiver
+from edgefl_server.updates.upload_scheduler import UploadScheduler
+from edgefl_server.updates.validation import decline_reason
 
 _MOST_ROUNDS = 2**31
 _UNKNOWN = "?"  # who sent what came on a topic that cannot be read
@@ -58,7 +58,7 @@ class Course(Protocol):
     def state(self) -> State: ...
 
     @property
-    def active(self) -> ActiveRound | None: ...
+    def active(self) -> RoundAggregation | None: ...
 
     def advance(self, event: states.Event, hello: bytes | None = None) -> None: ...
 
@@ -93,15 +93,17 @@ class Reception:
     def __post_init__(self) -> None:
         self._news = self.tellers.news
         self._topics = Topics(self.spec.federation)
-        self._gate = Gate(self.spec.limits)
-        self._admission = Admission(self.rules.seed, self.spec.limits)
-        turns = Turns(self.spec.limits.asked_bytes, self.clock)
-        self.intake = Intake(self.rules, self.journal, self.spec.limits, self.tellers.emit, self._gate, turns)
+        self._gate = RateLimiter(self.spec.limits)
+        self._admission = AdmissionControl(self.rules.seed, self.spec.limits)
+        scheduler = UploadScheduler(self.spec.limits.asked_bytes, self.clock)
+        self.intake = UpdateReceiver(
+            self.rules, self.journal, self.spec.limits, self.tellers, self._gate, scheduler
+        )
 
     @property
     def turned_away(self) -> Mapping[str, int]:
         """How many messages were not read, or not kept, by why."""
-        return {**self._gate.counts, "unfinished updates": self.intake.forgotten}
+        return {**self._gate.counts, "unfinished updates": self.intake.dropped}
 
     @property
     def _state(self) -> State:
@@ -109,7 +111,7 @@ class Reception:
 
     def at_start(self, state: State) -> State:
         """``state`` as the journal has it, in which devices that are let in no more are away."""
-        kept = self._admission.kept(state, state.devices)
+        kept = self._admission.admitted(state, state.devices)
         devices = {
             name: roster.gone(device) if self.door.shuts_out(name) else device
             for name, device in state.devices.items()
@@ -149,7 +151,7 @@ class Reception:
     def _admitted(self, device: str, leaf: str, size: int) -> bool:
         devices = self._state.devices
         known = device in devices or (leaf == "hello" and self.door.vouches_for(device))
-        return self._gate.admits(device, leaf, size, known=known, devices=len(devices))
+        return self._gate.accepts(device, leaf, size, is_known=known, devices=len(devices))
 
     def _checked(self, device: str, kind: type[_Said], message: IncomingMessage) -> Visitor[_Said]:
         most = self.spec.limits.max_devices
@@ -161,8 +163,8 @@ class Reception:
             return
         said = visitor.message
         # After the signature: nobody else can use up a device's share. Before anything is written.
-        if not isinstance(said, messages.UpdateChunk) and not self._gate.shares(
-            device, known=device in self._state.devices
+        if not isinstance(said, messages.UpdateChunk) and not self._gate.allow(
+            "message", device, is_known=device in self._state.devices
         ):
             return
         self.door.admit(visitor)
@@ -212,7 +214,7 @@ class Reception:
 
     def step(self) -> None:
         """What is due by time."""
-        if self.intake.wait(self._state) == 0.0:
+        if self.intake.due_in(self._state) == 0.0:
             self.commit()
             self.ask()
 
@@ -220,25 +222,24 @@ class Reception:
         """Ask the devices for their updates whose turn begins."""
         if (opened := self._state.round) is None:
             return
-        for device, ack in self.intake.asked(opened):
-            self.tellers.answer(device, ack)
-        if lost := self.intake.lost_turns(opened):
-            self.course.advance(states.Answers(lost))
+        self._follow(self.intake.request_uploads(opened))
 
     def commit(self) -> None:
         """Journal the updates that have come and are good, and tell their devices; nothing where there are none."""
         active = self.course.active
-        if not self.intake.pending or active is None:
+        if not self.intake.has_batch or active is None:
             return
         try:
-            acks = self.persist(lambda: self.intake.commit(active))
+            received = self.persist(lambda: self.intake.flush(active))
         except StoreError:  # asked to stop meanwhile; not acknowledged, so they come again
             return
-        for device, ack in acks:
-            self.tellers.answer(device, ack)
-        good = [(device, ack.nonce) for device, ack in acks if ack.status == "accepted"]
-        answers = tuple(states.Answered(device, True, nonce=nonce) for device, nonce in good)
-        self.course.advance(states.Answers(answers))
+        self._follow(received)
+
+    def _follow(self, received: Received) -> None:
+        for reply in received.replies:
+            self.tellers.answer(reply.device, reply.ack)
+        if received.answers:
+            self.course.advance(states.Answers(received.answers))
 
     # -- what devices say ------------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ class Reception:
         if device in self._state.devices:
             self.course.advance(states.DeviceStatus(device, status.online))
         else:
-            self._gate.presence(device, online=status.online)
+            self._gate.set_presence(device, online=status.online)
 
     def _hello(self, device: str, hello: messages.Hello) -> None:
         if device not in self._state.devices and not self._finds_room(device):
@@ -263,7 +264,7 @@ class Reception:
         if (refused := objection(self.rules, device, hello)) is not None:
             self._object(refused)
         samples = max(0, min(hello.samples, states.MOST_SAMPLES))
-        online = device in self._state.devices or self._gate.greeted(device)
+        online = device in self._state.devices or self._gate.take_presence(device)
         told = hello.conditions
         conditions = known_conditions(told) if isinstance(told, Conditions) else UNKNOWN_CONDITIONS
         greeting = states.DeviceHello(
@@ -274,18 +275,20 @@ class Reception:
 
     def _finds_room(self, device: str) -> bool:
         """Whether there is a place for a device that is not in. Who gets none, or loses it, is told when to come again."""
-        ruling = self._admission.rule(device, self._state)
-        if ruling.instead_of:
-            self.course.advance(states.DeviceLeft(ruling.instead_of))
-        for name in (ruling.instead_of,) if ruling.admitted else (device,):
-            if name and self._gate.turns_away(name):
+        ruling = self._admission.decide(device, self._state)
+        if ruling.replaces:
+            self.course.advance(states.DeviceLeft(ruling.replaces))
+        for name in (ruling.replaces,) if ruling.is_admitted else (device,):
+            if name:
+                self._gate.counts["no room"] += 1
+            if name and self._gate.allow("answer", name):
                 text = "there is no room for this device now: the lot decided who is let in"
                 ack = messages.Ack(
                     round=0, nonce="", status="rejected", reason=messages.COME_LATER, text=text
                 )
-                later_s = self._admission.later_s(name)
+                later_s = self._admission.retry_after_s(name)
                 self.tellers.answer(name, msgspec.structs.replace(ack, later_s=later_s))
-        return ruling.admitted
+        return ruling.is_admitted
 
     def _chunk(self, device: str, number: int, chunk: messages.UpdateChunk, came: PublishTraffic) -> None:
         if not 0 <= number < _MOST_ROUNDS:
@@ -296,13 +299,13 @@ class Reception:
         if device in self._state.devices:
             stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
             self._news.heard(device, stage, self.clock())
-        verdict = self.intake.take(device, number, chunk, came, self._state, self.course.active)
-        if self.intake.wait(self._state) == 0.0:
+        received = self.intake.receive(device, number, chunk, came, self._state, self.course.active)
+        if self.intake.due_in(self._state) == 0.0:
             self.commit()
-        if verdict.ack is not None:
-            self.tellers.answer(device, verdict.ack)
-        if verdict.answered is not None:
-            self.course.advance(verdict.answered)
+        for reply in received.replies:
+            self.tellers.answer(reply.device, reply.ack)
+        for answer in received.answers:
+            self.course.advance(answer)
         self.ask()
 
     def _declined(self, device: str, decline: messages.Decline) -> None:
@@ -321,7 +324,7 @@ class Reception:
         if task.status != "open":
             return
         bundle = self.spec.exchange(current.position).tiers[task.tier].bundle
-        reason, text = reason_of(decline, carry_needed=bundle.manifest.carry_needed)
+        reason, text = decline_reason(decline, carry_needed=bundle.manifest.carry_needed)
         try:
             self.journal.decline(self.rules.run, task, reason)
         except StoreError as error:  # whoever takes up the round announces it, and is told again
@@ -343,14 +346,14 @@ class Reception:
     # -- what they are told ----------------------------------------------------------------------------------
 
     def _misaddressed(self, device: str, number: int, refusal: UpdateRejected) -> None:
-        if self._gate.answers(device, known=True):
+        if self._gate.allow("answer", device):
             text = printable(refusal.message)
             self.tellers.emit(events.Rejected(device=device, round=number, reason=refusal.reason, text=text))
 
     def _object(self, refused: events.Rejected, proven: bool = True) -> None:
         """Tell people, and the device itself, what is wrong with a message that is no update."""
         known = refused.device in self._state.devices
-        if not self._gate.answers(refused.device, known=known, proven=proven):
+        if not self._gate.allow("answer" if proven else "unverified", refused.device, is_known=known):
             return
         self.tellers.emit(refused)
         if refused.device != _UNKNOWN:

@@ -31,13 +31,13 @@ from edgefl_server.patience import Persist, once
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.publish.model import Model
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.scoring import last_words, told_of
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal, Run
 from edgefl_server.storage.participation_rows import TURNOUT
 from edgefl_server.storage.trial_rows import ROLLOUT
-from edgefl_server.taking.active import ActiveRound
 
 _TIDY_S = 2.0
 _COMPILER = "libllvmlite"
@@ -194,7 +194,7 @@ class Rounds:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def taking(self, opened: OpenRound) -> ActiveRound:
+    def taking(self, opened: OpenRound) -> RoundAggregation:
         """What is needed to take the updates of a round that begins from the current model."""
         return active_round(
             self.spec,
@@ -211,7 +211,7 @@ class Rounds:
         model = self._versions[number]
         return Began(model, lambda: self.announcements.received(model))
 
-    def open(self, opened: OpenRound, state: State) -> ActiveRound:
+    def open(self, opened: OpenRound, state: State) -> RoundAggregation:
         """Journal the state's round and announce it."""
         published = msgspec.msgpack.encode(self.announcements.published)
         known = {ROLLOUT: msgspec.to_builtins(state.trial)} if state.trial is not None else {}
@@ -240,7 +240,7 @@ class Rounds:
     def end(
         self,
         ended: OpenRound,
-        active: ActiveRound,
+        active: RoundAggregation,
         outcome: states.Outcome,
         text: str = "",
         *,

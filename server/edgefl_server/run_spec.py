@@ -21,7 +21,7 @@ from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.coordinator.collapse import NEVER, Rollback
 from edgefl_server.coordinator.states import Outcome, Rules
-from edgefl_server.taking.active import UpdateReading
+from edgefl_server.round_aggregation import UpdateLayout
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
 """Metrics of a global model by name, ``loss`` among them."""
@@ -106,11 +106,11 @@ class ExchangeSpec:
     schedule: Schedule = constant
     server: ServerOpt = MEAN
 
-    def reading(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateReading:
+    def update_layout(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateLayout:
         """How to read the updates of a tier that has this placement."""
         spec = self.tiers[tier]
         averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
-        return UpdateReading(
+        return UpdateLayout(
             spec.form,
             spec.bundle.manifest,
             spec.mask_bits,

@@ -41,7 +41,6 @@ from edgefl_server.decisions import Decisions
 from edgefl_server.device_news import DeviceNews, LoadNews
 from edgefl_server.identity.door import Door
 from edgefl_server.identity.registry import Registry
-from edgefl_server.intake.leftovers import Leftovers
 from edgefl_server.link import Link
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.operations.operations import Given, Operations, Probe
@@ -59,6 +58,7 @@ from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.device_writes import DeviceWrites
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import journal_at, place_of, store_at
+from edgefl_server.updates.retained import RetainedMessageCleaner
 
 _LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
 
@@ -176,7 +176,7 @@ class Service:
         name = client_id(self._secret, "look-server", spec.federation, style=address.client_ids)
         search = NeighbourSearch(address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
         self._lookout = NeighbourMonitor(search, self._inbox, spec.limits.notice_s)
-        self._leftovers = Leftovers(self._session, self._topics)
+        self._leftovers = RetainedMessageCleaner(self._session, self._topics)
         tellers = Tellers(
             answer=self._answer,
             emit=self._emit,
@@ -299,7 +299,7 @@ class Service:
         try:
             event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
         except queue.Empty:
-            if self._link.is_up and not self._reception.intake.pending and not self._crew.in_trouble:
+            if self._link.is_up and not self._reception.intake.has_batch and not self._crew.in_trouble:
                 self.advance(states.Tick())  # no deadline passes while nobody can reach us
             return
         self._handle(event)
@@ -332,7 +332,7 @@ class Service:
 
     def _came(self, message: IncomingMessage) -> None:
         erased = self._leftovers.erase(message)
-        if self._crew.there and self._leftovers.is_of_worker(message):
+        if self._crew.there and self._leftovers.is_for_worker(message):
             return  # what a worker heard live is not known here
         if erased:
             self._reception.littered(message)
@@ -349,7 +349,7 @@ class Service:
             None if wake is None or self._crew.in_trouble else wake - now,
             crew,
             self._writes.wait(),
-            self._reception.intake.wait(self.state),
+            self._reception.intake.due_in(self.state),
             self._limited(now),
             self._news.step(self.state, now),
             self._watch.step(),

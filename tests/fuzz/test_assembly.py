@@ -10,7 +10,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from edgefl_server.intake.assembly import PARTIAL_BYTES, PIECE_BYTES, Assembly, Complete
+from edgefl_server.updates.reassembly import (
+    CHUNK_OVERHEAD_BYTES,
+    UPDATE_OVERHEAD_BYTES,
+    ChunkReassembler,
+    Reassembled,
+)
 
 MOST_BYTES, UPDATE_BYTES = 3_000, 1_000
 DEVICES = st.sampled_from(("one", "two", "three"))
@@ -22,7 +27,7 @@ class Uploads(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = Assembly(update_bytes=UPDATE_BYTES, most_bytes=MOST_BYTES, least_piece=1)
+        self.parts = ChunkReassembler(max_update_bytes=UPDATE_BYTES, max_bytes=MOST_BYTES, min_chunk_bytes=1)
 
     def _add(self, device: str, chunk: UpdateChunk) -> None:
         try:
@@ -30,7 +35,7 @@ class Uploads(RuleBasedStateMachine):
         except UpdateRejected:
             self.parts.drop(device)  # as the intake does
             return
-        if isinstance(done, Complete):
+        if isinstance(done, Reassembled):
             assert hashlib.sha256(done.data).hexdigest() == done.sha256 == chunk.sha256
 
     @rule(device=DEVICES, data=DATA, pieces=st.integers(1, 4), index=st.integers(0, 3))
@@ -77,10 +82,12 @@ class Uploads(RuleBasedStateMachine):
     @invariant()
     def counts_what_it_holds(self) -> None:
         partials = self.parts._partial.values()
-        held = sum(len(piece) for partial in partials for piece in partial.pieces.values())
-        around = sum(PARTIAL_BYTES + PIECE_BYTES * len(partial.pieces) for partial in partials)
+        held = sum(len(piece) for partial in partials for piece in partial.chunks.values())
+        around = sum(
+            UPDATE_OVERHEAD_BYTES + CHUNK_OVERHEAD_BYTES * len(partial.chunks) for partial in partials
+        )
         assert held + around == self.parts.held_bytes <= MOST_BYTES + UPDATE_BYTES
-        assert all(len(partial.pieces) <= UPDATE_BYTES for partial in self.parts._partial.values())
+        assert all(len(partial.chunks) <= UPDATE_BYTES for partial in self.parts._partial.values())
         assert all(len(partial.head.sha256) <= 64 for partial in self.parts._partial.values())
 
 

@@ -96,7 +96,7 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
         )
         service._handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
 
-    assert service._reception.intake._assembly.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
+    assert service._reception.intake.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
     reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
     assert reported == [], "every update was changed"
     assert all(

@@ -18,8 +18,8 @@ def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> N
     ]
     assert changed_rooms(["reproduce/page.py"]) == ["tests/papers", "tests/invariants"]
     assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire", "tests/e2e"]
-    assert changed_rooms(["tests/server/intake/test_assembly.py", "docs/testing.md"]) == ["tests/server"]
-    assert changed_rooms(["tests/server/intake/test_assembly.py", "tests/conftest.py"]) == ["tests"]
+    assert changed_rooms(["tests/server/updates/test_reassembly.py", "docs/testing.md"]) == ["tests/server"]
+    assert changed_rooms(["tests/server/updates/test_reassembly.py", "tests/conftest.py"]) == ["tests"]
 
 
 def test_the_budget_takes_the_quickest_and_names_what_it_leaves_out() -> None:

@@ -16,7 +16,7 @@ from edgefl.simulator.trainers.pool import Pool
 from edgefl.simulator.trainers.processes import Processes
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask, Trainers
 from edgefl.simulator.trainers.worker import Told
-from edgefl_server.taking.active import ActiveRound
+from edgefl_server.round_aggregation import RoundAggregation
 
 # Clients train in this process, one portion after the other.
 
@@ -26,9 +26,9 @@ class Here:
     """:class:`~edgefl.simulator.trainers.tasks.Trainers` without another process."""
 
     rounds: LocalRounds
-    _active: ActiveRound | None = field(default=None, init=False)
+    _active: RoundAggregation | None = field(default=None, init=False)
 
-    def begin(self, task: RoundTask, active: ActiveRound) -> None:
+    def begin(self, task: RoundTask, active: RoundAggregation) -> None:
         self.rounds.begin(task)
         self._active = active
 

@@ -25,8 +25,8 @@ from edgefl_device.data.samples import LabelSpec
 from edgefl_device.round.runner import RoundResult
 from edgefl_server.coordinator.claims import Claim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.taking.active import ActiveRound
 
 # What dishonest clients of a simulation send in place of what they trained, to see what a federation stands.
 
@@ -96,7 +96,9 @@ class LocalRounds:
         self._task = task
         self._given = {}
 
-    def train(self, active: ActiveRound, portion: Portion, carries: Mapping[str, Arrays]) -> list[Report]:
+    def train(
+        self, active: RoundAggregation, portion: Portion, carries: Mapping[str, Arrays]
+    ) -> list[Report]:
         """Train the clients of ``portion`` and add their updates to ``active``, which is of the task that was begun."""
         key = portion.tier, self._spec.index(self._task.opened.position)
         with _one_thread():
@@ -122,7 +124,7 @@ class LocalRounds:
         seed = self._task.opened.assignments[client].seed
         return Participant(client, seed, data.first(self._spec.rules.samples), carry)
 
-    def _reported(self, active: ActiveRound, client: str, result: RoundResult) -> Report:
+    def _reported(self, active: RoundAggregation, client: str, result: RoundResult) -> Report:
         """Add a client's update to the round, as it would travel."""
         rules, opened = self._spec.rules, self._task.opened
         task, version = opened.assignments[client], self._task.began.version
@@ -142,10 +144,10 @@ class LocalRounds:
             carry=result.carry,
         )
 
-    def _sent_by(self, active: ActiveRound, task: Assignment, result: RoundResult) -> Arrays:
+    def _sent_by(self, active: RoundAggregation, task: Assignment, result: RoundResult) -> Arrays:
         if not self._attack.by(task.device):
             return result.update
-        reading = active.reading(task.tier, task.round)
+        reading = active.update_layout(task.tier, task.round)
         return self._attack.sent(result.update, self._task.began.weights, reading.sent, reading.form)
 
 

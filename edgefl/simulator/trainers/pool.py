@@ -15,7 +15,7 @@ from edgefl.errors import EdgeflError
 from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask
 from edgefl.simulator.trainers.worker import Failed, Method, Told
 from edgefl_server.aggregate.aggregator import PartialSum
-from edgefl_server.taking.active import ActiveRound
+from edgefl_server.round_aggregation import RoundAggregation
 
 _AHEAD = 2
 """Deals that a worker has at a time: one to train, one that waits for it."""
@@ -103,7 +103,7 @@ class Pool:
         self._members: list[_PoolWorker] = []
         self._hire()
 
-    def begin(self, task: RoundTask, active: ActiveRound) -> None:
+    def begin(self, task: RoundTask, active: RoundAggregation) -> None:
         self._task = self._crew.share(task)
         self._active = active
         for member in self._members:

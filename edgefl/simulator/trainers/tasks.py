@@ -11,7 +11,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.active_round import Began
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import Model
-from edgefl_server.taking.active import ActiveRound
+from edgefl_server.round_aggregation import RoundAggregation
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""
@@ -73,7 +73,7 @@ class Report:
 class Trainers(Protocol):
     """Train clients, check each update as it would travel, and add it to the round."""
 
-    def begin(self, task: RoundTask, active: ActiveRound) -> None:
+    def begin(self, task: RoundTask, active: RoundAggregation) -> None:
         """The round whose clients come next; what they send is added to ``active``."""
 
     def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:

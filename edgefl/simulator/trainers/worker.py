@@ -25,8 +25,8 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.active_round import active_round
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import PartialSum
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.taking.active import ActiveRound
 
 Method = Literal["build", "begin", "train", "collect"]
 Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]
@@ -80,7 +80,7 @@ class Worker:
         """The round whose portions come next."""
         self._rounds.begin(task)
         self._task = task
-        self._active: ActiveRound | None = None
+        self._active: RoundAggregation | None = None
 
     def train(self, dealt: Dealt) -> list[Report]:
         """The reports of the clients in ``dealt``."""

@@ -27,13 +27,13 @@ from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Answers, OpenRound, Outage
 from edgefl_server.events import Noted, Warned
 from edgefl_server.identity.registry import DeviceKey
-from edgefl_server.intake.stored import added
 from edgefl_server.patience import Persist
 from edgefl_server.reception import Course, Tellers
+from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec
 from edgefl_server.shards import messages
 from edgefl_server.shards.slots import SHARDS, shards_of, worker_of
 from edgefl_server.storage.journal import Journal
-from edgefl_server.taking.active import ActiveRound, Recipe
+from edgefl_server.updates.receiver import stored_updates
 
 _SUM_S = 120.0
 """That a worker may take to add up what waits, before the server does its work."""
@@ -95,7 +95,7 @@ class Crew:
         self._around = around
         wanted = told.workers if told.workers > 1 else 0
         self._members = [_Member(number, shards_of(number, wanted)) for number in range(wanted)]
-        self._recipe: Recipe | None = None
+        self._recipe: RoundAggregationSpec | None = None
         self._sums: queue.SimpleQueue[messages.FromWorker] = queue.SimpleQueue()
         self._known: dict[str, tuple[DeviceKey, ...]] = {}
         self._keys_at = 0.0
@@ -133,12 +133,12 @@ class Crew:
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    def begin(self, opened: OpenRound, active: ActiveRound) -> None:
+    def begin(self, opened: OpenRound, active: RoundAggregation) -> None:
         """Tell all workers of a round."""
         if not self._members:
             return
         threads = max(1, cores() // len(self._members))
-        self._recipe = replace(active.recipe, threads=threads)
+        self._recipe = replace(active.spec, threads=threads)
         if len(opened.assignments) < len(self._members) and not self._noted_few:
             self._noted_few = True
             text = (
@@ -155,7 +155,7 @@ class Crew:
         if self._members and (hand := self._of(device).hand) is not None:
             hand.tell(messages.Declined(device))
 
-    def end(self, ended: OpenRound, active: ActiveRound, *, summed: bool) -> OpenRound:
+    def end(self, ended: OpenRound, active: RoundAggregation, *, summed: bool) -> OpenRound:
         """The round as it ended, by the journal; what workers took is added to ``active``, if it is to be ``summed``."""
         self._recipe = None
         if not self._members:
@@ -167,7 +167,7 @@ class Crew:
             rows = {device: sha256 for device, (shard, sha256) in taken.items() if shard in member.shards}
             given = sums.get(member.number)
             if given is None or given.taken != messages.digest(rows):
-                part = self._around.persist(partial(self._added_here, active.recipe, member.shards))
+                part = self._around.persist(partial(self._added_here, active.spec, member.shards))
             else:
                 part = given.partial
             if part is not None:
@@ -201,10 +201,10 @@ class Crew:
                 asked.pop(said.worker, None)
         return sums
 
-    def _added_here(self, recipe: Recipe, shards: range) -> PartialSum | None:
+    def _added_here(self, recipe: RoundAggregationSpec, shards: range) -> PartialSum | None:
         """The updates of these shards, from the journal; all anew where a part of it could not be read."""
-        active = recipe.made()
-        for update, stored, share in added(self._journal, self._told.rules.run, active, shards):
+        active = recipe.build()
+        for update, stored, share in stored_updates(self._journal, self._told.rules.run, active, shards):
             self._around.tellers.emit(update)
             active.aggregator.add(stored, update.weight, share)
         return active.aggregator.partial()

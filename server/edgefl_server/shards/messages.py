@@ -15,7 +15,7 @@ from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, TurnLost
 from edgefl_server.events import Event
 from edgefl_server.identity.registry import DeviceKey
-from edgefl_server.taking.active import Recipe
+from edgefl_server.round_aggregation import RoundAggregationSpec
 
 Keys = Mapping[str, tuple[DeviceKey, ...]]
 """All keys that devices of these names ever had, the oldest first."""
@@ -47,7 +47,7 @@ class Begin(msgspec.Struct, frozen=True):
     """Take the updates of a round, of which ``opened`` has the tasks of this worker's devices, with their ``keys``."""
 
     opened: OpenRound
-    recipe: Recipe
+    spec: RoundAggregationSpec
     keys: Keys
 
 

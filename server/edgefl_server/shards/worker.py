@@ -33,15 +33,15 @@ from edgefl_server.coordinator.states import Answered, State, TurnLost
 from edgefl_server.events import Event, Rejected
 from edgefl_server.identity.door import check_good, unknown_key, unsigned
 from edgefl_server.identity.registry import DeviceKey
-from edgefl_server.intake.gate import Gate
-from edgefl_server.intake.turns import Turns
-from edgefl_server.intake.updates import Intake
 from edgefl_server.patience import Patience
+from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.shards import messages
 from edgefl_server.shards.slots import shard_of, shards_of
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import store_at
-from edgefl_server.taking.active import ActiveRound
+from edgefl_server.updates.rate_limit import RateLimiter
+from edgefl_server.updates.receiver import Received, UpdateReceiver
+from edgefl_server.updates.upload_scheduler import UploadScheduler
 
 # Whose word an update is, as a worker can tell: by the keys that the server gave it.
 
@@ -129,10 +129,10 @@ class Worker:
         )
         self._patience = Patience(told.limits.retry_pause_s, self._troubled)
         self._ring = KeyRing(enrolled=told.enrolled, clock=clock)
-        self._gate = Gate(told.limits)
+        self._gate = RateLimiter(told.limits)
         self._events: list[Event] = []
         self._state = State("waiting", 0, "", clock())
-        self._active: ActiveRound | None = None
+        self._active: RoundAggregation | None = None
         self._taken: dict[str, str] = {}
         self._started = self._stopped = False
         self._to_say_ready = self._in_trouble = False
@@ -152,8 +152,8 @@ class Worker:
         self._journal = self._patience.persist(
             lambda: Journal(told.database, told.federation, store_at(told.updates, writer), shard_of=shard_of)
         )
-        turns = Turns(told.limits.asked_bytes, self._clock)
-        self._intake = Intake(told.rules, self._journal, told.limits, self._events.append, self._gate, turns)
+        scheduler = UploadScheduler(told.limits.asked_bytes, self._clock)
+        self._intake = UpdateReceiver(told.rules, self._journal, told.limits, self, self._gate, scheduler)
         try:
             while not self._stopped:
                 self._next()
@@ -172,7 +172,7 @@ class Worker:
             self._try_again()
             return
         self._maybe_ready()
-        if self._intake.wait(self._state) == 0.0:
+        if self._intake.due_in(self._state) == 0.0:
             self._commit()
             self._ask()
         try:
@@ -187,7 +187,7 @@ class Worker:
                 self._to_say_ready = True
 
     def _timeout(self) -> float:
-        wait = self._intake.wait(self._state)
+        wait = self._intake.due_in(self._state)
         longest = _SUBSCRIBED_S if self._to_say_ready and self._session.connected else _LONGEST_WAIT_S
         return longest if wait is None else min(wait, longest)
 
@@ -209,7 +209,7 @@ class Worker:
         """Take up a round: what the journal has of it is added first."""
         self._ring.take(order.keys)
         opened = order.opened
-        self._active = order.recipe.made(device="cpu")
+        self._active = order.spec.build(device="cpu")
         self._state = State("open", opened.number, opened.model_version, self._clock(), round=opened)
         self._knows()
         self._events.clear()
@@ -240,7 +240,7 @@ class Worker:
         if ended is None or active is None or ended.number != order.round:
             self._say(messages.Summed(order.round, None, messages.digest({})))
             return
-        if self._intake.pending:
+        if self._intake.has_batch:
             self._commit()
         ended = self._state.round or ended
         self._active = None
@@ -268,12 +268,12 @@ class Worker:
             if not message.payload or leaf != "shards" or len(numbers) != 3 or numbers[1] >= _ROUNDS:
                 return
             known = device in self._ring.keys
-            if self._gate.admits(
-                device, "updates", len(message.payload), known=known, devices=len(self._ring.keys)
+            if self._gate.accepts(
+                device, "updates", len(message.payload), is_known=known, devices=len(self._ring.keys)
             ):
                 self._chunk(device, numbers[1], message)
         except Stranger:
-            if self._gate.answers(device, known=False):
+            if self._gate.allow("answer", device, is_known=False):
                 self._say(messages.WhoIs(device))
         except IdentityError as error:
             self._object(device, error.reason, error.message)
@@ -285,35 +285,39 @@ class Worker:
     def _chunk(self, device: str, number: int, message: IncomingMessage) -> None:
         chunk = self._ring.opened(device, message.topic, message.payload)
         came = PublishTraffic.of(message.topic, len(message.payload), qos=1)
-        verdict = self._intake.take(device, number, chunk, came, self._state, self._active)
-        if self._intake.wait(self._state) == 0.0:
+        received = self._intake.receive(device, number, chunk, came, self._state, self._active)
+        if self._intake.due_in(self._state) == 0.0:
             self._commit()
-        acks = () if verdict.ack is None else ((device, verdict.ack),)
-        answers = () if verdict.answered is None else (verdict.answered,)
-        self._answered(answers)
-        self._tell(acks, answers)
+        self._follow(received)
         self._ask()
 
     def _commit(self) -> None:
         active = self._active
-        if active is None or not self._intake.pending:
+        if active is None or not self._intake.has_batch:
             return
         try:
-            acks = self._intake.commit(active)
+            received = self._intake.flush(active)
         except StoreError as error:  # not acknowledged, so they come again
             self._troubled(error)
             return
-        good = {device: ack for device, ack in acks if ack.status == "accepted"}
-        self._taken.update({device: ack.sha256 for device, ack in good.items()})
-        answers = tuple(Answered(device, accepted=True) for device in good)
-        self._answered(answers)
-        self._tell(tuple(acks), answers)
+        for reply in received.replies:
+            if reply.ack.status == "accepted":
+                self._taken[reply.device] = reply.ack.sha256
+        self._follow(received)
 
     def _ask(self) -> None:
         """Whose turn it is to send what it offered."""
         if self._active is not None and self._state.round is not None:
-            acks = tuple(self._intake.asked(self._state.round))
-            self._tell(acks, self._intake.lost_turns(self._state.round))
+            self._follow(self._intake.request_uploads(self._state.round))
+
+    def emit(self, event: Event) -> None:
+        """Keep an event for the server."""
+        self._events.append(event)
+
+    def _follow(self, received: Received) -> None:
+        answers = tuple(each for each in received.answers if isinstance(each, Answered))
+        self._answered(answers)
+        self._tell(tuple((each.device, each.ack) for each in received.replies), received.answers)
 
     def _answered(self, answers: tuple[Answered, ...]) -> None:
         opened = self._state.round
@@ -335,7 +339,7 @@ class Worker:
             self._say(messages.Took(number, acks, answers, events))
 
     def _object(self, device: str, reason: str, text: str) -> None:
-        if self._gate.answers(device, known=device in self._ring.keys, proven=False):
+        if self._gate.allow("unverified", device, is_known=device in self._ring.keys):
             self._events.append(Rejected(device=device, round=0, reason=reason, text=printable(text)))
             self._tell()
 
@@ -343,7 +347,7 @@ class Worker:
         counts, again = self._told_counts
         now = {
             **self._gate.counts,
-            "unfinished updates": self._intake.forgotten,
+            "unfinished updates": self._intake.dropped,
             "inbox full": self._inbox.dropped,
         }
         now = {why: count for why, count in now.items() if count}

@@ -9,7 +9,7 @@ import msgspec
 from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, RoundOpened
 from edgefl_server.identity.registry import Registry
-from edgefl_server.intake.admission import Admission
+from edgefl_server.updates.rate_limit import AdmissionControl
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, RunningServer, plan_for
 from tests.server.service.served import MakeDevice
@@ -21,7 +21,7 @@ def test_the_lowest_lots_get_the_places_and_the_others_come_later(
 ) -> None:
     limits = msgspec.structs.replace(limits, max_devices=2, come_later_s=30)
     names = [f"strong-{n}" for n in range(4)]
-    lots = Admission(7, limits)
+    lots = AdmissionControl(7, limits)
     ranked = sorted(names, key=lots.lot)
     speakers = {name: speaker_in(tmp_path / f"{name}.key") for name in names}
     registry = Registry(tmp_path / "list.sqlite", federation)

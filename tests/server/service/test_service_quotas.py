@@ -48,7 +48,7 @@ class Flooded:
         self.service._inbox.put(IncomingMessage(f"{self.topics.root}/devices/{name}/{leaf}", payload))
 
     def work(self) -> None:
-        while not self.service._inbox.empty() or self.service._reception.intake.pending:
+        while not self.service._inbox.empty() or self.service._reception.intake.has_batch:
             self.service._next()
         self.service._write_devices(quiet=True)
 
@@ -192,7 +192,7 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
         server.hear("strong-0", "updates/1/0", chunk)
     server.work()
     assert server.service._reception._gate.counts["updates too often"] > 100
-    assert server.service._reception.intake._assembly.held_bytes < 10_000
+    assert server.service._reception.intake.held_bytes < 10_000
 
 
 def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: Path) -> None:

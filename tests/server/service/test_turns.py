@@ -14,7 +14,7 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, encode
 from edgefl_server.events import Finished, RoundClosed
-from edgefl_server.intake.assembly import LEAST_PIECE
+from edgefl_server.updates.reassembly import MIN_CHUNK_BYTES
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
@@ -145,7 +145,7 @@ def test_an_offer_of_what_would_be_refused_is_refused(
 
 def _trickle(attacker: Offering, stopped: threading.Event) -> None:
     """Send small pieces of an update, so that it is never whole and never silent."""
-    for chunk in chunks_of(attacker.data, attacker.task.nonce, LEAST_PIECE)[:-1]:
+    for chunk in chunks_of(attacker.data, attacker.task.nonce, MIN_CHUNK_BYTES)[:-1]:
         attacker.device.say(attacker.device.mine.update(attacker.task.round, chunk.index), chunk)
         if stopped.wait(1.8):
             return
@@ -160,7 +160,7 @@ def test_a_device_that_sends_its_update_drop_by_drop_stops_no_round(
     server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out", **goal)
     for number in range(1, 4):
         attacker, *honest = (Offering(each, number) for each in scripted)
-        [head, *_] = chunks_of(attacker.data, attacker.task.nonce, LEAST_PIECE)
+        [head, *_] = chunks_of(attacker.data, attacker.task.nonce, MIN_CHUNK_BYTES)
         topic = attacker.device.mine.update(number, 0)
         attacker.device.say(topic, msgspec.structs.replace(head, data=b""))
         assert attacker.word().status == "missing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline
-from edgefl_server.intake.admission import reason_of
+from edgefl_server.updates.validation import decline_reason
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from edgefl_server.intake.admission import reason_of
 def test_a_reason_is_one_word_of_ours_that_can_be(reason: str, carry_needed: bool, known: str) -> None:
     decline = Decline(round=1, nonce="n", reason=reason, text="too\x1b[31m large")
 
-    found, text = reason_of(decline, carry_needed=carry_needed)
+    found, text = decline_reason(decline, carry_needed=carry_needed)
 
     assert found == known and "\x1b" not in text
     assert ("nothing of the kind is needed" in text) == (reason == NO_CARRY and not carry_needed)

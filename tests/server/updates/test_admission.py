@@ -12,21 +12,21 @@ from edgefl.wire.limits import Limits
 from edgefl_server.coordinator import machine
 from edgefl_server.coordinator.record import Participation, Record
 from edgefl_server.coordinator.states import DeviceHello, DeviceLeft, State
-from edgefl_server.intake.admission import Admission
+from edgefl_server.updates.rate_limit import AdmissionControl
 from tests.server.coordinator.test_selection import RULES
 
 LIMITS = Limits(max_devices=4, come_later_s=60)
 NAMES = st.lists(st.sampled_from([f"weak-{n}" for n in range(12)]), unique=True)
 
 
-def come(admission: Admission, state: State, *names: str) -> State:
+def come(admission: AdmissionControl, state: State, *names: str) -> State:
     for name in names:
         if name in state.devices:
             continue
-        ruling = admission.rule(name, state)
-        if ruling.instead_of:
-            state, _ = machine.step(RULES, state, DeviceLeft(ruling.instead_of), 0.0)
-        if ruling.admitted:
+        ruling = admission.decide(name, state)
+        if ruling.replaces:
+            state, _ = machine.step(RULES, state, DeviceLeft(ruling.replaces), 0.0)
+        if ruling.is_admitted:
             state, _ = machine.step(RULES, state, DeviceHello(name, 8, 50), 0.0, settle=False)
     return state
 
@@ -40,17 +40,20 @@ def test_the_lot_decides_and_not_the_order_in_which_they_come(
     names: list[str], random: object, seed: int
 ) -> None:
     shuffled = sorted(names, key=lambda _: random.random())  # type: ignore[attr-defined]
-    one, other = Admission(seed, LIMITS), Admission(seed, LIMITS)
+    one, other = AdmissionControl(seed, LIMITS), AdmissionControl(seed, LIMITS)
     first, second = come(one, empty(), *names), come(other, empty(), *shuffled)
     lowest = set(sorted(names, key=one.lot)[: LIMITS.max_devices])
     assert (
-        set(first.devices) == set(second.devices) == lowest == set(one.kept(empty(), names) if names else ())
+        set(first.devices)
+        == set(second.devices)
+        == lowest
+        == set(one.admitted(empty(), names) if names else ())
     )
 
 
 @given(NAMES, NAMES)
 def test_whoever_had_a_task_keeps_its_place(first: list[str], later: list[str]) -> None:
-    admission = Admission(1, LIMITS)
+    admission = AdmissionControl(1, LIMITS)
     state = come(admission, empty(), *first)
     served = sorted(state.devices)[:2]
     record = Record.read({name: Participation(1, 0, 1) for name in served}, ())
@@ -63,22 +66,22 @@ def test_whoever_had_a_task_keeps_its_place(first: list[str], later: list[str]) 
 
 
 def test_a_server_that_is_started_again_keeps_those_with_tasks_and_then_the_lowest_lots() -> None:
-    admission, names = Admission(1, LIMITS), [f"weak-{n}" for n in range(8)]
+    admission, names = AdmissionControl(1, LIMITS), [f"weak-{n}" for n in range(8)]
     state = empty()
     for name in names:
         state, _ = machine.step(RULES, state, DeviceHello(name, 8, 50), 0.0, settle=False)
     served = max(names, key=admission.lot)
     state = replace(state, record=Record.read({served: Participation(1, 1, 1)}, ()))
     others = sorted((name for name in names if name != served), key=admission.lot)
-    assert set(admission.kept(state, names)) == {served, *others[:3]}
+    assert set(admission.admitted(state, names)) == {served, *others[:3]}
 
 
 def test_those_that_are_turned_away_come_again_spread_over_a_window_that_grows_with_them() -> None:
-    admission = Admission(1, LIMITS)
-    few = [admission.later_s(f"weak-{n}") for n in range(50)]
+    admission = AdmissionControl(1, LIMITS)
+    few = [admission.retry_after_s(f"weak-{n}") for n in range(50)]
     assert all(60 <= each < 120 for each in few) and len(set(few)) > 20
-    assert admission.later_s("weak-1") != few[1], "drawn anew each time"
-    many = [admission.later_s(f"strong-{n}") for n in range(2000)]
+    assert admission.retry_after_s("weak-1") != few[1], "drawn anew each time"
+    many = [admission.retry_after_s(f"strong-{n}") for n in range(2000)]
     assert 200 <= many[-1] < 420
-    small = Admission(1, msgspec.structs.replace(LIMITS, max_strangers=10))
-    assert max(small.later_s(f"weak-{n}") for n in range(3000)) < 120, "memory of them is bounded"
+    small = AdmissionControl(1, msgspec.structs.replace(LIMITS, max_strangers=10))
+    assert max(small.retry_after_s(f"weak-{n}") for n in range(3000)) < 120, "memory of them is bounded"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.intake.leftovers import Leftovers
+from edgefl_server.updates.retained import RetainedMessageCleaner
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import PATIENCE_S
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up
@@ -20,12 +20,12 @@ def test_what_lies_on_shards_without_a_worker_is_erased(
     left = [f"{topics.root}/devices/strong-0/shards/{name}/1/2" for name in ("64", "-1", "nowhere")]
     for topic in left:
         attacker.publish(topic, b"left", retain=True).wait(PATIENCE_S)
-    leftovers = Leftovers(server, topics)
+    leftovers = RetainedMessageCleaner(server, topics)
     leftovers.step(shards=False)
     erased = set[str]()
     while erased != set(left):
         message = wait_for(server, IncomingMessage, lambda event: event.payload != b"")
-        assert leftovers.erase(message) and leftovers.is_of_worker(message)
+        assert leftovers.erase(message) and leftovers.is_for_worker(message)
         erased.add(message.topic)
     wait_until(lambda: leftovers.step(shards=False) > 0.1, "the end of the look at all shards")
 

@@ -11,25 +11,25 @@ from hypothesis import strategies as st
 
 from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
-from edgefl_server.intake.assembly import (
-    MOST_DAMAGED,
-    MOST_NAMED,
-    PARTIAL_BYTES,
-    PIECE_BYTES,
-    Assembly,
-    Complete,
-    Missing,
+from edgefl_server.updates.reassembly import (
+    CHUNK_OVERHEAD_BYTES,
+    MAX_DAMAGED,
+    MAX_MISSING,
+    UPDATE_OVERHEAD_BYTES,
+    ChunkReassembler,
+    MissingChunks,
+    Reassembled,
 )
 from tests.server.fleet import chunks_of
 
 
-def assembly(update_bytes: int = 1000, most_bytes: int = 10_000) -> Assembly:
-    return Assembly(update_bytes=update_bytes, most_bytes=most_bytes, least_piece=1)
+def assembly(update_bytes: int = 1000, max_bytes: int = 10_000) -> ChunkReassembler:
+    return ChunkReassembler(max_update_bytes=update_bytes, max_bytes=max_bytes, min_chunk_bytes=1)
 
 
 def held(nbytes: int, pieces: int = 1, updates: int = 1) -> int:
     """What that takes in memory."""
-    return nbytes + pieces * PIECE_BYTES + updates * PARTIAL_BYTES
+    return nbytes + pieces * CHUNK_OVERHEAD_BYTES + updates * UPDATE_OVERHEAD_BYTES
 
 
 @given(st.binary(max_size=200), st.integers(1, 60), st.randoms(use_true_random=False), st.booleans())
@@ -41,7 +41,7 @@ def test_any_order_and_any_duplicates_make_the_update(
     random.shuffle(sent)
     parts = assembly()
     results = [parts.add("d", chunk) for chunk in sent]
-    assert Complete(hashlib.sha256(data).hexdigest(), data) in results
+    assert Reassembled(hashlib.sha256(data).hexdigest(), data) in results
 
 
 def test_what_surrounds_the_bytes_of_an_update_is_bounded_too() -> None:
@@ -55,16 +55,16 @@ def test_what_surrounds_the_bytes_of_an_update_is_bounded_too() -> None:
 def test_the_last_chunk_names_the_gaps() -> None:
     pieces, parts = chunks_of(bytes(50), "n", 10), assembly()
     assert parts.add("d", pieces[1]) is None
-    assert parts.add("d", pieces[4]) == Missing([0, 2, 3])
+    assert parts.add("d", pieces[4]) == MissingChunks([0, 2, 3])
     assert [parts.add("d", pieces[index]) for index in (0, 2)] == [None, None]
-    assert isinstance(parts.add("d", pieces[3]), Complete)
+    assert isinstance(parts.add("d", pieces[3]), Reassembled)
 
 
 def test_a_new_update_replaces_an_unfinished_one() -> None:
     old, new, parts = chunks_of(b"a" * 50, "n", 10), chunks_of(b"b" * 50, "n", 10), assembly()
     parts.add("d", old[0])
     results = [parts.add("d", chunk) for chunk in new]
-    assert isinstance(results[-1], Complete) and results[-1].data == b"b" * 50
+    assert isinstance(results[-1], Reassembled) and results[-1].data == b"b" * 50
     assert parts.held_bytes == 0
 
 
@@ -72,17 +72,17 @@ def test_devices_do_not_mix() -> None:
     one, other, parts = chunks_of(b"a" * 20, "n", 10), chunks_of(b"b" * 20, "n", 10), assembly()
     parts.add("one", one[0])
     parts.add("other", other[0])
-    assert parts.add("one", one[1]) == Complete(one[0].sha256, b"a" * 20)
+    assert parts.add("one", one[1]) == Reassembled(one[0].sha256, b"a" * 20)
     assert parts.held_bytes == held(10)
 
 
 def test_the_bytes_held_are_bounded_and_the_oldest_goes_first() -> None:
-    parts = assembly(most_bytes=held(25, 2, 2))
+    parts = assembly(max_bytes=held(25, 2, 2))
     pieces = chunks_of(bytes(30), "n", 10)
     for device in ("first", "second", "third"):
         parts.add(device, pieces[0])
-    assert parts.held_bytes == held(20, 2, 2) and parts.forgotten == 1
-    assert parts.add("first", pieces[2]) == Missing([0, 1])
+    assert parts.held_bytes == held(20, 2, 2) and parts.dropped == 1
+    assert parts.add("first", pieces[2]) == MissingChunks([0, 1])
 
 
 def changed(chunk: UpdateChunk, **changes: Any) -> UpdateChunk:
@@ -98,7 +98,7 @@ def test_an_update_over_the_limit_is_refused_with_both_sizes_and_the_remedy() ->
 
 
 def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
-    parts = Assembly(update_bytes=1 << 30, most_bytes=1 << 30)
+    parts = ChunkReassembler(max_update_bytes=1 << 30, max_bytes=1 << 30)
     honest = chunks_of(bytes(1000), "n", 300)[0]
     for changes in ({"count": 5}, {"count": 3 * 10**7, "size": 1 << 30}, {"data": bytes(255)}):
         with pytest.raises(UpdateRejected, match="every chunk but the last has at least 256"):
@@ -109,22 +109,22 @@ def test_a_device_may_not_cut_its_update_into_crumbs() -> None:
 def test_gaps_are_named_some_at_a_time_and_the_last_chunk_asks_for_more() -> None:
     pieces, parts = chunks_of(bytes(3000), "n", 1), assembly(update_bytes=3000)
     answer, asked = parts.add("d", pieces[-1]), []
-    while isinstance(answer, Missing):
-        assert len(answer.indices) <= MOST_NAMED
+    while isinstance(answer, MissingChunks):
+        assert len(answer.indices) <= MAX_MISSING
         asked += answer.indices
         for index in answer.indices:
             answer = parts.add("d", pieces[index])
-    assert isinstance(answer, Complete) and set(asked) == set(range(3000))
+    assert isinstance(answer, Reassembled) and set(asked) == set(range(3000))
 
 
 def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
     good, parts = chunks_of(b"a" * 50, "n", 10), assembly()
     bad = [*good[:2], changed(good[2], data=b"b" * 10), *good[3:]]
-    for _ in range(MOST_DAMAGED):
+    for _ in range(MAX_DAMAGED):
         answer = [parts.add("d", chunk) for chunk in bad][-1]
-        assert isinstance(answer, Missing) and answer.indices == [0, 1, 2, 3, 4]
+        assert isinstance(answer, MissingChunks) and answer.indices == [0, 1, 2, 3, 4]
         assert answer.text.startswith("the 50 bytes that came have the digest ")
-    assert isinstance([parts.add("d", chunk) for chunk in good][-1], Complete)
+    assert isinstance([parts.add("d", chunk) for chunk in good][-1], Reassembled)
     with pytest.raises(UpdateRejected, match="digest"):
         [parts.add("d", chunk) for chunk in bad]
 
@@ -154,41 +154,44 @@ def test_an_impossible_chunk_is_refused(changes: dict[str, Any], reason: str) ->
 
 
 def test_an_update_as_large_as_the_limit_in_the_smallest_chunks_is_taken() -> None:
-    parts = Assembly(update_bytes=1024, most_bytes=1024)
+    parts = ChunkReassembler(max_update_bytes=1024, max_bytes=1024)
     pieces = chunks_of(bytes(1024), "n", 256)
     assert len(pieces) == 4
     assert [parts.add("d", chunk) for chunk in pieces[:3]] == [None] * 3
     assert parts.held_bytes == held(768, 3)
-    assert parts.add("d", pieces[3]) == Complete(pieces[0].sha256, bytes(1024))
+    assert parts.add("d", pieces[3]) == Reassembled(pieces[0].sha256, bytes(1024))
     assert parts.held_bytes == 0
 
 
 def test_a_last_chunk_may_be_short_and_a_count_may_be_one_more_than_whole_chunks() -> None:
-    parts, last = Assembly(update_bytes=1024, most_bytes=1024), chunks_of(bytes(1000), "n", 256)[-1]
+    parts, last = (
+        ChunkReassembler(max_update_bytes=1024, max_bytes=1024),
+        chunks_of(bytes(1000), "n", 256)[-1],
+    )
     assert len(last.data) == 232
-    assert parts.add("d", last) == Missing([0, 1, 2])
+    assert parts.add("d", last) == MissingChunks([0, 1, 2])
     with pytest.raises(UpdateRejected, match="1000 bytes in 5 chunks"):
         parts.add("e", changed(last, index=4, count=5))
 
 
 def test_bytes_up_to_the_bound_are_held_and_one_device_alone_may_pass_it() -> None:
-    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=held(20, 2, 2))
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(max_bytes=held(20, 2, 2))
     parts.add("first", pieces[0])
     parts.add("second", pieces[0])
     assert parts.held_bytes == held(20, 2, 2)
-    alone = assembly(most_bytes=5)
+    alone = assembly(max_bytes=5)
     assert [alone.add("d", chunk) for chunk in pieces[:2]] == [None, None] and alone.held_bytes == held(20, 2)
 
 
 def test_the_device_that_was_fed_last_is_kept() -> None:
-    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(most_bytes=held(35, 3, 2))
+    pieces, parts = chunks_of(bytes(30), "n", 10), assembly(max_bytes=held(35, 3, 2))
     for device in ("first", "second"):
         parts.add(device, pieces[0])
     parts.add("first", pieces[1])
     parts.add("third", pieces[0])
     assert parts.held_bytes == held(30, 3, 2)
-    assert parts.add("first", pieces[2]) == Complete(pieces[0].sha256, bytes(30))
-    assert parts.add("second", pieces[2]) == Missing([0, 1])
+    assert parts.add("first", pieces[2]) == Reassembled(pieces[0].sha256, bytes(30))
+    assert parts.add("second", pieces[2]) == MissingChunks([0, 1])
 
 
 def test_a_duplicate_neither_counts_nor_replaces_what_came_first() -> None:
@@ -196,7 +199,7 @@ def test_a_duplicate_neither_counts_nor_replaces_what_came_first() -> None:
     parts.add("d", pieces[0])
     parts.add("d", changed(pieces[0], data=b"b" * 10))
     assert parts.held_bytes == held(10)
-    assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == Complete(pieces[0].sha256, b"a" * 30)
+    assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == Reassembled(pieces[0].sha256, b"a" * 30)
 
 
 @pytest.mark.parametrize("changes", [{"nonce": "m"}, {"sha256": "0" * 64}, {"count": 4}, {"size": 31}])
@@ -205,7 +208,7 @@ def test_a_chunk_of_another_update_begins_anew(changes: dict[str, Any]) -> None:
     parts.add("d", pieces[0])
     assert parts.add("d", changed(pieces[1], **changes)) is None
     assert parts.held_bytes == held(10)
-    assert parts.add("d", pieces[2]) == Missing([0, 1])
+    assert parts.add("d", pieces[2]) == MissingChunks([0, 1])
 
 
 def test_chunks_that_hold_more_or_fewer_bytes_than_the_update_has_are_refused() -> None:
@@ -224,24 +227,26 @@ def test_chunks_that_hold_more_or_fewer_bytes_than_the_update_has_are_refused() 
 @pytest.mark.parametrize(("missing", "named"), [(1024, [*range(1024)]), (1025, [*range(1023), 1025])])
 def test_as_many_gaps_are_named_as_fit_and_beyond_that_the_last_chunk(missing: int, named: list[int]) -> None:
     last = chunks_of(bytes(missing + 1), "n", 1)[-1]
-    assert assembly(update_bytes=2000).add("d", last) == Missing(named)
+    assert assembly(update_bytes=2000).add("d", last) == MissingChunks(named)
 
 
 def test_after_the_round_nothing_is_known_of_partial_and_of_damaged_updates() -> None:
     good, parts = chunks_of(b"a" * 20, "n", 10), assembly()
     bad = [good[0], changed(good[1], data=b"b" * 10)]
-    for _ in range(MOST_DAMAGED):
+    for _ in range(MAX_DAMAGED):
         first, last = (parts.add("d", chunk) for chunk in bad)
-        assert first is None and isinstance(last, Missing) and last.indices == [0, 1]
-    assert isinstance([parts.add("other", chunk) for chunk in bad][-1], Missing), "each device has its own"
+        assert first is None and isinstance(last, MissingChunks) and last.indices == [0, 1]
+    assert isinstance([parts.add("other", chunk) for chunk in bad][-1], MissingChunks), (
+        "each device has its own"
+    )
     parts.add("d", good[0])
     parts.clear()
     assert parts.held_bytes == 0
-    assert parts.add("d", good[1]) == Missing([0])
+    assert parts.add("d", good[1]) == MissingChunks([0])
     parts.drop("d")
     parts.drop("nobody")
     assert parts.held_bytes == 0
-    for _ in range(MOST_DAMAGED):
+    for _ in range(MAX_DAMAGED):
         first, last = (parts.add("d", chunk) for chunk in bad)
-        assert first is None and isinstance(last, Missing) and last.indices == [0, 1]
-    assert MOST_DAMAGED == 3
+        assert first is None and isinstance(last, MissingChunks) and last.indices == [0, 1]
+    assert MAX_DAMAGED == 3

@@ -7,7 +7,7 @@ import msgspec
 from edgefl.cli.federation.lines import text_of
 from edgefl.wire.mqtt.messages import Task
 from edgefl.wire.mqtt.topics import PublishTraffic
-from edgefl_server.intake.reports import report
+from edgefl_server.updates.validation import report_event
 from tests.server.fleet import update_for
 
 
@@ -17,7 +17,7 @@ def test_words_of_a_device_about_its_forms_are_few_short_and_printable() -> None
     dropped = {f"g\x1b[2J{number:03}": "no\nsuch\x1b]0;op\x07" * 100 for number in range(500)}
     profile = msgspec.structs.replace(update.profile, variants={"train\r": "blocked\x00"}, dropped=dropped)
 
-    told = report(
+    told = report_event(
         msgspec.structs.replace(update, profile=profile), PublishTraffic(1, 1), PublishTraffic(1, 1)
     )
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import UpdateChunk
-from edgefl_server.intake.turns import LOOK_S, PATIENCE_S, SHORTEST_SLOW_S, Turns
+from edgefl_server.updates.upload_scheduler import IDLE_S, MIN_SLOW_S, SCAN_S, UploadScheduler
 
 
 class Clock:
@@ -25,37 +25,37 @@ def piece(nbytes: int = 1) -> UpdateChunk:
     return UpdateChunk(nonce="n", sha256="0" * 64, index=0, count=9, size=100, data=bytes(nbytes))
 
 
-def names(turns: Turns, deadline: float = 1e9, opened: float = -60.0) -> list[str]:
+def names(turns: UploadScheduler, deadline: float = 1e9, opened: float = -60.0) -> list[str]:
     return [device for device, _ in turns.next(opened, deadline)]
 
 
-def line(*devices: str) -> tuple[Turns, Clock]:
+def line(*devices: str) -> tuple[UploadScheduler, Clock]:
     """Turns of one device at a time, for which these wait."""
     clock = Clock()
-    turns = Turns(100, clock)
+    turns = UploadScheduler(100, clock)
     for device in devices:
         turns.offer(device, offer(100))
     return turns, clock
 
 
 def test_turns_go_round_in_order_and_within_the_bytes() -> None:
-    turns = Turns(100, Clock())
+    turns = UploadScheduler(100, Clock())
     for device in "abcd":
         turns.offer(device, offer(40))
     assert names(turns) == ["a", "b"] and names(turns) == []
-    turns.over("b")
+    turns.remove("b")
     assert names(turns) == ["c"]
-    turns.over("a")
-    turns.over("c")
+    turns.remove("a")
+    turns.remove("c")
     assert names(turns) == ["d"]
 
 
 def test_one_that_is_larger_than_all_that_may_be_asked_for_goes_alone() -> None:
-    turns = Turns(100, Clock())
+    turns = UploadScheduler(100, Clock())
     turns.offer("large", offer(1000))
     turns.offer("small", offer(1))
     assert names(turns) == ["large"]
-    turns.over("large")
+    turns.remove("large")
     assert names(turns) == ["small"]
 
 
@@ -65,49 +65,49 @@ def test_a_device_that_sends_a_little_now_and_then_loses_its_turn_and_goes_to_th
     assert names(turns, deadline) == ["trickle"]
     for pause_s in (4, 3.9):  # 24 s for three: 8 s each
         clock.now += pause_s
-        turns.fed("trickle", piece())
+        turns.note_chunk("trickle", piece())
     assert names(turns, deadline) == ["next"] and turns.take_lost() == []
     turns.offer("new", offer(100))
     clock.now += 0.1
-    turns.fed("trickle", piece())
+    turns.note_chunk("trickle", piece())
     assert names(turns, deadline) == [] and turns.take_lost() == ["trickle"]
     for device in ("next", "last", "new"):
-        turns.over(device)
+        turns.remove(device)
     names(turns, deadline)
-    assert turns.has_heard("trickle", offer(100))
+    assert turns.is_requested("trickle", offer(100))
 
 
 def test_a_silent_device_loses_its_turn_only_while_others_wait() -> None:
     turns, clock = line("silent")
-    assert names(turns) == ["silent"] and turns.wait() is None
+    assert names(turns) == ["silent"] and turns.due_in() is None
     clock.now += 100
     assert names(turns) == [] and turns.take_lost() == []
     turns.offer("next", offer(100))
     assert names(turns) == ["next"] and turns.take_lost() == ["silent"]
-    turns.over("next", whole=True)
+    turns.remove("next", is_complete=True)
     assert names(turns) == ["silent"]  # asked anew, because it sends nothing
 
 
 def test_a_slow_link_that_lost_its_turn_is_not_asked_for_what_it_is_sending() -> None:
     turns, clock = line("slow", "quick")
-    deadline = clock.now + PATIENCE_S
+    deadline = clock.now + IDLE_S
     names(turns, deadline)
-    clock.now += PATIENCE_S
-    turns.fed("slow", piece())
+    clock.now += IDLE_S
+    turns.note_chunk("slow", piece())
     assert names(turns, deadline) == ["quick"] and turns.take_lost() == ["slow"]
-    turns.fed("slow", piece())
-    turns.over("quick", whole=True)
-    assert names(turns, deadline) == [] and turns.has_heard("slow", offer(100))
-    turns.over("slow", whole=True)
-    assert not turns.has_heard("slow", offer(100))
+    turns.note_chunk("slow", piece())
+    turns.remove("quick", is_complete=True)
+    assert names(turns, deadline) == [] and turns.is_requested("slow", offer(100))
+    turns.remove("slow", is_complete=True)
+    assert not turns.is_requested("slow", offer(100))
 
 
 def test_a_turn_is_slow_after_a_third_of_the_rounds_age_at_the_latest() -> None:
     turns, clock = line("slow", "next")
-    assert names(turns, opened=-0.6) == ["slow"] and turns.wait() == LOOK_S
+    assert names(turns, opened=-0.6) == ["slow"] and turns.due_in() == SCAN_S
     clock.now += 0.19
     assert names(turns, opened=-0.6) == []
-    clock.now += LOOK_S
+    clock.now += SCAN_S
     assert names(turns, opened=-0.6) == ["next"]
 
 
@@ -115,7 +115,7 @@ def test_where_all_are_slow_and_send_much_not_all_are_asked_at_once() -> None:
     turns, clock = line("slow", "next", "last")
     assert names(turns, opened=-3.0) == ["slow"]
     for expected in (["next"], [], [], ["last"]):
-        turns.fed("slow", piece(20))
+        turns.note_chunk("slow", piece(20))
         clock.now += 1.0
         assert names(turns, opened=-3.0) == expected
     assert turns.take_lost() == []
@@ -143,9 +143,9 @@ def test_attackers_in_front_at_most_double_the_time_of_the_others(
             for device in names(turns, opened + 1000.0, opened):
                 due[device] = clock.now + usual_s
                 if device in bad:
-                    turns.fed(device, piece(sent))
+                    turns.note_chunk(device, piece(sent))
             for device in [each for each in left if due.get(each, 1e9) <= clock.now]:
-                turns.over(device, whole=True)
+                turns.remove(device, is_complete=True)
                 left.discard(device)
             clock.now += usual_s / 40
         assert clock.now - opened <= 2 * usual_s * (1 + len(good))
@@ -158,14 +158,14 @@ def test_a_turn_that_takes_longer_than_usual_blocks_nobody() -> None:
         turns.offer("usual", offer(100))
         names(turns)
         clock.now += 0.4
-        turns.over("usual", whole=True)
+        turns.remove("usual", is_complete=True)
     for device in ("slow", "honest"):
         turns.offer(device, offer(100))
     assert names(turns) == ["slow"]
     clock.now += 0.5
     assert names(turns) == []
-    clock.now += 2 * SHORTEST_SLOW_S
-    turns.fed("slow", piece())
+    clock.now += 2 * MIN_SLOW_S
+    turns.note_chunk("slow", piece())
     assert names(turns) == ["honest"] and turns.take_lost() == []
 
 
@@ -177,9 +177,9 @@ def test_an_offer_that_comes_again_is_answered_again_and_keeps_its_place() -> No
     assert names(turns) == ["a"] and names(turns) == []
     turns.offer("a", offer(100, "another"))
     assert names(turns) == ["b"]
-    turns.over("b")
+    turns.remove("b")
     assert names(turns) == ["c"]
-    turns.over("c")
+    turns.remove("c")
     assert names(turns) == ["a"]
 
 
@@ -194,17 +194,17 @@ def test_an_offer_that_comes_again_is_answered_again_and_keeps_its_place() -> No
 )
 def test_all_come_to_their_turn(events: list[tuple[str, str, int]]) -> None:
     clock = Clock()
-    turns, waiting = Turns(100, clock), set[str]()
+    turns, waiting = UploadScheduler(100, clock), set[str]()
     for what, device, size in events:
         match what:
             case "offer":
                 waiting.add(device)
                 turns.offer(device, offer(size))
             case "over":
-                turns.over(device, whole=size > 30)
+                turns.remove(device, is_complete=size > 30)
                 waiting.discard(device)
             case "fed":
-                turns.fed(device, piece(size))
+                turns.note_chunk(device, piece(size))
             case "wait":
                 clock.now += size / 20
             case "clear":
@@ -213,9 +213,9 @@ def test_all_come_to_their_turn(events: list[tuple[str, str, int]]) -> None:
             case "next":
                 waiting -= set(names(turns, 10.0))
         moving = [turn.offer.size for turn in turns._turns.values() if not turn.is_slow]
-        assert turns._asked_bytes == sum(moving) <= 100
+        assert turns._requested_bytes == sum(moving) <= 100
         assert turns._slow == len(turns._turns) - len(moving)
     for _ in range(20):
-        clock.now += PATIENCE_S
+        clock.now += IDLE_S
         waiting -= set(names(turns))
     assert not waiting

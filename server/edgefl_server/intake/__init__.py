@@ -1,1 +1,0 @@
-"""From chunks on a topic to a checked, journalled update."""

@@ -1,0 +1,226 @@
+"""Aggregation of one round: the layout of each tier's updates, and the sums that they are added to.
+
+Nothing here imports torch. Worker processes (:mod:`edgefl_server.shards`) receive a :class:`RoundAggregationSpec`, build a
+:class:`RoundAggregation` of their own, and their sums are merged exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edgefl.errors import ProtocolError, UpdateRejected
+from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.mqtt.messages import Update
+from edgefl.wire.regions import Region
+from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.update.form import Form, float32_bytes
+from edgefl_server.aggregate.accumulator import Accumulator
+from edgefl_server.aggregate.aggregator import Aggregator, Checked, Clip
+from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.scatter import Layout
+from edgefl_server.aggregate.statistics import Bounds
+from edgefl_server.coordinator.states import OpenRound
+
+if TYPE_CHECKING:
+    from edgefl.contract.server import ServerOpt
+
+_TENSOR_BYTES = 256
+"""Shape and offsets of one tensor in an update's header."""
+_NAME_LETTER_BYTES = 6
+"""One letter of a tensor's name, however it is escaped."""
+_MESSAGE_BYTES = 1 << 16
+"""Metrics, profile and the message around the tensors."""
+
+
+@dataclass(frozen=True)
+class UpdateLayout:
+    """Layout of a tier's updates in a round.
+
+    Attributes:
+        form: Arrays that the codec sends.
+        manifest: Manifest of the tier's bundle.
+        mask_bits: Most bits that the masks of an update may unpack to.
+        sent: Regions of the global model that the sent tensors cover, by name.
+        averaged: Regions of the tensors that are averaged.
+        unfolds: True if the averaged tensors are computed from the sent ones.
+    """
+
+    form: Form
+    manifest: Manifest
+    mask_bits: int
+    sent: Mapping[str, Region]
+    averaged: Mapping[str, Region]
+    unfolds: bool = False
+
+
+@dataclass(frozen=True)
+class CheckedUpdate:
+    """Update with valid names, shapes, dtypes and values: as it was sent, and as it is added to the sums."""
+
+    sent: Checked
+    added: Checked
+
+
+@dataclass(frozen=True)
+class RoundAggregation:
+    """Round that receives updates.
+
+    Attributes:
+        spec: Specification that this aggregation was built from.
+        aggregator: Sums of the updates.
+        sent_bytes: Bytes that the server had sent in all when the round began.
+        by_turns: True if the updates are too large to request all at once.
+        received: Weights that devices began with, by round, where devices may have begun in earlier rounds. Updates are then
+            added as changes.
+    """
+
+    spec: RoundAggregationSpec
+    aggregator: Aggregator
+    sent_bytes: int = 0
+    by_turns: bool = False
+    received: Mapping[int, Callable[[], Arrays]] = field(default_factory=dict)
+
+    def update_layout(self, tier: str, number: int) -> UpdateLayout:
+        """Return the layout of the updates of ``tier`` that begin from the model of round ``number``."""
+        return self.spec.older.get(number, self.spec.update_layouts)[tier]
+
+    @property
+    def number(self) -> int:
+        return self.spec.number
+
+    @property
+    def update_layouts(self) -> Mapping[str, UpdateLayout]:
+        """Layouts of this round by tier."""
+        return self.spec.update_layouts
+
+    @cached_property
+    def _sizes(self) -> dict[str, _UpdateSizes]:
+        return {tier: self._sizes_of(layout) for tier, layout in self.update_layouts.items()}
+
+    def _sizes_of(self, layout: UpdateLayout) -> _UpdateSizes:
+        pieces = self.aggregator.pieces(layout.sent, layout.form)
+        header = _TENSOR_BYTES * (1 + len(pieces.expected)) + _NAME_LETTER_BYTES * sum(
+            map(len, pieces.expected)
+        )
+        payload = sum(
+            np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in pieces.expected.values()
+        )
+        return _UpdateSizes(header, payload + header + _MESSAGE_BYTES, float32_bytes(pieces.shapes))
+
+    def max_update_bytes(self, tier: str) -> int:
+        """Return the largest update that a device of ``tier`` has a reason to send, in bytes."""
+        return self._sizes[tier].maximum
+
+    def float32_bytes(self, tier: str) -> int:
+        """Return the bytes of an update's tensors if they were float32."""
+        return self._sizes[tier].float32
+
+    def fits(self, opened: OpenRound, nbytes: int) -> bool:
+        """Return True if all updates of the round together have at most ``nbytes``."""
+        holders = Counter(assignment.tier for assignment in opened.assignments.values())
+        return sum(count * self.max_update_bytes(tier) for tier, count in holders.items()) <= nbytes
+
+    def weight(self, claimed: int) -> int:
+        """Return the weight of an update that claims ``claimed`` samples."""
+        return min(claimed, self.spec.weight_cap)
+
+    def check(self, update: Update) -> CheckedUpdate:
+        """Check the tensors of an update. Raises UpdateRejected if they are not what its tier sends."""
+        return self.check_sent(update.tier, update.tensors, update.round)
+
+    def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
+        """Check encoded tensors.
+
+        Args:
+            tier: Tier of the device.
+            sent_bytes: Tensors as they were sent, in safetensors format.
+            number: Round whose model the device began with.
+
+        Returns:
+            The tensors as they were sent, and as they are added to the sums.
+
+        Raises:
+            UpdateRejected: If names, shapes, dtypes or values differ from what the tier sends.
+        """
+        layout = self.update_layout(tier, number)
+        try:
+            tensors.check_bare(sent_bytes, self._sizes[tier].header)
+            arrays = tensors.load(sent_bytes, max_bits=layout.mask_bits)
+        except ProtocolError as error:
+            raise UpdateRejected("malformed", error.message) from error
+        sent = self.aggregator.check(arrays, layout.sent, layout.form)
+        if self.received:
+            return CheckedUpdate(sent, self.aggregator.as_change(sent, self.received[number]()))
+        server = self.spec.server
+        if not layout.unfolds or server is None:
+            return CheckedUpdate(sent, sent)
+        averaged = server.unfolded(sent.named)
+        return CheckedUpdate(sent, self.aggregator.check(averaged, layout.averaged, layout.form))
+
+
+@dataclass(frozen=True)
+class _UpdateSizes:
+    """Sizes of a tier's updates in bytes: of the header at most, of the whole at most, and of the tensors in float32."""
+
+    header: int
+    maximum: int
+    float32: int
+
+
+@dataclass(frozen=True)
+class RoundAggregationSpec:
+    """Specification of a :class:`RoundAggregation`, from which each process builds its own.
+
+    Attributes:
+        number: Number of the round.
+        update_layouts: Layouts of the updates by tier.
+        server: Server optimizer, if it computes the averaged tensors from the sent ones; otherwise None.
+        weight_cap: Largest weight of one update.
+        older: Layouts of earlier rounds whose devices still work.
+
+    The other fields are those of :class:`edgefl_server.aggregate.aggregator.Aggregator`.
+    """
+
+    number: int
+    update_layouts: Mapping[str, UpdateLayout]
+    server: ServerOpt | None
+    layout: Layout
+    weight_limit: int
+    weight_cap: int
+    rule: MeanRule
+    threads: int = 0
+    base: Mapping[str, Array] | None = None
+    clip: Clip | None = None
+    statistics: Bounds | None = None
+    older: Mapping[int, Mapping[str, UpdateLayout]] = field(default_factory=dict)
+
+    def build(
+        self, *, device: str = "auto", sums: Accumulator | None = None, sent_bytes: int = 0
+    ) -> RoundAggregation:
+        """Build the aggregation of a round without updates.
+
+        Args:
+            device: Processor that sums updates: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+            sums: Sums of an earlier round, whose memory is used again if the size is the same.
+            sent_bytes: Bytes that the server has sent in all.
+        """
+        aggregator = Aggregator(
+            self.layout,
+            weight_limit=self.weight_limit,
+            device=device,
+            threads=self.threads,
+            base=self.base,
+            rule=self.rule,
+            sums=sums if sums is not None and sums.size == self.layout.size else None,
+            clip=self.clip,
+            statistics=self.statistics,
+        )
+        return RoundAggregation(self, aggregator, sent_bytes)

@@ -1,0 +1,1 @@
+"""Reception of model updates: rate limit, reassembly, validation, journal, sums and acknowledgement."""

@@ -1,0 +1,208 @@
+"""Reassembly of updates from their chunks, for many untrusted devices, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import islice
+
+import msgspec
+
+from edgefl.errors import UpdateRejected
+from edgefl.wire.mqtt.messages import UpdateChunk
+
+MIN_CHUNK_BYTES = 256
+"""Smallest size of every chunk but the last: a device may not cut its update into more chunks than that."""
+CHUNK_OVERHEAD_BYTES = 256
+UPDATE_OVERHEAD_BYTES = 2048
+"""Memory of a chunk, and of an unfinished update, beside the bytes of the update itself."""
+MAX_MISSING = 1024
+"""Missing chunks in one request."""
+MAX_DAMAGED = 3
+"""Times in a round that a device may send an update again that arrived complete with another digest."""
+_NONCE_LETTERS = 64
+_DIGEST_LETTERS = 64
+
+
+@dataclass(frozen=True)
+class Reassembled:
+    """Complete update whose bytes have the digest that the device declared."""
+
+    sha256: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class MissingChunks:
+    """Chunks to request after the last chunk arrived, or after the whole was damaged.
+
+    If there are more than :data:`MAX_MISSING`, the last chunk is among them: its arrival triggers the next request.
+    ``text`` describes the damage.
+    """
+
+    indices: list[int]
+    text: str = ""
+
+
+@dataclass
+class _PartialUpdate:
+    head: UpdateChunk
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    nbytes: int = 0
+
+    @property
+    def memory(self) -> int:
+        return self.nbytes + CHUNK_OVERHEAD_BYTES * len(self.chunks) + UPDATE_OVERHEAD_BYTES
+
+
+class ChunkReassembler:
+    """Unfinished updates, one a device at most. If they exceed ``max_bytes``, the one that grew longest ago is dropped.
+
+    Args:
+        max_update_bytes: Limit of one update.
+        max_bytes: Limit of all unfinished updates, in bytes of memory.
+        min_chunk_bytes: Smallest size of every chunk but the last.
+
+    Attributes:
+        held_bytes: Memory of all unfinished updates.
+        dropped: Number of updates that were dropped for want of memory.
+    """
+
+    def __init__(
+        self, *, max_update_bytes: int, max_bytes: int, min_chunk_bytes: int = MIN_CHUNK_BYTES
+    ) -> None:
+        self._min_chunk_bytes = max(1, min_chunk_bytes)
+        self._max_update_bytes = max_update_bytes
+        self._max_bytes = max_bytes
+        self._damaged: dict[str, int] = {}
+        self._partial: OrderedDict[str, _PartialUpdate] = OrderedDict()
+        self.held_bytes = 0
+        self.dropped = 0
+
+    def missing(self, device: str, chunk: UpdateChunk) -> list[int]:
+        """Return the missing chunks of the update that ``chunk`` belongs to: all, or the first :data:`MAX_MISSING`."""
+        partial = self._partial.get(device)
+        return _gaps(
+            chunk.count, partial.chunks if partial is not None and _is_same(partial.head, chunk) else {}
+        )
+
+    def add(self, device: str, chunk: UpdateChunk) -> Reassembled | MissingChunks | None:
+        """Add a chunk. A copy changes nothing; a chunk of another update replaces the one in progress.
+
+        Returns:
+            The update if it is complete, the chunks to request, or None if the device should go on sending.
+
+        Raises:
+            UpdateRejected: If the chunk cannot belong to an acceptable update.
+        """
+        self.check(chunk)
+        partial = self._partial.get(device)
+        if partial is None or not _is_same(partial.head, chunk):
+            self.drop(device)
+            partial = self._partial[device] = _PartialUpdate(msgspec.structs.replace(chunk, data=b""))
+            self.held_bytes += partial.memory
+        self._partial.move_to_end(device)
+        if chunk.index not in partial.chunks:
+            partial.chunks[chunk.index] = chunk.data
+            partial.nbytes += len(chunk.data)
+            self.held_bytes += len(chunk.data) + CHUNK_OVERHEAD_BYTES
+        if partial.nbytes > chunk.size:
+            self.drop(device)
+            raise _malformed("its chunks hold more bytes than it has")
+        if len(partial.chunks) == chunk.count:
+            return self._join(device, partial)
+        # The device that sent this chunk is the last in the order, so its own update stays.
+        while self.held_bytes > self._max_bytes and len(self._partial) > 1:
+            self.drop(next(iter(self._partial)))
+            self.dropped += 1
+        return MissingChunks(_gaps(chunk.count, partial.chunks)) if chunk.index == chunk.count - 1 else None
+
+    def holds(self, device: str, chunk: UpdateChunk) -> bool:
+        """Return True if this chunk, with the same bytes, arrived before."""
+        partial = self._partial.get(device)
+        if partial is None or not _is_same(partial.head, chunk):
+            return False
+        return partial.chunks.get(chunk.index) == chunk.data
+
+    def drop(self, device: str) -> None:
+        """Drop the device's unfinished update."""
+        partial = self._partial.pop(device, None)
+        self.held_bytes -= partial.memory if partial else 0
+
+    def forget(self, device: str) -> None:
+        """Drop the device's unfinished update and its count of damaged ones: its task is over."""
+        self.drop(device)
+        self._damaged.pop(device, None)
+
+    def clear(self) -> None:
+        """Drop all unfinished updates: the round is over."""
+        self._partial.clear()
+        self._damaged.clear()
+        self.held_bytes = 0
+
+    def check(self, chunk: UpdateChunk) -> None:
+        """Check the fields of a chunk, or of an offer, against the limits.
+
+        Raises:
+            UpdateRejected: If it cannot belong to an acceptable update.
+        """
+        if len(chunk.sha256) != _DIGEST_LETTERS or len(chunk.nonce) > _NONCE_LETTERS:
+            raise _malformed(
+                f"its sha256 has {len(chunk.sha256)} letters and its nonce {len(chunk.nonce)}: they have {_DIGEST_LETTERS} "
+                f"and at most {_NONCE_LETTERS}"
+            )
+        if chunk.size > self._max_update_bytes:
+            raise UpdateRejected(
+                "too-large",
+                f"the update has {chunk.size} bytes, more than the limit of {self._max_update_bytes}: "
+                "raise limits.max_update_bytes or train a smaller tier",
+                size=chunk.size,
+            )
+        if not 0 <= chunk.index < chunk.count:
+            raise _malformed(f"it has chunk {chunk.index} of {chunk.count}: chunks are counted from 0")
+        minimum = f"every chunk but the last has at least {self._min_chunk_bytes} bytes"
+        if chunk.count > max(0, chunk.size) // self._min_chunk_bytes + 1:
+            raise _malformed(f"it has {chunk.size} bytes in {chunk.count} chunks: {minimum}")
+        if not chunk.is_offer and chunk.index < chunk.count - 1 and len(chunk.data) < self._min_chunk_bytes:
+            raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes: {minimum}")
+
+    def _join(self, device: str, partial: _PartialUpdate) -> Reassembled | MissingChunks:
+        self.drop(device)
+        head = partial.head
+        # BytesIO hands out its own buffer, so a large update is not copied; popped chunks free their memory meanwhile.
+        buffer = BytesIO()
+        for index in range(head.count):
+            buffer.write(partial.chunks.pop(index))
+        data = buffer.getvalue()
+        if len(data) != head.size:
+            raise _malformed(f"it should have {head.size} bytes, found {len(data)}")
+        sha256 = hashlib.sha256(data).hexdigest()
+        if sha256 == head.sha256:
+            return Reassembled(sha256, data)
+        damage = f"the {len(data)} bytes that came have the digest {sha256[:12]}, not {head.sha256[:12]}"
+        self._damaged[device] = self._damaged.get(device, 0) + 1
+        if self._damaged[device] > MAX_DAMAGED:
+            raise _malformed(damage)
+        return MissingChunks(_gaps(head.count, {}), f"{damage}: send all chunks again")
+
+
+def _is_same(one: UpdateChunk, other: UpdateChunk) -> bool:
+    """Return True if two chunks belong to the same update."""
+    return (one.nonce, one.sha256, one.count, one.size) == (
+        other.nonce,
+        other.sha256,
+        other.count,
+        other.size,
+    )
+
+
+def _gaps(count: int, chunks: Mapping[int, bytes]) -> list[int]:
+    gaps = list(islice((index for index in range(count) if index not in chunks), MAX_MISSING + 1))
+    return gaps if len(gaps) <= MAX_MISSING else [*gaps[: MAX_MISSING - 1], count - 1]
+
+
+def _malformed(reason: str) -> UpdateRejected:
+    return UpdateRejected("malformed", f"the update is malformed: {reason}; drop it, and take the next task")

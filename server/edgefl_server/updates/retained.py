@@ -1,0 +1,74 @@
+"""Removal of retained messages that devices leave on topics where none may be.
+
+A broker keeps a retained message until somebody removes it, so one device could fill the broker's memory. In MQTT 5 a live
+message shows that it is retained; in MQTT 3.1.1 the broker sends retained messages for a new subscription only (3.3.1.3).
+In both, messages may be lost on a full connection. So the server subscribes again at intervals.
+"""
+
+from __future__ import annotations
+
+import time
+
+from edgefl.wire.mqtt.connection import AS_PUBLISHED
+from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.topics import Topics
+
+SWEEP_S = 2.0
+"""Seconds between two subscriptions."""
+_MAY_RETAIN = ("status", "hello")
+
+
+class RetainedMessageCleaner:
+    """Finds and removes retained messages on the topics of updates, whose number is unbounded."""
+
+    def __init__(self, session: Session, topics: Topics) -> None:
+        self._session = session
+        self._prefix = f"{topics.root}/devices/"
+        self._filters = topics.update_filters
+        self._next = 0.0
+        self._looks_at_shards = False
+
+    def subscribe(self, *, shards: bool) -> None:
+        """Subscribe to updates, before the session starts: Mosquitto keeps the options of the first subscription.
+
+        Args:
+            shards: True to subscribe to the topics of shards too, because no worker does.
+        """
+        self._session.subscribe(self._filters if shards else self._filters[:1], qos=1 | AS_PUBLISHED)
+        self._next = time.monotonic() + SWEEP_S
+
+    def step(self, *, shards: bool) -> float:
+        """Subscribe again if it is time. Return the seconds until the next call.
+
+        Workers subscribe to their own shards only, and a device may publish to others. So the server subscribes to all of
+        them for a moment, which delivers the retained messages.
+        """
+        if self._looks_at_shards and self._session.settled:
+            self._session.unsubscribe(self._filters[1:])
+            self._looks_at_shards = False
+        if time.monotonic() >= self._next and self._session.settled:
+            self.subscribe(shards=shards)
+            if not shards:
+                self._session.subscribe(self._filters[1:], qos=1 | AS_PUBLISHED, standing=False)
+                self._looks_at_shards = True
+        return max(0.1, self._next - time.monotonic()) if not self._looks_at_shards else 0.1
+
+    def is_for_worker(self, message: IncomingMessage) -> bool:
+        """Return True if a worker receives this message, and it came here while the server looked at all shards."""
+        return message.topic.removeprefix(self._prefix).partition("/")[2].startswith("shards/")
+
+    def erase(self, message: IncomingMessage) -> bool:
+        """Remove a message that may not be retained from the broker. Return True if it was one.
+
+        An empty payload is the removal itself: removing that would repeat for ever.
+        """
+        _, _, leaf = message.topic.removeprefix(self._prefix).partition("/")
+        if (
+            not (message.retained and message.payload)
+            or not message.topic.startswith(self._prefix)
+            or leaf in _MAY_RETAIN
+        ):
+            return False
+        self._session.publish(message.topic, b"", qos=0, retain=True)
+        return True
