@@ -5,34 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-_REQUIRED = {
-    *(
-        "amqtt",
-        "backports",
-        "cryptography",
-        "executorch",
-        "google",
-        "immutables",
-        "msgspec",
-        "numba",
-        "numpy",
-        "onnx",
-    ),
-    *(
-        "onnx_ir",
-        "onnxruntime",
-        "onnxscript",
-        "packaging",
-        "paho",
-        "psutil",
-        "pydantic",
-        "rich",
-        "safetensors",
-        "scipy",
-    ),
-    *("sqlalchemy", "starlette", "torch", "torchao", "torchvision", "typer", "typing_extensions", "uvicorn"),
-}
-
 
 def user_folders() -> list[str]:
     """Return the entries of ``sys.path`` that Python itself added: the folder of the script, or the working folder."""
@@ -58,6 +30,43 @@ def prefer_installed_modules() -> None:
                 names = {entry.name.removesuffix(".py") for entry in entries if entry.name.endswith(".py")}
         except OSError:
             continue
-        if names & (sys.stdlib_module_names | _REQUIRED):
+        if names & sys.stdlib_module_names or _requires(names, folder):
             sys.path.remove(folder)
             sys.path.append(folder)
+
+
+def _requires(names: set[str], folder: str) -> bool:
+    """Return True if one of ``names`` is a module of a package that edgefl needs, directly or not."""
+    # Imported here: a standard module among the names would be imported from the folder.
+    from importlib.machinery import PathFinder
+
+    others = [each for each in sys.path if each not in ("", folder)]
+    modules = filter(str.isidentifier, names)
+    installed = {name: spec for name in modules if (spec := PathFinder.find_spec(name, others))}
+    if not installed:
+        return False
+    import re
+    from importlib import metadata
+
+    from edgefl.system.distribution import NAME
+
+    listed = re.compile(rf"^({'|'.join(map(re.escape, installed))})(/|\.py,)", re.MULTILINE)
+    waiting, seen = [NAME], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            distribution = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            if len(seen) == 1:  # without metadata of our own, every installed module counts
+                return any(spec.origin for spec in installed.values())
+            continue
+        if len(seen) > 1 and listed.search(distribution.read_text("RECORD") or ""):
+            return True
+        requirements = [
+            each for each in distribution.requires or () if len(seen) == 1 or "extra ==" not in each
+        ]
+        waiting += [re.split(r"[^\w.-]", each, maxsplit=1)[0].lower() for each in requirements]
+    return False

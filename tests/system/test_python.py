@@ -42,6 +42,30 @@ def test_commands_import_no_file_of_the_working_folder(folder: Path, command: li
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        pytest.param("json", True, id="standard"),
+        pytest.param("torch", True, id="required"),
+        pytest.param("sympy", True, id="required by torch"),
+        pytest.param("markdown_it", True, id="required, under the name of another distribution"),
+        pytest.param("utils", False, id="of the user alone"),
+    ],
+)
+def test_a_folder_is_searched_last_if_a_file_in_it_replaces_a_library(
+    name: str, last: bool, tmp_path: Path
+) -> None:
+    (tmp_path / f"{name}.py").touch()
+    (tmp_path / "no.module.py").touch()
+    code = "import sys, edgefl; print(sys.path[-1] == '')"
+    command = [sys.executable, "-c", code]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=installed.clone(), capture_output=True, text=True, check=True
+    )
+
+    assert ran.stdout == f"{last}\n"
+
+
 def test_children_find_a_scripts_modules_after_the_librarys(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
