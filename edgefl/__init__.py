@@ -28,45 +28,18 @@ from edgefl.system import search_path as _search_path
 
 _search_path.prefer_installed_modules()
 
+from contextlib import suppress  # noqa: E402
 from importlib import import_module  # noqa: E402
-from typing import TYPE_CHECKING, Any  # noqa: E402
+from typing import Any  # noqa: E402
 
 from edgefl.system.lazy import lazily as _lazily  # noqa: E402
 
 import_module("edgefl.system.silence")
 
-if TYPE_CHECKING:
-    from edgefl import algorithms, codecs, config, data, losses, models, optimizers, submodels
-    from edgefl.api.adapt import adapt
-    from edgefl.api.analysis import heterogeneity, personalize
-    from edgefl.api.bundle import Bundle
-    from edgefl.api.check import check
-    from edgefl.api.check_data import check_data
-    from edgefl.api.compile import compile
-    from edgefl.api.deploy import DeployOptions, deploy
-    from edgefl.api.device import Agent, DeviceLimits, Trust, train_round
-    from edgefl.api.export import export
-    from edgefl.api.federation import Tier, federation, load_federation
-    from edgefl.api.model import Model
-    from edgefl.api.plan import plan
-    from edgefl.api.run import Run, load_run, run
-    from edgefl.api.serve import Server
-    from edgefl.api.simulate import simulate
-    from edgefl.api.spread import spread
-    from edgefl.api.training import CompileOptions, Training
-    from edgefl.api.tune import tune
-    from edgefl.errors import EdgeflError
-    from edgefl.facts import shipped as catalog
-    from edgefl_device.personal.personalize import Wanted as Adaptation
-    from edgefl_export.device import Device
-
-_SPACES = ("algorithms", "codecs", "config", "data", "losses", "models", "optimizers", "submodels")
-_PLACES: dict[str, tuple[str, ...]] = {
+_NAMESPACES = ("algorithms", "codecs", "config", "data", "losses", "models", "optimizers", "submodels")
+_EXPORTS = {
     "edgefl.api.adapt": ("adapt",),
-    "edgefl.api.analysis": (
-        "heterogeneity",
-        "personalize",
-    ),
+    "edgefl.api.analysis": ("heterogeneity", "personalize"),
     "edgefl.api.bundle": ("Bundle",),
     "edgefl.api.check": ("check",),
     "edgefl.api.check_data": ("check_data",),
@@ -74,21 +47,13 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.api.deploy": ("DeployOptions", "deploy"),
     "edgefl.api.device": ("Agent", "DeviceLimits", "Trust", "train_round"),
     "edgefl.api.export": ("export",),
-    "edgefl.api.federation": (
-        "Tier",
-        "federation",
-        "load_federation",
-    ),
-    "edgefl.api.plan": ("plan",),
-    "edgefl.api.run": (
-        "Run",
-        "load_run",
-        "run",
-    ),
-    "edgefl.api.serve": ("Server",),
-    "edgefl.api.spread": ("spread",),
-    "edgefl.api.simulate": ("simulate",),
+    "edgefl.api.federation": ("Tier", "federation", "load_federation"),
     "edgefl.api.model": ("Model",),
+    "edgefl.api.plan": ("plan",),
+    "edgefl.api.run": ("Run", "load_run", "run"),
+    "edgefl.api.serve": ("Server",),
+    "edgefl.api.simulate": ("simulate",),
+    "edgefl.api.spread": ("spread",),
     "edgefl.api.training": ("CompileOptions", "Training"),
     "edgefl.api.tune": ("tune",),
     "edgefl.facts": ("catalog=shipped",),
@@ -96,55 +61,30 @@ _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl_device.personal.personalize": ("Adaptation=Wanted",),
     "edgefl_export.device": ("Device",),
 }
-__all__ = [
-    "Adaptation",
-    "Agent",
-    "Bundle",
-    "CompileOptions",
-    "DeployOptions",
-    "Device",
-    "DeviceLimits",
-    "EdgeflError",
-    "Model",
-    "Run",
-    "Server",
-    "Tier",
-    "Training",
-    "Trust",
-    "adapt",
-    "algorithms",
-    "catalog",
-    "check",
-    "check_data",
-    "codecs",
-    "compile",
-    "config",
-    "data",
-    "deploy",
-    "export",
-    "federation",
-    "heterogeneity",
-    "load_federation",
-    "load_run",
-    "losses",
-    "models",
-    "optimizers",
-    "personalize",
-    "plan",
-    "run",
-    "simulate",
-    "spread",
-    "submodels",
-    "train_round",
-    "tune",
-]
-_named = _lazily(__name__, _PLACES)
+_load_export = _lazily(__name__, _EXPORTS)
+__all__ = sorted([*_NAMESPACES, *(name.partition("=")[0] for names in _EXPORTS.values() for name in names)])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("edgefl.system.distribution").version()
-    return import_module(f"edgefl.{name}") if name in _SPACES else _named(name)
+    if name in _NAMESPACES:
+        return import_module(f"edgefl.{name}")
+    try:
+        return _load_export(name)
+    except AttributeError as error:
+        if not name.startswith("_"):  # notebooks and inspectors ask every object for such names
+            error.args = (f"{error}{_place_of(name)}",)
+        raise
+
+
+def _place_of(name: str) -> str:
+    """Return ``; it is edgefl.algorithms.FedProx`` if a namespace has the name, or an empty text."""
+    for space in _NAMESPACES:
+        with suppress(ImportError):  # a device has no torch
+            if name in import_module(f"edgefl.{space}").__all__:
+                return f"; it is edgefl.{space}.{name}"
+    return ""
 
 
 def __dir__() -> list[str]:

@@ -24,19 +24,33 @@ BOTH = "fedbat"
 
 
 def test_every_public_name_is_there_and_listed_for_type_checkers() -> None:
-    tree = ast.parse(Path(edgefl.__file__).read_text(encoding="utf-8"))
-    typed = {
-        alias.asname or alias.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("edgefl")
-        for alias in node.names
-        if not (alias.asname or "").startswith("_")
+    tree = ast.parse(Path(edgefl.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imported = {
+        alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
     }
-    assert typed == set(edgefl.__all__)
+    assigned = {node.targets[0].id for node in tree.body if isinstance(node, ast.Assign)}  # type: ignore[attr-defined]
+
+    assert {name for name in imported | assigned if not name.startswith("_")} == set(edgefl.__all__)
     assert all(getattr(edgefl, name) is not None for name in edgefl.__all__)
     assert len(edgefl.__all__) <= 40 and edgefl.__version__.count(".") >= 1
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = edgefl.nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("nothing", ""),
+        ("FedProx", "; it is edgefl.algorithms.FedProx"),
+        ("Dataset", "; it is edgefl.data.Dataset"),
+    ],
+)
+def test_a_name_that_moved_into_a_namespace_is_found_there(name: str, place: str) -> None:
+    with pytest.raises(AttributeError) as refused:
+        getattr(edgefl, name)
+
+    assert (str(refused.value), refused.value.name) == (
+        f"module 'edgefl' has no attribute '{name}'{place}",
+        name,
+    )
 
 
 def test_the_objects_are_the_catalogs_and_take_the_options_of_their_factories() -> None:
