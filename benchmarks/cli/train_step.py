@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.report import Json, bench, check_choice, measured, mebibytes, print_rows
+from benchmarks.cli.report import Json, bench, check_choice, installed_python, measured, mebibytes, print_rows
 from edgefl.cli.options import Activations, Engine, ModelOptions, model_options, parse_memory_budget
 from edgefl.cli.output import errors, print_table
-from edgefl.cli.paths import interpreter
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def train_step(
         str,
         typer.Option(
             metavar="PYTHON",
-            callback=interpreter,
+            callback=installed_python,
             help="interpreter of an environment with onnxruntime-training",
         ),
     ] = "",
@@ -48,13 +47,15 @@ def train_step(
     ] = False,
     jax: Annotated[
         str,
-        typer.Option(metavar="PYTHON", callback=interpreter, help="interpreter of an environment with JAX"),
+        typer.Option(
+            metavar="PYTHON", callback=installed_python, help="interpreter of an environment with JAX"
+        ),
     ] = "",
     onnxsim: Annotated[
         str,
         typer.Option(
             metavar="PYTHON",
-            callback=interpreter,
+            callback=installed_python,
             help="interpreter of an environment with onnxsim and onnxruntime",
         ),
     ] = "",

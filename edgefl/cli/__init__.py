@@ -19,6 +19,8 @@ from edgefl.cli import interrupts
 if TYPE_CHECKING:
     import typer
 
+    from edgefl.cli.isolated import SettingsPipe
+
     app: typer.Typer
 
 
@@ -51,30 +53,25 @@ def bare_app() -> typer.Typer:
 
 def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
-    with (
-        interrupts.exit_on_interrupt()
-    ):  # before the imports: most of a command's first second is spent in them
+    # Before the imports: most of a command's first second is spent in them.
+    with interrupts.exit_on_interrupt():
         from edgefl.system.parent import end_by_signal
 
         end_by_signal()
-        os.environ["PYTHONSAFEPATH"] = (
-            "1"  # children of libraries import nothing from the user's folder either
-        )
+        # Children of libraries import nothing from the user's folder either.
+        os.environ["PYTHONSAFEPATH"] = "1"
+        arguments = sys.argv[1:]
         try:
-            with reported_errors(lambda: _alone(sys.argv[1:]) or __getattr__("app")):
-                _run(sys.argv[1:])
+            with reported_errors(lambda: _command_line(arguments)):
+                _run(arguments)
         except SystemExit as end:
-            if sys.argv[1:2] == ["deploy"] and not end.code:
-                _leave()
+            if arguments[:1] == ["deploy"] and not end.code:
+                # To free the memory of torch with its exporters takes Python a second.
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
             raise
-
-
-def _leave() -> NoReturn:
-    """End the process without freeing its memory: for torch with its exporters that takes Python a second."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 @contextmanager
@@ -86,36 +83,33 @@ def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
     """
     from edgefl.errors import EdgeflError, StoreError
     from edgefl.system.distribution import install
+    from edgefl.system.files import remedy
 
     try:
         yield
-    except EdgeflError as error:
-        _fail(_in_flags(error.message, command), error.exit_code)
-    except OSError as error:
+    except (EdgeflError, OSError, ModuleNotFoundError) as error:
         if interrupts.follows_interrupt(error):
-            sys.exit(interrupts.EXIT_CODE)
-        _fail(_told(error), StoreError.exit_code)
-    except ModuleNotFoundError as error:
-        if interrupts.follows_interrupt(error):
-            sys.exit(interrupts.EXIT_CODE)
+            raise
+        if isinstance(error, EdgeflError):
+            _fail(_in_flags(error.message, command), error.exit_code)
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+            text = f"{error.filename} cannot be used: {reason}" if error.filename else reason
+            advice = remedy(error) or "make room, let it be written, or name another place"
+            _fail(f"{text}; {advice}", StoreError.exit_code)
         extra = _EXTRAS.get(error.name or "")
-        if extra and extra != "otel" and sys.argv[1:2] == ["dashboard"]:
-            extra = "dashboard"
         if extra is None:
             raise
+        if extra != "otel" and sys.argv[1:2] == ["dashboard"]:
+            extra = "dashboard"
         _fail(f"this command needs {error.name}: {install(extra)}")
 
 
-def _told(error: OSError) -> str:
-    """The file, what is wrong with it, and what to do."""
-    from edgefl.system.files import remedy
-
-    what = error.strerror or str(error)
-    text = f"{error.filename} cannot be used: {what}" if error.filename else what
-    return f"{text}; {remedy(error) or 'make room, let it be written, or name another place'}"
-
-
 def _run(arguments: list[str]) -> None:
+    """Run a command; `device` and `server` read their options in a child process."""
+    for word in (*arguments[:1], *(each.partition("=")[0] for each in arguments if each.startswith("--"))):
+        if word in _REPLACED:
+            _fail(f"{word} is gone: use {_REPLACED[word]}", code=2)
     modules = {"device": "edgefl.cli.device.process", "server": "edgefl.cli.federation.serving"}
     module = modules.get(arguments[0] if arguments else "")
     asks = arguments[1:2] in (["--help"], ["-h"]) or not arguments[1:2] or not arguments[1].startswith("-")
@@ -127,20 +121,20 @@ def _run(arguments: list[str]) -> None:
         isolated.run(partial(_read, arguments), module)
 
 
-def _read(arguments: list[str], told: object = None) -> None:
-    """Read the options and run the command, or tell who is to run it."""
+def _read(arguments: list[str], settings_pipe: SettingsPipe | None = None) -> None:
+    """Read the options and run the command, or send its settings into the pipe of the process that runs it."""
     if arguments[:1] not in (["device"], ["dashboard"]):
         from edgefl.cli.federation.beside import with_place
 
         arguments = with_place(arguments)
-    (_alone(arguments) or __getattr__("app"))(arguments, obj=told)
+    _command_line(arguments)(arguments, obj=settings_pipe)
 
 
-def _alone(arguments: list[str]) -> typer.Typer | None:
-    """Return the command line with the called command alone: it needs no package, memory or time of the others."""
+def _command_line(arguments: list[str]) -> typer.Typer:
+    """Return the command line; with the called command alone, it needs no package, memory or time of the others."""
     name = arguments[0] if arguments else ""
     if name != "device" and name not in _MODULES:
-        return None
+        return __getattr__("app")
     alone = bare_app()
     if name == "device":
         from edgefl.cli.device.agent import register
@@ -166,12 +160,13 @@ def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
     return in_flags(message, typer.main.get_command(command()), sys.argv[1:])
 
 
-def _fail(message: str, code: int = 1) -> None:
+def _fail(message: str, code: int = 1) -> NoReturn:
     import typer
 
     try:
         typer.secho(f"error: {message}", fg="red", err=True)
-    except OSError:  # a log on a full disk: the exit code is all that is left to say it, and the last flush would change it
+    except OSError:
+        # A log on a full disk. Python's last flush would fail, too, and change the exit code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     sys.exit(code)
 
@@ -182,6 +177,13 @@ _MODULES = {
     **dict.fromkeys(("check", "deploy", "export", "plan", "profile", "verify"), "models"),
 }
 """The folder of each command whose module has its name and no other command."""
+_REPLACED = {
+    **dict.fromkeys(("bench", "load"), "`python -m benchmarks` in a clone of the repository"),
+    **dict.fromkeys(("papers", "reproduce"), "`python -m reproduce` in a clone of the repository"),
+    "conformance": "`edgefl-conformance` of the distribution of that name",
+    "--program": "--algorithm",
+}
+"""What replaces commands and options of earlier releases."""
 _SERVER = (
     "torch",
     "onnx",

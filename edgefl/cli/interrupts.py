@@ -7,21 +7,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
 
 EXIT_CODE = 130
 _RETRY_S = 0.05
 
 
 def handler(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt.
-
-    An extension module is initialized first: numpy's crashes if an import within its initialization fails.
-    """
-    if (loading := _loads_extension(frame)) is None:
-        raise KeyboardInterrupt
-    loading.f_trace = _interrupt  # called before the next line, which is after the initialization
-    sys.settrace(lambda *_: None)
+    """Raise KeyboardInterrupt, but after the initialization of an extension module: numpy crashes if imports in it fail."""
+    while frame is not None:
+        if frame.f_code.co_qualname.rpartition(".")[0].endswith("ExtensionFileLoader") and _raise_later():
+            return
+        frame = frame.f_back
+    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -34,9 +31,7 @@ def exit_on_interrupt() -> Iterator[None]:
     sys.unraisablehook = _raise_again
     try:
         yield
-    except KeyboardInterrupt:
-        sys.exit(EXIT_CODE)
-    except Exception as error:
+    except (KeyboardInterrupt, Exception) as error:
         if not follows_interrupt(error):
             raise
         sys.exit(EXIT_CODE)
@@ -56,20 +51,13 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
     """Raise a KeyboardInterrupt again that Python ignored: in ``__del__``, or in a callback of an import lock."""
     if not issubclass(ignored.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(ignored)
-    elif sys.platform != "win32":
-        signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+    else:
+        _raise_later()
 
 
-def _loads_extension(frame: FrameType | None) -> FrameType | None:
-    """Return the outermost frame of the stack that initializes an extension module."""
-    found = None
-    while frame is not None:
-        if frame.f_code.co_qualname.rpartition(".")[0].endswith("ExtensionFileLoader"):
-            found = frame
-        frame = frame.f_back
-    return found
-
-
-def _interrupt(frame: FrameType, event: str, argument: object) -> NoReturn:
-    sys.settrace(None)
-    raise KeyboardInterrupt
+def _raise_later() -> bool:
+    """Call :func:`handler` again soon. Return False on Windows, which has no such timer."""
+    if sys.platform == "win32":
+        return False
+    signal.setitimer(signal.ITIMER_REAL, _RETRY_S)
+    return True

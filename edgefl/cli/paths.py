@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -18,17 +17,6 @@ def existing(path: Path | None) -> Path | None:
 
         raise DataError(f"there is no file or folder {path}{similar(path)}; correct the path", path=str(path))
     return path
-
-
-def interpreter(python: str) -> str:
-    """Return ``python``; ConfigError unless it is a program, or empty."""
-    if python and shutil.which(python) is None:
-        raise ConfigError(
-            f"there is no Python interpreter {python!r}; give the path of one, such as environment/bin/python "
-            "(`python -m benchmarks peer` makes environments)",
-            python=python,
-        )
-    return python
 
 
 def run_folder(path: Path) -> Path:

@@ -102,8 +102,8 @@ def test_an_extension_module_is_initialized_before_an_interrupt_is_raised() -> N
     class ExtensionFileLoader:
         def exec_module(self) -> None:
             initialize()
-            wait_until(lambda: False, "the interrupt is raised")
 
     with ended_by_interrupt():
         ExtensionFileLoader().exec_module()
+        wait_until(lambda: False, "the interrupt is raised")
     assert initialized
