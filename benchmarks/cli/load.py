@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli.options import Broker, Engine, PasswordFile, address, parse_bytes, parse_limits
-from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.cli.output import errors, print_json, print_table
 
 _Share = Annotated[float, typer.Option(min=0, max=1, help="share of the tasks")]
 
@@ -81,7 +82,7 @@ def load(
         shares=Shares(vanish, late, duplicate, garbage),
         limits=parse_limits(limit or []),
     )
-    with progress(f"making {devices:,} keys") as tell:
+    with reporting(f"making {devices:,} keys") as tell:
         fleet = Fleet(
             wanted,
             address(broker, password_file=password_file),

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from benchmarks.cli.report import BrokerKind, Json, bench, check_choice, mebibytes, print_rows, report
+from benchmarks.cli.report import (
+    BrokerKind,
+    Json,
+    bench,
+    check_choice,
+    installed_python,
+    mebibytes,
+    print_rows,
+    report,
+)
+from edgefl.api.progress import reporting
 from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
-from edgefl.cli.output import errors, progress
-from edgefl.cli.paths import interpreter as python_at
+from edgefl.cli.output import errors
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -41,7 +50,7 @@ def memory(
     from benchmarks.memory.rows import engines, measure
 
     rows = []
-    with progress() as tell:
+    with reporting() as tell:
         for name in [each.value for each in engine] if engine else engines():
             for form in _outputs_of(name, outputs):
                 tell(f"{name}: training one round per tier and repetition")
@@ -70,7 +79,7 @@ def round(
     from benchmarks.round_time import measure
 
     kind = broker_kind(broker)
-    with progress(f"{rounds} rounds with {devices} devices"):
+    with reporting(f"{rounds} rounds with {devices} devices"):
         rows = [
             measure(devices=devices, model=model, rounds=rounds, broker=kind, tls=secure)
             for secure in ([False, True] if tls else [False])
@@ -165,7 +174,7 @@ def footprint(
         str,
         typer.Option(
             metavar="PYTHON",
-            callback=python_at,
+            callback=installed_python,
             help="interpreter of a device's environment; default: this one",
         ),
     ] = "",
@@ -173,7 +182,7 @@ def footprint(
         str,
         typer.Option(
             metavar="PYTHON",
-            callback=python_at,
+            callback=installed_python,
             help="interpreter of an environment with flwr and torch; default: the one of `python -m benchmarks peer`",
         ),
     ] = "",
@@ -202,7 +211,7 @@ def footprint(
     from benchmarks.common.peers import interpreter, peers
     from benchmarks.footprint.rows import measure
 
-    with progress() as tell:
+    with reporting() as tell:
         other = flower or interpreter(peers()["flower-torch"]) or ""
         rows = measure(repeat, python or sys.executable, other, tell)
     for row in rows:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from benchmarks.cli.report import Json, print_rows
+from edgefl.api.progress import reporting
 from edgefl.cli.options import Engine
-from edgefl.cli.output import errors, print_table, progress
+from edgefl.cli.output import errors, print_table
 
 if TYPE_CHECKING:
     from benchmarks.suite.rows import SuiteRow
@@ -90,7 +91,7 @@ def models(
         if each.library not in absent
     ]
     waiting = [(each, missing) for each, missing in waiting if missing]
-    with progress() as tell, ThreadPoolExecutor(jobs) as pool:
+    with reporting(console=errors) as tell, ThreadPoolExecutor(jobs) as pool:
         trials = [
             pool.submit(
                 tried,

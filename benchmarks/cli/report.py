@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from edgefl.cli.output import errors, human, print_json, print_table, progress
+from edgefl.api.progress import reporting
+from edgefl.cli.output import errors, human, print_json, print_table
+from edgefl.wire.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.errors import EdgeflError
@@ -16,7 +19,9 @@ Case = TypeVar("Case")
 Row = TypeVar("Row")
 Columns = Callable[[Row], dict[str, Any]]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object: bench, machine, results")]
-BrokerKind = Annotated[str, typer.Option(help="auto (mosquitto where it is installed), mosquitto or amqtt")]
+BrokerKind = Annotated[
+    str, typer.Option("--broker-kind", help="auto (mosquitto where it is installed), mosquitto or amqtt")
+]
 
 
 def bench(
@@ -45,7 +50,7 @@ def measured(
 
     rows: list[Row] = []
     failed: list[EdgeflError] = []
-    with progress() as tell:
+    with reporting(console=errors) as tell:
         for case in cases:
             try:
                 rows.append(measure(case, tell))
@@ -79,6 +84,17 @@ def check_choice(
     for algorithm in algorithms:
         if algorithm.partition(":")[0] not in shipped().optimizers:  # FedAvg with this optimizer
             check_names(None, parse_algorithm(algorithm))
+
+
+def installed_python(python: str) -> str:
+    """Return ``python``; ConfigError unless it is a program, or empty."""
+    if python and shutil.which(python) is None:
+        raise ConfigError(
+            f"there is no Python interpreter {python!r}; give the path of one, such as environment/bin/python "
+            "(`python -m benchmarks peer` makes environments)",
+            python=python,
+        )
+    return python
 
 
 def as_line(columns: dict[str, Any]) -> str:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli import interrupts, reported_errors
 from edgefl.cli.options import Engine, help_of
-from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ def vectors(
 
     from edgefl_conformance.vectors.write import write_vectors
 
-    with progress("running the rounds"):
+    with reporting("running the rounds"):
         rows = write_vectors(out, tuple(each.value for each in engine or Engine))
     if as_json:
         print_json(rows)

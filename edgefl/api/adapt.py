@@ -12,6 +12,7 @@ from pathlib import Path
 from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
 from edgefl.errors import ConfigError
+from edgefl.api.progress import reporting
 from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.keys import parse_keys
@@ -120,5 +121,6 @@ def adapt(
     made = Personalizer(
         engine=open_engine(engine, threads), manifest=model.manifest, blobs=model.blobs, folder=model.folder
     )
-    report, adapted = made.run(model.job, data, wanted)
+    with reporting("adapting the model to the data"):
+        report, adapted = made.run(model.job, data, wanted)
     return report, {**made.frozen(model.job), **adapted}

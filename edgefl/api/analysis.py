@@ -17,6 +17,7 @@ from edgefl.analysis.personal.finished import Finished
 from edgefl.analysis.personal.report import PersonalReport
 from edgefl.analysis.personal.report import Setting as PersonalSetting
 from edgefl.api.federation import demo_federation, load_federation
+from edgefl.api.progress import reporting
 from edgefl.api.run import Run, load_run
 from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
@@ -39,10 +40,6 @@ PROTOCOLS = ("train_support", "split_test", "paper_literal")
 """What a personalization adapts to, and what judges it."""
 
 
-def _silent(_: str) -> None:
-    return
-
-
 def heterogeneity(
     source: Run | Federation | str | Path | None = None,
     *,
@@ -52,7 +49,7 @@ def heterogeneity(
     devices: int = 0,
     samples: int = 0,
     data: str | Path | None = None,
-    progress: Callable[[str], None] = _silent,
+    progress: Callable[[str], None] | None = None,
 ) -> tuple[str, HeterogeneityReport]:
     """How different the users of a federation are, at one model: in labels, inputs, gradients and Hessians (Per-FedAvg,
     per_fedavg.md 6.6). Gives a title and the report.
@@ -65,7 +62,7 @@ def heterogeneity(
         devices: users to spread the data over; 0: as many as the tiers have.
         samples: most samples of a user; 0: all.
         data: folder with the dataset's standard files.
-        progress: is told what is measured.
+        progress: called with a text before each measurement; by default a line in a terminal or a notebook shows it.
 
     Raises:
         ConfigError: if there are no weights, or those of another model.
@@ -74,20 +71,21 @@ def heterogeneity(
     if weights is not None:
         own, where = read_weights(Path(weights)), str(weights)
     count = devices or len(device_names(completed(federation)))
-    dataset = open_data(federation)
-    spec = federation_model(federation, dataset)
-    whole = OutputSide(spec, 0)
-    rows = partition(federation, dataset, count)
-    seed = federation.federation.seed
-    report = examine(
-        Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
-        Shards(dataset, shuffled(rows, most=samples, seed=seed)),
-        histograms(dataset.train_y, rows, dataset.classes),
-        _setting(federation, algorithm_of(federation, whole), alpha, count),
-        curved=users,
-        seed=seed,
-        told=progress,
-    )
+    with reporting(progress=progress) as told:
+        dataset = open_data(federation)
+        spec = federation_model(federation, dataset)
+        whole = OutputSide(spec, 0)
+        rows = partition(federation, dataset, count)
+        seed = federation.federation.seed
+        report = examine(
+            Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
+            Shards(dataset, shuffled(rows, most=samples, seed=seed)),
+            histograms(dataset.train_y, rows, dataset.classes),
+            _setting(federation, algorithm_of(federation, whole), alpha, count),
+            curved=users,
+            seed=seed,
+            told=told,
+        )
     title = f"{spec.name} ({where}) on {dataset.name}, {count} users, partition {how_spread(federation.data, dataset)}"
     return title, report
 
@@ -135,16 +133,15 @@ def personalize(
     """
     seed = checked_seed(seed)
     folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
-    finished = Finished.open(folder, Path(data) if data else None)
-    size = finished.alpha if alpha is None else alpha
-    settings = [
-        PersonalSetting(size, steps, batch, checked_protocol(each), seed, headline) for each in protocols
-    ]
+    with reporting("reading the run and its data") as told:
+        finished = Finished.open(folder, Path(data) if data else None)
+        size = finished.alpha if alpha is None else alpha
+        reports = []
+        for protocol in [checked_protocol(each) for each in protocols]:
+            told(f"adapting the model to every user ({protocol})")
+            reports.append(finished.report(PersonalSetting(size, steps, batch, protocol, seed, headline)))
     return Personalized(
-        finished.spec.name,
-        finished.federation.algorithm.name,
-        finished.dataset.name,
-        tuple(finished.report(setting) for setting in settings),
+        finished.spec.name, finished.federation.algorithm.name, finished.dataset.name, tuple(reports)
     )
 
 

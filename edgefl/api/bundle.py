@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from edgefl.errors import BundleError
+from edgefl.api.progress import reporting
 from edgefl.system.html import table
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
@@ -23,10 +25,6 @@ if TYPE_CHECKING:
 
 _ANY = 1 << 30
 """Chunk size of a reference whose chunks nobody reads."""
-
-
-def _silent(_: str) -> None:
-    return
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ class Bundle:
         *,
         model: str = "",
         seed: int = 0,
-        progress: Callable[[str], None] = _silent,
+        progress: Callable[[str], None] | None = None,
     ) -> BundleCheck:
         """Compare every graph with torch, on random inputs by ``seed``, each in the runtime of its format.
 
@@ -89,7 +87,14 @@ class Bundle:
         from edgefl_export.bundle.verify import verify_bundle
 
         source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)
-        return verify_bundle(self.contents, source, checked_seed(seed), progress=progress)
+        number, total = count(1), len(self.manifest.graphs)
+        with reporting(progress=progress, total=total) as report:
+            return verify_bundle(
+                self.contents,
+                source,
+                checked_seed(seed),
+                progress=lambda graph: report(f"comparing graph {next(number)} of {total}: {graph}"),
+            )
 
     def profile(
         self,
@@ -98,7 +103,7 @@ class Bundle:
         threads: int = 1,
         repeat: int = 20,
         samples: int = 0,
-        progress: Callable[[str], None] = _silent,
+        progress: Callable[[str], None] | None = None,
     ) -> BundleProfile:
         """What it costs on this machine: milliseconds, bytes and joules of each graph, each in a fresh process.
 
@@ -108,7 +113,9 @@ class Bundle:
         from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 
         settings = ProfileSettings(engine=engine, threads=threads, repeat=repeat, samples=samples)
-        return profile_bundle(self.contents, settings, progress)
+        name = f"{self.manifest.model}, tier {self.manifest.tier}"
+        with reporting(progress=progress) as report:
+            return profile_bundle(self.contents, settings, lambda part: report(f"{name}: {part}"))
 
     def share(self, weights: Mapping[str, Array], number: int = 1) -> Arrays:
         """What a device of this tier gets of a model's ``weights`` (float arrays by global name) in round ``number``,

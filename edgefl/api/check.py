@@ -20,6 +20,7 @@ from edgefl.api.choices import loss_of
 from edgefl.api.compile import compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Factory, Model, dataset
+from edgefl.api.progress import reporting
 from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.errors import EdgeflError, ExportError, ModelError
@@ -99,7 +100,7 @@ def check(
     batch: int = 8,
     seed: int = 0,
     engines: Sequence[Target] = (),
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
     so_far: Callable[[Verdict], None] = lambda _: None,
     processes: int = 1,
 ) -> Verdict:
@@ -112,7 +113,7 @@ def check(
         batch: rows of a step.
         seed: of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.
-        progress: is told of each part before it begins.
+        progress: called with a text before each part; by default a line in a terminal or a notebook shows it.
         so_far: is told the verdict after each engine; the last of these is what is returned.
         processes: how many engines are tried side by side, as in :func:`edgefl.plan`.
 
@@ -128,28 +129,31 @@ def check(
     """
     seed, model = checked_seed(seed), Model.of(model)
     source = samples_of(data) if isinstance(data, str | Path) else dataset(data)
-    progress("tracing and cutting the model")
-    try:
-        spec = model.spec(source, loss_of(loss))
-        progress("training by torch")
-        torch_ms = torch_step_ms(spec, batch, seed) if isinstance(model.factory, nn.Module) else 0.0
-    except (ModelError, ExportError) as error:
-        return Verdict(_name(model.factory), problem=error.message)
-    installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
-    verdict = Verdict(
-        spec.name,
-        units=spec.units,
-        parameters=sum(each.numel() for each in spec.module.parameters()),
-        inputs=("x", *spec.others),
-        loss=type(spec.loss).__name__,
-        torch_ms=torch_ms,
-    )
-    tasks = [partial(_exported, engine, spec, batch, seed) for engine in engines or installed]
-    exported = side_by_side(tasks, progress, processes=processes, begin=begin)
-    for tried in exported if processes == 1 else list(exported):  # steps are timed while nothing else runs
-        verdict = replace(verdict, engines=(*verdict.engines, _trained(tried, batch, seed, progress)))
-        so_far(verdict)
-    return verdict
+    with reporting(progress=progress) as report:
+        report("tracing and cutting the model")
+        try:
+            spec = model.spec(source, loss_of(loss))
+            report("training by torch")
+            torch_ms = torch_step_ms(spec, batch, seed) if isinstance(model.factory, nn.Module) else 0.0
+        except (ModelError, ExportError) as error:
+            return Verdict(_name(model.factory), problem=error.message)
+        installed: list[Target] = ["onnx", "executorch"] if find_spec("executorch") else ["onnx"]
+        verdict = Verdict(
+            spec.name,
+            units=spec.units,
+            parameters=sum(each.numel() for each in spec.module.parameters()),
+            inputs=("x", *spec.others),
+            loss=type(spec.loss).__name__,
+            torch_ms=torch_ms,
+        )
+        tasks = [partial(_exported, engine, spec, batch, seed) for engine in engines or installed]
+        exported = side_by_side(tasks, report, processes=processes, begin=begin)
+        for tried in (
+            exported if processes == 1 else list(exported)
+        ):  # steps are timed while nothing else runs
+            verdict = replace(verdict, engines=(*verdict.engines, _trained(tried, batch, seed, report)))
+            so_far(verdict)
+        return verdict
 
 
 _Exported = tuple[Bundle, Arrays, float]

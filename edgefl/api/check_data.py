@@ -8,6 +8,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 
 from edgefl.api.bundle import Bundle
+from edgefl.api.progress import reporting
 from edgefl.config import DataTable, parse
 from edgefl.data import photos
 from edgefl.data.dataset import Dataset, OtherInput
@@ -43,7 +44,8 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     blobs = MemoryBlobs(dict(read.contents.blobs))
     parts = parts_of(open_engine(read.format), read.manifest, blobs)
-    return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
+    with reporting("reading the data"):
+        return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
 
 
 def samples_of(data: str | Path, label: str | None = None) -> Dataset:

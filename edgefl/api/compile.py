@@ -8,6 +8,7 @@ from edgefl.algorithms.activations import stored
 from edgefl.api.bundle import Bundle
 from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
+from edgefl.api.progress import reporting
 from edgefl.api.training import CompileOptions, Training
 from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compared
@@ -39,7 +40,7 @@ def compile(
     tier: str = "strong",
     exchange: str = "",
     cache: BundleCache | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
 ) -> Bundle:
     """Compile one tier's training: the submodel, its local algorithm and its codec, into graphs for a stock runtime.
 
@@ -57,7 +58,7 @@ def compile(
         tier: its name in the bundle.
         exchange: of an algorithm with several exchanges in a round, which one; "" is the main one.
         cache: where compiled bundles are kept; by default the user's (`edgefl cache`).
-        progress: is told of each graph before it is made; of none where the bundle was in the cache.
+        progress: called with a text before each graph is made; by default a line in a terminal or a notebook shows it.
 
     Raises:
         ConfigError: where the arguments do not go together; it names the argument or the option.
@@ -103,7 +104,8 @@ def compile(
         memory_budget=_budget(options.memory_budget),
         tokenizer=source.tokenizer if source is not None else b"",
     )
-    found = cached(cache or BundleCache.of_user(), what, progress)
+    with reporting(progress=progress) as report:
+        found = cached(cache or BundleCache.of_user(), what, report)
     return Bundle(found.bundle, (made, which), found.compiled)
 
 

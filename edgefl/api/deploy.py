@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from edgefl.api.choices import checked_argument
+from edgefl.api.progress import reporting
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import ConfigError
@@ -95,22 +96,27 @@ def deploy(
         field.name: getattr(options, field.name) for field in fields(options) if field.name != "compact"
     }
     target = DeployTarget(**wishes)
-    weights, settings, origin = _opened(source, federation, data)
-    dataset = open_data(settings)
-    workshop = Workshop.of(settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples)
-    spec = workshop.spec
     own = dict(submodel.options) if submodel else {}
     if gamma is not None and own.get("gamma", gamma) != gamma:
         raise ConfigError(f"`gamma` is {gamma:g}, and {submodel!r} has another; leave one out", gamma=gamma)
     size = own.pop("gamma", gamma)
     kind = (submodel.name or None) if submodel else None
-    cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
-    return workshop.deployment(
-        cut,
-        _smaller(spec) if options.compact else lambda module: module,
-        target=target,
-        origin=replace(origin, tier=tier or ""),
-    )
+    with reporting("reading weights and data") as report:
+        weights, settings, origin = _opened(source, federation, data)
+        dataset = open_data(settings)
+        workshop = Workshop.of(
+            settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples
+        )
+        spec = workshop.spec
+        report("cutting the model")
+        cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
+        report("exporting the file and evaluating it")
+        return workshop.deployment(
+            cut,
+            _smaller(spec) if options.compact else lambda module: module,
+            target=target,
+            origin=replace(origin, tier=tier or ""),
+        )
 
 
 def _opened(

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
+from edgefl.api.progress import reporting
 from edgefl.config import Federation, without_devices
 from edgefl.config.choices import Activations
 from edgefl.errors import ConfigError
@@ -59,7 +60,7 @@ def export(
     outputs: Outputs | None = None,
     memory_budget: str = "",
     activations: Activations | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
     processes: int = 1,
 ) -> tuple[Exported, ...]:
     """Compile the tiers of a federation and write their bundles into the folder ``out``.
@@ -74,7 +75,7 @@ def export(
             federation says.
         memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
         activations: how values wait for the backward pass, ``float32`` or ``float16``; by default as each tier says.
-        progress: is told of each graph before it is made.
+        progress: called with a text before each graph is made; by default a line in a terminal or a notebook shows it.
         processes: how many bundles are compiled side by side, forked from this process. Where torch cannot compute there any
             more, which depends on what this process has done before, they are compiled here.
 
@@ -90,7 +91,8 @@ def export(
         memory_budget=memory_budget,
         activations=activations,
     )
-    return tuple(written(bundle, Path(out)) for bundle in what.bundles(progress, processes))
+    with reporting(progress=progress) as report:
+        return tuple(written(bundle, Path(out)) for bundle in what.bundles(report, processes))
 
 
 def exporting(
@@ -133,8 +135,13 @@ def exporting(
         return bundle_of(whole, dataset, tier, exchange, format=form, progress=progress)
 
     def bundles(progress: Callable[[str], None], processes: int) -> Iterator[Bundle]:
-        tasks = [partial(compiled, *each) for each in made]
-        results = side_by_side(tasks, progress, processes=processes, begin=begin)
+        tasks, number = [partial(compiled, *each) for each in made], count(1)
+        results = side_by_side(
+            tasks,
+            lambda text: progress(f"exporting graph {next(number)} of {graphs}: {text}"),
+            processes=processes,
+            begin=begin,
+        )
         for (tier, exchange, _), found in zip(made, results, strict=True):
             yield Bundle(found.bundle, (tier, exchange), found.compiled)
 

@@ -9,6 +9,7 @@ from functools import partial
 from edgefl.algorithms.choices import TCBGD
 from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset
+from edgefl.api.progress import reporting
 from edgefl.api.training import Training
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.algorithm import Algorithm
@@ -32,7 +33,7 @@ def plan(
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
     data: DataSource | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
     processes: int = 1,
 ) -> Fit:
     """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
@@ -45,7 +46,8 @@ def plan(
         kinds: of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
         data: whose samples and classes the model is for.
-        progress: is told of each size before it is looked at; a size takes some seconds.
+        progress: called with a text before each size, which takes some seconds; by default a line in a terminal or a
+            notebook shows it.
         processes: how many sizes are looked at side by side, forked from this process. Where torch cannot compute there any
             more, which depends on what this process has done before, they are looked at here.
 
@@ -57,7 +59,6 @@ def plan(
     'width'
     """
     whole = Training() if callable(training) else checked_argument("training", Training, training)
-    spec = Model.of(model).spec(dataset(data), loss_of(whole.loss))
     own = training if callable(training) else partial(_suited, training)
 
     def choose(submodel: Submodel) -> AlgorithmChoice:
@@ -79,16 +80,17 @@ def plan(
         )
         return tier.algorithm, tier.prefix
 
-    return fitting(
-        spec,
-        device,
-        choose,
-        functions,
-        kinds=kinds,
-        gammas=gammas,
-        say=progress,
-        processes=processes,
-    )
+    with reporting("tracing and cutting the model", progress=progress) as report:
+        return fitting(
+            Model.of(model).spec(dataset(data), loss_of(whole.loss)),
+            device,
+            choose,
+            functions,
+            kinds=kinds,
+            gammas=gammas,
+            say=report,
+            processes=processes,
+        )
 
 
 def _suited(training: Training, submodel: Submodel) -> Training:

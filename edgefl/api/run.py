@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from edgefl.api.federation import load_federation
-from edgefl.api.notebook import in_notebook, print_round, rounds_shown
+from edgefl.api.progress import reporting, round_rows
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -116,7 +116,7 @@ class Run:
         return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), rounds_shown(self.history))
+        return table(repr(self), round_rows(self.history))
 
 
 def load_run(folder: str | Path) -> Run:
@@ -228,13 +228,19 @@ def run(
         out: folder for all that the run leaves; one that was stopped goes on where it was.
         fresh: discard what an earlier run left there.
         agents: how many devices are of each kind, in place of the tiers' counts: ``{"python": 2, "cpp": 2, "web": 2}``.
-        watch: is told what happens, in the calling thread; ``print`` shows it; by default a notebook shows a line
-            for each round, and a script nothing. News of the server has a dictionary
-            ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``.
+        watch: called with what happens, in the calling thread; ``print`` shows it. News of the server has a dictionary
+            ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``. By default a line in a
+            terminal or a notebook shows the progress.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another one's run.
         EdgeflError: if a process cannot go on.
     """
-    shown = watch or (print_round if in_notebook() else lambda _: None)
-    return prepare(federation, out, fresh=fresh, agents=agents).train(shown)
+    if watch:
+        return prepare(federation, out, fresh=fresh, agents=agents).train(watch)
+    with reporting("reading the data and looking at the tiers"):
+        prepared = prepare(federation, out, fresh=fresh, agents=agents)
+    with reporting("starting the processes", total=prepared.federation.federation.rounds) as report:
+        return prepared.train(
+            lambda news: report.report_event(news.event) if isinstance(news, Said) else None
+        )

@@ -14,7 +14,7 @@ import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
-from edgefl.api.notebook import in_notebook, print_round, rounds_shown
+from edgefl.api.progress import reporting, round_rows, round_text
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
@@ -119,7 +119,7 @@ class Simulation:
         return f"Simulation({str(self.folder)!r}, {len(self.history)} rounds, {state})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), rounds_shown(self.history))
+        return table(repr(self), round_rows(self.history))
 
 
 @dataclass(frozen=True)
@@ -287,7 +287,7 @@ def simulate(
         workers: processes that clients train in; None: as the table ``simulation`` says. Their number changes no bit.
         ray: address of a Ray cluster, on which the workers are actors; ``local``: one that is started for the simulation;
             None: as the table says.
-        watch: is called with each round as it ends; by default a notebook shows a line for it, and a script nothing.
+        watch: called with each round as it ends; by default a line in a terminal or a notebook shows the progress.
 
     Raises:
         ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
@@ -296,4 +296,7 @@ def simulate(
     prepared = prepare_simulation(
         federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray
     )
-    return prepared.run(watch or (print_round if in_notebook() else lambda _: None))
+    if watch:
+        return prepared.run(watch)
+    with reporting("building the functions", total=prepared.federation.federation.rounds) as report:
+        return prepared.run(lambda row: report(round_text(row), row.round), progress=report)

@@ -8,6 +8,7 @@ import numpy as np
 
 from edgefl.analysis.spread import Spread, spread_of
 from edgefl.api.federation import demo_federation, load_federation
+from edgefl.api.progress import reporting
 from edgefl.config import Federation
 from edgefl.data.partition import histograms
 from edgefl.setup.data import has_classes, how_spread, open_data, partition
@@ -37,8 +38,9 @@ def spread(
     """
     settings = _read(federation, seed, data)
     count = devices or len(device_names(completed(settings)))
-    dataset = open_data(settings)
-    parts = partition(settings, dataset, count)
+    with reporting("reading the data and spreading it over the devices"):
+        dataset = open_data(settings)
+        parts = partition(settings, dataset, count)
     how, own_seed = how_spread(settings.data, dataset), settings.federation.seed
     samples = tuple(len(part) for part in parts)
     whose = dataset.owners

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgefl.api.device import opened
+from edgefl.api.progress import reporting
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
 from edgefl_device.profile.measure.folder import BundleFolder
@@ -25,7 +26,7 @@ def tune(
     *,
     threads: int = 0,
     store: str | Path | None = None,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
 ) -> dict[str, Choice]:
     """Try the forms of every step of ``bundle`` here, each beside the graph's own form on the same random inputs, and the
     fastest with fewer threads.
@@ -34,7 +35,8 @@ def tune(
         bundle: one that was compiled, or the path of one.
         threads: the most that the device will train with; 0: as a device's default, which is its processors.
         store: folder of a device's store, made where there is none, which then runs what was found; None: nothing is kept.
-        progress: told the name of each graph before it is tried.
+        progress: called with the name of each graph before it is tried; by default a line in a terminal or a notebook shows
+            it.
 
     Returns:
         By graph: the form to run (``variant``, "" for its own), milliseconds of the quickest step of each form (``ms``), the
@@ -61,5 +63,5 @@ def tune(
             limit_bytes=limits.store_bytes,
             history_rounds=limits.history_rounds,
         )
-        with closing(kept):
-            return tuned(engine, folder, Tuning(kept), progress)
+        with closing(kept), reporting(progress=progress) as report:
+            return tuned(engine, folder, Tuning(kept), report)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -15,7 +12,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
-from rich.text import Text
 
 from edgefl.wire.text import cleaned
 
@@ -41,8 +37,6 @@ errors = CleanConsole(stderr=True, emoji=False, markup=False, highlight=False)
 
 _WIDEST = 1 << 16
 _DIGEST = re.compile(r"[0-9a-f]{32,}")
-_FIRST_S, _PAUSE_S = 0.5, 2.0
-"""Off a terminal: until the first line of progress, and between two of them."""
 
 
 def print_json(value: Any) -> None:
@@ -87,55 +81,6 @@ def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
             for column, width in zip(made.columns, longest, strict=True):
                 column.min_width = width
     return made
-
-
-@contextmanager
-def progress(first: str = "") -> Iterator[Callable[[str], None]]:
-    """What a command is doing and for how long, on standard error: one line that changes on a terminal, elsewhere a line now
-    and then.
-
-    What is yielded takes the newest text, as often as there is one. A command that ends at once leaves no line.
-    """
-    start = time.monotonic()
-
-    if errors.is_terminal:
-        with errors.status(Text(_timed(start, first))) as status:
-            yield lambda text: status.update(Text(_timed(start, text)))
-        return
-    lines = _Lines(first, start)
-    lines.start()
-    try:
-        yield lines.tell
-    finally:
-        lines.stop()
-
-
-def _timed(start: float, text: str) -> str:
-    return f"{time.monotonic() - start:4.0f} s  {text}"
-
-
-class _Lines(threading.Thread):
-    """Prints the newest text now and then, if it is another than before."""
-
-    def __init__(self, first: str, start: float) -> None:
-        super().__init__(name="progress", daemon=True)
-        self._newest = first
-        self._start = start
-        self._ended = threading.Event()
-
-    def tell(self, text: str) -> None:
-        self._newest = text
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join()
-
-    def run(self) -> None:
-        told, pause = "", _FIRST_S
-        while not self._ended.wait(pause):
-            if (text := self._newest) != told:
-                errors.print(_timed(self._start, text), soft_wrap=True)
-                told, pause = text, _PAUSE_S
 
 
 def human(value: Any) -> str:

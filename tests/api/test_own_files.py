@@ -222,15 +222,15 @@ def test_the_check_of_a_function_and_of_data_that_cannot_be_used(bundle: edgefl.
 
 def test_the_command_prints_the_report_and_exits_as_it_says(bundle: edgefl.Bundle, tmp_path: Path) -> None:
     own, path = folders(tmp_path / "own", *pictures(10)), bundle.save(tmp_path / "b.efl")
-    ran = runner().invoke(app, ["data", "check", str(own), "--for", str(path)])
+    ran = runner().invoke(app, ["data", "check", str(own), "--bundle", str(path)])
     assert ran.exit_code == 0, ran.output
     assert "every row fits" in ran.stdout and "bee" in ran.stdout
 
     image(own / "wasp" / "a.png", np.zeros((4, 8), np.uint8))
-    ran = runner().invoke(app, ["data", "check", str(own), "--for", str(path)])
+    ran = runner().invoke(app, ["data", "check", str(own), "--bundle", str(path)])
     assert ran.exit_code == DataError.exit_code
     assert "--bad-rows skip leaves these out" in ran.stdout
-    ran = runner().invoke(app, ["data", "check", str(own), "--for", str(path), "--json"])
+    ran = runner().invoke(app, ["data", "check", str(own), "--bundle", str(path), "--json"])
     told = json.loads(ran.stdout)
     assert (ran.exit_code, told["fits"], told["rows"]) == (DataError.exit_code, False, 10)
     assert told["problems"][0]["text"] == "no class is called 'wasp'; the federation's are ant, bee, cow"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import re
 from dataclasses import dataclass, field
 from io import StringIO
@@ -16,7 +15,6 @@ from rich.text import Text
 import edgefl
 from benchmarks.cli import train_step as bench
 from benchmarks.train_step.rows import StepRow
-from edgefl.api.notebook import print_round
 from edgefl.cli import output
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
@@ -102,30 +100,6 @@ def test_no_part_of_a_name_becomes_a_picture(name: str, console: Console) -> Non
     assert capture.get().count(name) == 4
 
 
-def test_off_a_terminal_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_FIRST_S", 0.001)
-    monkeypatch.setattr(output, "_PAUSE_S", 0.001)
-    printed: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(output.errors, "print", lambda text, **_: printed.put(text))
-
-    with output.progress("reading") as tell:
-        texts = [printed.get(timeout=60.0)]
-        for step in range(3):
-            tell(f"graph [{step}]")
-            texts.append(printed.get(timeout=60.0))
-
-    assert [text.split(" s  ")[1] for text in texts] == ["reading", "graph [0]", "graph [1]", "graph [2]"]
-    assert texts[0] == "   0 s  reading" and printed.empty()
-
-
-def test_off_a_terminal_what_ends_at_once_leaves_no_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError), output.progress("reading") as tell:
-        tell("checking")
-        raise ConfigError("no such model")
-
-    assert capsys.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize("evil", ["\x1b]0;title\x07", "\x9b2J", "\u202egnp.exe", "a\rb", "\x1b[31m"])
 def test_no_text_steers_the_terminal(evil: str, capsys: pytest.CaptureFixture[str]) -> None:
     shown = StringIO()
@@ -139,17 +113,6 @@ def test_no_text_steers_the_terminal(evil: str, capsys: pytest.CaptureFixture[st
     _say(events.Waiting(next_round=1, known=0, needed=2, missing=devices))
     said = capsys.readouterr().out
     assert said.count("\n") == 1 and said.removesuffix("\n").isprintable()
-
-
-def test_on_a_terminal_progress_is_one_line_that_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = StringIO()
-    monkeypatch.setenv("TERM", "xterm")  # a dumb one has no line that goes
-    monkeypatch.setattr(output, "errors", Console(file=shown, force_terminal=True, width=80))
-
-    with output.progress() as tell:
-        tell("graph [1]")
-
-    assert "\x1b[" in shown.getvalue() and "graph [1]" in shown.getvalue()
 
 
 def test_a_narrow_terminal_breaks_no_word_of_a_header_and_no_number(
@@ -169,20 +132,6 @@ def test_objects_that_a_notebook_shows_are_short() -> None:
     assert len(repr(edgefl.federation("mlp", data="digits"))) < 200
     facts = {"model": "mlp", "long": "x" * 10_000}
     assert len(repr(Deployment(Artifact(bytes(100_000), 1, (), 0.0, 1), facts))) < 500
-
-
-def test_a_notebook_shows_a_line_for_each_round(capsys: pytest.CaptureFixture[str]) -> None:
-    closed = {
-        "event": "roundclosed",
-        "round": 3,
-        "reports": 2,
-        "metric": "accuracy",
-        "metrics": {"accuracy": 0.5},
-    }
-    for event in (closed, {"event": "roundopened", "round": 4}):
-        print_round(Said(event))
-
-    assert capsys.readouterr().out == "round 3: accuracy 50.0%, 2 reports\n"
 
 
 def test_what_people_copy_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:

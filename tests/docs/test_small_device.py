@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from tests.conftest import BrokerProcess
 from tests.docs.documents import DOCS, ROOT, blocks, content
+from tests.support.notebook import run_cells
 
 PAGE = DOCS / "tutorials" / "own-device.md"
 EXAMPLE = ROOT / "examples" / "small_device.py"
@@ -43,8 +46,11 @@ def test_it_imports_four_packages_and_nothing_of_ours() -> None:
 DOWNLINK = '[downlink]\ncompression = "none"'
 
 
-def trained(folder: Path, broker: str, small: bool, downlink: str = DOWNLINK) -> edgefl.Run:
-    """The federation of the page with a codec that draws noise; the weak device is the small one, or ours."""
+def trained(folder: Path, broker: str, weak: str, downlink: str = DOWNLINK) -> edgefl.Run:
+    """Train the federation of the page, with a codec that draws noise.
+
+    ``weak`` is what the weak device is: ``ours``, or the page's device as a ``script`` or in a ``notebook``.
+    """
     (block,) = [block for block in blocks(PAGE) if block.file == "federation.toml"]
     name = f"small-{folder.name}"
     folder.mkdir()
@@ -57,21 +63,27 @@ def trained(folder: Path, broker: str, small: bool, downlink: str = DOWNLINK) ->
     server = edgefl.Server(file, folder / "out", broker=broker)
     say_nonsense(broker, f"edgefl/v1/{name}/devices/weak-0/acks")
     threading.Thread(target=agent(folder, broker, name, "strong-0").run, daemon=True).start()
-    if not small:
+    if weak == "ours":
         threading.Thread(target=agent(folder, broker, name, "weak-0").run, daemon=True).start()
         server.run()
         return edgefl.load_run(folder / "out")
     options = ["--id", "weak-0", "--data", "weak-0.npz", "--broker", broker, "--federation", name]
-    with subprocess.Popen(
-        [sys.executable, "-I", EXAMPLE, *options], cwd=folder, stdout=subprocess.PIPE
-    ) as device:
-        try:
-            server.run()
-            said, _ = device.communicate(timeout=60)
-        finally:
-            device.kill()
-    assert said.count(b"accepted") + said.count(b"declined") == 2, said
+    command = [sys.executable, "-I", str(EXAMPLE), *options]
+    cells = [f"import sys; sys.argv = {command[2:]}", *(block.text for block in blocks(PAGE, "python"))]
+    with ThreadPoolExecutor() as pool:
+        if weak == "script":
+            device = pool.submit(subprocess.check_output, command, cwd=folder, text=True)
+        else:
+            device = pool.submit(printed_by_cells, cells, folder)
+        server.run()
+        said = device.result(timeout=60)
+    assert said.count("accepted") + said.count("declined") == 2, said
     return edgefl.load_run(folder / "out")
+
+
+def printed_by_cells(cells: list[str], folder: Path) -> str:
+    outputs = run_cells(cells, folder, os.environ)
+    return "".join(each.text for cell in outputs for each in cell if each.get("name") == "stdout")
 
 
 def say_nonsense(broker: str, topic: str) -> None:
@@ -97,7 +109,7 @@ def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent
 def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
     tmp_path: Path, mosquitto: BrokerProcess
 ) -> None:
-    small, ours = (trained(tmp_path / str(each), str(mosquitto.address), each) for each in (True, False))
+    small, ours = (trained(tmp_path / each, str(mosquitto.address), each) for each in ("notebook", "ours"))
 
     assert [row.reports for row in small.history] == [2, 2]
     assert small.model.keys() == ours.model.keys()
@@ -109,7 +121,7 @@ def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
 @pytest.mark.slow
 def test_a_round_that_it_cannot_do_goes_on_without_it(tmp_path: Path, mosquitto: BrokerProcess) -> None:
     patched = '[downlink]\nencoding = "int8"\ncompression = "none"'  # weights of the second round are a patch
-    run = trained(tmp_path / "patched", str(mosquitto.address), small=True, downlink=patched)
+    run = trained(tmp_path / "patched", str(mosquitto.address), "script", patched)
 
     assert [row.reports for row in run.history] == [2, 1]
 

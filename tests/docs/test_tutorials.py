@@ -1,4 +1,4 @@
-"""The tutorials and the README do what they show: their blocks of code run as they stand, in the order of the page."""
+"""Code of the tutorials, in a Jupyter kernel, and of the README and other pages, as scripts: it runs as it is shown."""
 
 from __future__ import annotations
 
@@ -10,32 +10,37 @@ from pathlib import Path
 import pytest
 
 from tests.docs.documents import DOCS, ROOT, blocks, content
+from tests.support.notebook import run_cells
 
 OWN_MODEL = DOCS / "tutorials" / "own-model.md"
+NEW_METHOD = DOCS / "tutorials" / "new-method.md"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
-def run_page(page: Path, folder: Path, beside: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Write the page's files into ``folder`` and run the rest of its Python there as one algorithm."""
-    algorithm = []
+def cells_of(page: Path, folder: Path) -> list[str]:
+    """Write the page's files into ``folder``, and return its other blocks of Python."""
+    cells = []
     for block in blocks(page):
         if block.file:
             (folder / block.file).write_text(content(block))
         elif block.language == "python":
-            algorithm.append(block.text)
-    (folder / "page.py").write_text("\n".join(algorithm))
-    paths = [str(ROOT), *(() if beside is None else (str(beside),))]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+            cells.append(block.text)
+    return cells
+
+
+def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the Python of a page in ``folder`` as one script."""
+    (folder / "page.py").write_text("\n".join(cells_of(page, folder)))
     return subprocess.run(
-        [sys.executable, "page.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "page.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_own_model_and_data(tmp_path: Path) -> None:
-    done = run_page(OWN_MODEL, tmp_path)
+    run_cells(cells_of(OWN_MODEL, tmp_path), tmp_path, ENVIRONMENT)
 
-    assert done.returncode == 0, done.stderr
     assert (tmp_path / "pictures.onnx").is_file()
 
 
@@ -56,12 +61,9 @@ def test_the_tutorial_shows_the_example_model_and_its_file_can_be_used(
     assert spec.units == ("stem", "blocks_0", "blocks_1", "blocks_2", "head")
 
 
-@pytest.mark.slow
 def test_a_new_method(tmp_path: Path) -> None:
     """Its first block is the example's file, which another test compares; here it is imported."""
-    done = run_page(DOCS / "tutorials" / "new-method.md", tmp_path)
-
-    assert done.returncode == 0, done.stderr
+    run_cells(cells_of(NEW_METHOD, tmp_path), tmp_path, ENVIRONMENT)
 
 
 @pytest.mark.e2e
@@ -72,11 +74,10 @@ def test_a_model_with_two_inputs_and_its_data(tmp_path: Path) -> None:
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,
-        env=environment,
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,

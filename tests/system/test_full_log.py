@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError, StoreError
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["broker", "--kind", "none"], ConfigError.exit_code),
+        (["broker", "--broker-kind", "none"], ConfigError.exit_code),
         (["device", "--id", "a", "--data", "{0}", "--store", "/dev/null/x"], StoreError.exit_code),
     ],
     ids=["command", "device"],

@@ -7,17 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import KernelManager
-from nbclient import NotebookClient
 
 from tests import installed
+from tests.support.notebook import run_cells
 
 NAMES = (
     *("server", "client", "data", "model", "train", "utils", "types", "random", "queue", "numpy", "torch"),
-    *("exporters", "device_runtime"),
+    *("exporters", "device_runtime", "sympy", "jinja2"),
 )
 FEDERATION = """
 [federation]
@@ -112,20 +109,11 @@ def test_the_command_line_runs(folder: Path, environment: dict[str, str]) -> Non
 
 
 def test_a_notebook_simulates(folder: Path, environment: dict[str, str]) -> None:
-    """In a kernel as Jupyter starts it."""
-    sources = (SIMULATES, SHOWS)
-    notebook = nbformat.v4.new_notebook(cells=[*map(nbformat.v4.new_code_cell, sources)])
-    manager = KernelManager()
-    manager._kernel_spec = KernelSpec(  # of this interpreter, whatever kernels the user has
-        argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"], language="python"
-    )
-    client = NotebookClient(notebook, km=manager, timeout=300, resources={"metadata": {"path": str(folder)}})
-    client.execute(env=environment)
+    simulated, resumed = run_cells((SIMULATES, SHOWS), folder, environment)
 
-    text = "".join(each.text for each in notebook.cells[0].outputs if each.get("name") == "stdout")
-    assert text.splitlines()[-1].split() == [str(where(environment)), "1"]
-    assert "round 1: accuracy" in text
-    shown = notebook.cells[-1].outputs[-1].data
+    text = "".join(each.text for each in simulated if each.get("name") == "stdout")
+    assert text.split() == [str(where(environment)), "1"]
+    shown = resumed[-1].data
     assert shown["text/html"].startswith("<table>") and "<td>1</td>" in shown["text/html"]
     assert len(shown["text/plain"].splitlines()) <= 5
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
 
@@ -73,17 +73,9 @@ def heterogeneity(
     from edgefl.analysis.heterogeneity.tables import page
     from edgefl.api.analysis import heterogeneity as measured
 
-    with progress() as tell:
-        title, report = measured(
-            source,
-            weights=weights,
-            alpha=alpha,
-            users=users,
-            devices=devices,
-            samples=samples,
-            data=data,
-            progress=tell,
-        )
+    title, report = measured(
+        source, weights=weights, alpha=alpha, users=users, devices=devices, samples=samples, data=data
+    )
     sections = tables.tables(report)
     grouped = tables.groups(report)
     if html is not None:

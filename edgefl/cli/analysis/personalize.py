@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
 from edgefl.wire.text import metric_value
@@ -31,7 +31,9 @@ def personalize(
     ] = None,
     steps: Annotated[str, typer.Option(help="numbers of steps of the curve")] = "0,1,2,5,10",
     headline: Annotated[int, typer.Option(min=0, help="the number of steps of the headline")] = 1,
-    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the algorithm's own")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(min=0, help="size of a step; default: the algorithm's own")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="decides splits, batches and noise")] = 0,
     data: Annotated[
@@ -63,17 +65,16 @@ def personalize(
     from edgefl.analysis.personal.report import page
     from edgefl.api.analysis import personalize as personalized
 
-    with progress("adapting the model to every user"):
-        found = personalized(
-            folder,
-            protocols=[each.value for each in protocol or Protocol],
-            steps=counts,
-            headline=headline,
-            alpha=alpha,
-            batch=batch,
-            seed=seed,
-            data=data,
-        )
+    found = personalized(
+        folder,
+        protocols=[each.value for each in protocol or Protocol],
+        steps=counts,
+        headline=headline,
+        alpha=alpha,
+        batch=batch,
+        seed=seed,
+        data=data,
+    )
     made, title = list(found.reports), found.title
     if html is not None:
         write_text(html, page(title, made))

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing
 from edgefl.errors import ConfigError
 from edgefl.system.collecting import built_to_stay
@@ -79,7 +80,7 @@ def check(
     layout: dict[str, Any] = {}
     if ":" in model and data is None:
         layout = _layout(options)
-    with progress(f"{model}: building the model") as say:
+    with reporting(f"{model}: building the model") as say:
         with built_to_stay():
             from edgefl.setup.torch_start import load_export, without_dynamo
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +22,7 @@ from edgefl.cli.options import (
     PasswordFile,
     address,
 )
-from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_file
 from edgefl.system.files import write_text
 
@@ -181,20 +180,13 @@ def profile(
     from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 
     profiles: list[BundleProfile] = []
-    with _ended_tidily(), progress() as tell:
+    with _ended_tidily():
         accuracy = accuracy_of(run) if run else None
         for bundle in _wanted(targets, chosen):
             if run:
                 check_same_model(run, bundle.manifest)
-            name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
             profiles.append(
-                bundle.profile(
-                    engine=chosen.engine,
-                    threads=threads,
-                    repeat=repeat,
-                    samples=samples,
-                    progress=partial(_of_part, tell, name),
-                )
+                bundle.profile(engine=chosen.engine, threads=threads, repeat=repeat, samples=samples)
             )
     if as_json:
         print_json(profiles)
@@ -285,11 +277,6 @@ class _Chosen:
     engine: str
     tiers: tuple[str, ...]
     main_only: bool = False
-
-
-def _of_part(tell: Callable[[str], None], name: str, part: str) -> None:
-    """Shows which part of ``name`` is being measured."""
-    tell(f"{name}: {part}")
 
 
 def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.api.progress import reporting
+from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.output import table as table_of
 from edgefl.errors import ConfigError, ParticipationError
 from edgefl.system.files import write_text
@@ -149,7 +150,7 @@ def shown() -> Iterator[Callable[[FleetReport], None]]:
         with Live(console=errors, transient=True, auto_refresh=False) as live:
             yield lambda report: live.update(_progress(report), refresh=True)
     else:
-        with progress() as line:
+        with reporting() as line:
             yield lambda report: line(_answered(report))
 
 
@@ -282,14 +283,7 @@ def _words(command: str) -> list[str]:
 
 def _here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
     """This machine's own profile; ``named``: it is the one that is called as was asked."""
-    with progress() as tell:
-        name = f"{bundle.manifest.model}, tier {bundle.manifest.tier}"
-        profile = bundle.profile(
-            threads=options.threads,
-            repeat=options.repeat,
-            samples=options.samples,
-            progress=lambda part: tell(f"{name}: {part}"),
-        )
+    profile = bundle.profile(threads=options.threads, repeat=options.repeat, samples=options.samples)
     return DeviceReport(
         device=options.devices[0] if named and options.devices else HERE,
         tier=profile.tier,

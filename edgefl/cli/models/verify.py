@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -53,14 +52,7 @@ def verify(
 
     read = Bundle.load(bundle)
     federation = load(config, {"model.name": model} if model else {}) if config else None
-    graphs, numbers = len(read.manifest.graphs), count(1)
-    with progress() as tell:
-        check = read.verify(
-            federation,
-            model=model or "",
-            seed=seed,
-            progress=lambda name: tell(f"comparing graph {next(numbers)} of {graphs}: {name}"),
-        )
+    check = read.verify(federation, model=model or "", seed=seed)
     if as_json:
         print_json(_object(bundle, read.manifest, check))
     else:

@@ -1,0 +1,155 @@
+"""Progress of long calls: a line in a terminal or a notebook, and the rounds of a run as a table."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from edgefl.wire.metric_text import headline
+from edgefl.wire.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+MOST_ROUNDS = 12
+
+# Held by the outermost long call. Calls within it, in other threads and in forked children show nothing of their own.
+_outermost = threading.Lock()
+
+
+class ProgressLine:
+    """Newest text of a long call, its elapsed time, and a bar if the amount of work is known.
+
+    In a terminal the line disappears at the end; in a notebook its last state stays. Nothing is shown before the first text.
+    """
+
+    def __init__(self, total: int | None, console: Console) -> None:
+        from rich import progress
+        from rich.table import Column
+
+        text = progress.TextColumn(
+            "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
+        )
+        columns = [progress.TimeElapsedColumn(), text]
+        if total is not None:
+            columns += [progress.BarColumn(), progress.MofNCompleteColumn()]
+        if not console.is_jupyter:
+            columns.insert(0, progress.SpinnerColumn())
+        self._progress = progress.Progress(
+            *columns,
+            console=console,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # what a script prints into a file stays there
+        )
+        self._task = self._progress.add_task("", total=total)
+        self._cell: Any = None
+
+    def show(self, text: str, completed: int | None = None) -> None:
+        self._progress.update(self._task, description=printable(text), completed=completed)
+        if self._cell is not None:
+            self._cell.update(self._progress)
+        elif self._progress.console.is_jupyter:
+            # rich alone needs ipywidgets in a notebook; a display that is updated needs IPython only.
+            from IPython.display import display
+
+            self._cell = display(self._progress, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop_task(self._task)
+        if self._cell is None:
+            self._progress.stop()
+        else:
+            self._cell.update(self._progress)
+
+
+class Reporter:
+    """Receiver of the texts of one long call: shows them, passes them to the caller's function, or drops them."""
+
+    def __init__(self, progress: Callable[[str], None] | None, line: ProgressLine | None) -> None:
+        self._progress = progress
+        self._line = line
+
+    def __call__(self, text: str, completed: int | None = None) -> None:
+        """Report what the call does now, and how many of its units of work are done."""
+        if self._progress is not None:
+            self._progress(text)
+        elif self._line is not None:
+            self._line.show(text, completed)
+
+    def report_event(self, event: Mapping[str, Any]) -> None:
+        """Report an event of a run: an export, an open round, or a finished round."""
+        match event.get("event"):
+            case "exporting":
+                self(f"exporting and checking {event['text']}")
+            case "roundopened":
+                self(f"round {event['round']} is open for {event['goal']} devices")
+            case "roundclosed":
+                self(round_text(event), event["round"])
+
+
+@contextmanager
+def reporting(
+    text: str = "",
+    *,
+    progress: Callable[[str], None] | None = None,
+    total: int | None = None,
+    console: Console | None = None,
+) -> Iterator[Reporter]:
+    """Show the progress of the block: in a terminal on standard error, in a notebook below the cell, elsewhere not at all.
+
+    Args:
+        text: shown at once; "" shows nothing before the first report.
+        progress: the caller's own function, called with each report in place of the line.
+        total: units of work, such as rounds; None shows no bar.
+        console: rich console that prints other lines meanwhile; None for one of its own.
+
+    Yields:
+        The function to call with each text. It does nothing within the block of another long call.
+    """
+    outermost = _outermost.acquire(blocking=False)
+    line = _line(total, console) if outermost and progress is None else None
+    reporter = Reporter(progress, line)
+    try:
+        if line and text:
+            reporter(text)
+        yield reporter
+    finally:
+        if line:
+            line.close()
+        if outermost:
+            _outermost.release()
+
+
+def _line(total: int | None, console: Console | None) -> ProgressLine | None:
+    if not (sys.stderr and sys.stderr.isatty()) and "ipykernel" not in sys.modules:
+        return None
+    from rich.console import Console as RichConsole
+
+    own = console or RichConsole(stderr=True)
+    return ProgressLine(total, own) if own.is_jupyter or own.is_terminal else None
+
+
+def round_text(finished: Any) -> str:
+    """Return a line about a finished round: an event of a run, or a row of a simulation."""
+    row = msgspec.to_builtins(finished)
+    return f"round {row['round']}: {headline(row) or 'not evaluated'}, {row['reports']} reports"
+
+
+def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:
+    """Return the last rounds of a run or a simulation as rows of a table."""
+    return [
+        {
+            "round": row["round"],
+            "metric": headline(row) or "not evaluated",
+            "training loss": "" if row["train_loss"] is None else f"{row['train_loss']:.4g}",
+            "reports": row["reports"],
+        }
+        for row in map(msgspec.to_builtins, list(history)[-MOST_ROUNDS:])
+    ]

@@ -1,0 +1,119 @@
+"""Progress of long calls: in a terminal, in a notebook, and elsewhere."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgefl.api.progress import reporting
+from tests import installed
+from tests.support.notebook import run_cells
+
+COMPILES = """
+import edgefl
+
+bundle = edgefl.compile("mlp", training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4, steps=1)))
+print(bundle.verify().ok)
+"""
+SIMULATES = """
+import edgefl
+
+sgd = edgefl.algorithms.SGD(batch=8, steps=2)
+federation = edgefl.federation("mlp", rounds=20, data="digits", training=edgefl.Training(algorithm=sgd))
+run = edgefl.simulate(federation, out="out")
+"""
+EXPORTS = ["-m", "edgefl", "export", "--model", "mlp", "--out", "bundles"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return {**installed.clone(), "EDGEFL_CACHE": str(tmp_path / "cache"), "TERM": "xterm", "COLUMNS": "120"}
+
+
+def run_in_terminal(arguments: list[str], folder: Path, environment: dict[str, str]) -> tuple[str, str]:
+    """Run Python with a terminal as its standard error; return its output and what the terminal got."""
+    ours, theirs = pty.openpty()
+    received: list[bytes] = []
+
+    def read() -> None:
+        try:
+            while part := os.read(ours, 4096):
+                received.append(part)
+        except OSError:  # the other end is closed
+            return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        ended = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            check=False,
+        )
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    text = b"".join(received).decode()
+    assert ended.returncode == 0, text[-2000:]
+    return ended.stdout.decode(), text
+
+
+def test_a_terminal_shows_the_progress_of_calls_on_standard_error(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    output, terminal = run_in_terminal(["-c", COMPILES], tmp_path, environment)
+
+    assert output == "True\n"
+    assert "mlp, tier strong: graph" in terminal and "comparing graph" in terminal
+    assert terminal.count("\n") < 10  # one line that changes
+    assert "comparing graph" not in terminal.rpartition("\x1b[2K")[2]  # and is removed
+
+
+def test_a_terminal_shows_the_progress_of_commands_by_the_same_line(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    output, terminal = run_in_terminal(EXPORTS, tmp_path, environment)
+
+    assert "digest" in output and "exporting graph 1 of" in terminal
+
+
+def test_pipes_and_logs_hold_no_progress(tmp_path: Path, environment: dict[str, str]) -> None:
+    forced = environment | {"FORCE_COLOR": "1"}  # as many CI services set it
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILES], cwd=tmp_path, env=forced, capture_output=True, text=True, check=True
+    )
+
+    assert "graph" not in ended.stderr
+
+
+def test_a_notebook_shows_one_display_for_a_call_of_many_rounds(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (outputs,) = run_cells([SIMULATES], tmp_path, environment)
+
+    (display,) = outputs
+    assert display.output_type == "display_data"
+    assert "round 20: accuracy" in display.data["text/plain"] and "20/20" in display.data["text/plain"]
+    assert len(display.data["text/plain"].splitlines()) <= 2
+
+
+def test_the_outermost_call_passes_every_text_to_the_function_of_its_caller() -> None:
+    texts, inner_texts = list[str](), list[str]()
+    with reporting("outer", progress=texts.append) as report:
+        report("first")
+        with reporting("inner") as inner:
+            inner("second")
+        with reporting(progress=inner_texts.append) as inner:
+            inner("third")
+
+    assert (texts, inner_texts) == (["first"], ["third"])
