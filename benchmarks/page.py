@@ -132,8 +132,8 @@ TABLES = (
         ),
         _STEP,
     ),
-    Table("round-mosquitto", ("round", "--devices", "16", "--broker", "mosquitto"), _ROUND),
-    Table("round-embedded", ("round", "--devices", "16", "--broker", "amqtt"), _ROUND),
+    Table("round-mosquitto", ("round", "--devices", "16", "--broker-kind", "mosquitto"), _ROUND),
+    Table("round-embedded", ("round", "--devices", "16", "--broker-kind", "amqtt"), _ROUND),
     Table(
         "memory",
         ("memory", "--repeat", "1"),

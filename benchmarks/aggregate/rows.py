@@ -96,7 +96,7 @@ class AggregateSettings:
     def __post_init__(self) -> None:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
-                "--device cuda needs an NVIDIA GPU and a torch that can use it, and torch finds none here; choose cpu",
+                "--processor cuda needs an NVIDIA GPU and a torch that can use it, and torch finds none here; choose cpu",
                 device=self.device,
             )
 

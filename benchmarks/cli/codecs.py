@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from benchmarks.cli.report import Json, as_line, bench, check_choice, measured, report
+from benchmarks.cli.report import Json, as_line, bench, check_choice, installed_python, measured, report
+from edgefl.api.progress import reporting
 from edgefl.cli.options import ModelOptions, model_options
-from edgefl.cli.output import errors, progress
-from edgefl.cli.paths import interpreter as python_at
+from edgefl.cli.output import errors
 
 if TYPE_CHECKING:
     from benchmarks.aggregate.rows import AggregateRow, OnDeviceRow
@@ -38,7 +38,7 @@ def aggregate(
     codec: _Codecs = None,
     clients: Annotated[int, typer.Option(min=1, help="updates of a round")] = 32,
     threads: Annotated[int, typer.Option(min=0, help="threads that add updates up; 0: one per core")] = 0,
-    device: Annotated[Device, typer.Option(help="where the sums are")] = "cpu",
+    device: Annotated[Device, typer.Option("--processor", help="where the sums are")] = "cpu",
     on_device: Annotated[
         bool,
         typer.Option(
@@ -52,7 +52,7 @@ def aggregate(
         str,
         typer.Option(
             metavar="PYTHON",
-            callback=python_at,
+            callback=installed_python,
             help="interpreter of an environment with flwr; default: the one of `python -m benchmarks peer`",
         ),
     ] = "",
@@ -70,8 +70,8 @@ def aggregate(
     in the same run. They are each byte of each update once, and the int64 sums read and written once per batch; a copy of n
     bytes moves 2 n. Times are medians; --json has the minima, too.
 
-    With --device cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they are
-    made there, one bit per entry, and only the kernel's own time counts.
+    With --processor cuda the sums are on the GPU, and the updates' way there is a part of the time; with --on-device they
+    are made there, one bit per entry, and only the kernel's own time counts.
 
     Flower runs in a process and an environment of its own, which `python -m benchmarks peer flower` makes once. Without
     one its columns are empty, and nothing else changes.
@@ -82,7 +82,7 @@ def aggregate(
 
       python -m benchmarks aggregate --codec fedbat --codec fedpaq:bits=2 --clients 64 --threads 4
 
-      python -m benchmarks aggregate --device cuda --on-device --parameters 1000000000 --clients 64
+      python -m benchmarks aggregate --processor cuda --on-device --parameters 1000000000 --clients 64
     """
 
     check_choice([model], option or (), codecs=codec or ())
@@ -155,7 +155,9 @@ def _on_device(parameters: int, clients: int, repeat: int, device: Device, as_js
     from edgefl.errors import ConfigError
 
     if device != "cuda":
-        raise ConfigError("--on-device measures a GPU's kernel on updates in its memory; add --device cuda")
+        raise ConfigError(
+            "--on-device measures a GPU's kernel on updates in its memory; add --processor cuda"
+        )
     row = measure_on_device(parameters or _PARAMETERS, clients, repeat)
     report("aggregate", f"aggregate on {row.gpu}: {clients} clients", [row], _on_device_columns, as_json)
 
@@ -245,7 +247,7 @@ def algorithms(
     spec = build_model(model, **model_options(option or ()))
     rows: list[AlgorithmRow] = []
     failed = []
-    with progress() as tell:
+    with reporting(console=errors) as tell:
         for name in algorithm or everything():
             try:
                 algorithm_rows = measure(spec, name, settings, tell)

@@ -10,7 +10,7 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli.output import errors, human, print_json, print_table
-from edgefl.wire.errors import ConfigError
+from edgefl.errors import ConfigError
 
 if TYPE_CHECKING:
     from edgefl.errors import EdgeflError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgefl.wire.metric_text import headline
-from edgefl.wire.printable import printable
+from edgefl.wire.text import headline_metric, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,7 +138,7 @@ def _line(total: int | None, console: Console | None) -> ProgressLine | None:
 def round_text(finished: Any) -> str:
     """Return a line about a finished round: an event of a run, or a row of a simulation."""
     row = msgspec.to_builtins(finished)
-    return f"round {row['round']}: {headline(row) or 'not evaluated'}, {row['reports']} reports"
+    return f"round {row['round']}: {headline_metric(row) or 'not evaluated'}, {row['reports']} reports"
 
 
 def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:
@@ -147,7 +146,7 @@ def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:
     return [
         {
             "round": row["round"],
-            "metric": headline(row) or "not evaluated",
+            "metric": headline_metric(row) or "not evaluated",
             "training loss": "" if row["train_loss"] is None else f"{row['train_loss']:.4g}",
             "reports": row["reports"],
         }

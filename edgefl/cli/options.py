@@ -46,7 +46,7 @@ class Outputs(StrEnum):
 
 
 class Processor(StrEnum):
-    """What --device of `edgefl server` and `edgefl simulate` takes."""
+    """Values of --processor."""
 
     auto = "auto"
     cpu = "cpu"
@@ -82,6 +82,7 @@ ModelOptions = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="KEY=VALUE of the model, values as in JSON; may be repeated"),
 ]
+ProcessorOption = Annotated[Processor, typer.Option(help="where to average and evaluate")]
 Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")]
 
 
@@ -229,6 +230,13 @@ Broker = Annotated[
         envvar="EDGEFL_BROKER",
         callback=_without_password,
         help="host:port of the MQTT broker, or a URL: mqtts://user@host:8883, wss://host/mqtt",
+    ),
+]
+Database = Annotated[
+    str,
+    typer.Option(
+        envvar="EDGEFL_DATABASE",
+        help="SQLAlchemy URL of the journal; default: SQLite in the folder of the run",
     ),
 ]
 CaFile = Annotated[str, typer.Option(help="certificate of the broker's authority (PEM); switches TLS on")]

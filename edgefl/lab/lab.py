@@ -189,7 +189,7 @@ class Lab:
         """Start broker, server and devices. They find each other in any order."""
         broker, name = self.federation.broker, self.federation.federation.name
         if broker.kind != "external":
-            arguments = ["--kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
+            arguments = ["--broker-kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
             if self._websocket_port:
                 arguments += ["--websocket-port", str(self._websocket_port)]
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])

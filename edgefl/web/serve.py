@@ -204,5 +204,5 @@ def _data(federation: Federation) -> Dataset | None:
 
 def check_certificate(cert_file: str, key_file: str) -> None:
     """ConfigError for half a certificate, or one that cannot be used."""
-    if fault := certificate_fault(cert_file, key_file, "`web_cert`, `web_key`"):
+    if fault := certificate_fault(cert_file, key_file, "`web_cert_file`, `web_key_file`"):
         raise ConfigError(fault)

@@ -131,7 +131,7 @@ def test_flower_is_left_out_where_its_arrays_would_not_fit_in_memory() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_updates_on_the_device_are_refused() -> None:
-    ran = runner().invoke(app, ["aggregate", "--device", "cuda", "--on-device"])
+    ran = runner().invoke(app, ["aggregate", "--processor", "cuda", "--on-device"])
 
     assert isinstance(ran.exception, ConfigError) and "CUDA" in str(ran.exception)
 
@@ -139,7 +139,7 @@ def test_without_a_gpu_updates_on_the_device_are_refused() -> None:
 def test_updates_on_the_device_are_asked_for_with_the_device() -> None:
     ran = runner().invoke(app, ["aggregate", "--on-device"])
 
-    assert isinstance(ran.exception, ConfigError) and "add --device cuda" in str(ran.exception)
+    assert isinstance(ran.exception, ConfigError) and "add --processor cuda" in str(ran.exception)
 
 
 def test_a_row_of_updates_on_the_device_counts_their_bytes() -> None:

@@ -102,7 +102,7 @@ def test_a_run_with_a_codec_that_does_not_exist_starts_nothing(
 
 
 def test_a_downlink_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    ran = runner().invoke(app, ["run", "--downlink", "int4"])
+    ran = runner().invoke(app, ["run", "--downlink-encoding", "int4"])
     assert ran.exit_code == 2
     assert all(word in ran.stderr for word in ("int4", "float32", "float16", "int8"))
 
@@ -188,7 +188,7 @@ def test_a_run_tells_its_uplink_and_how_much_smaller_than_float32_it_was(tmp_pat
         tmp_path / "run",
         "--codec",
         "scaled_sign",
-        "--downlink",
+        "--downlink-encoding",
         "float16",
     )
 

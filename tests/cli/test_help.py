@@ -40,7 +40,7 @@ def test_a_broker_says_who_may_come(
 @pytest.mark.parametrize("kind", ["amqtt", "mosquitto"])
 def test_a_broker_without_passwords_is_for_this_machine_alone(kind: str) -> None:
     with pytest.raises(BrokerError, match="listens to its own machine only"):
-        broker(port=1884, host="0.0.0.0", kind=kind)
+        broker(port=1884, host="0.0.0.0", broker_kind=kind)
 
 
 def test_a_password_on_the_command_line_is_refused_and_not_repeated(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def planned(*arguments: str | Path) -> dict[str, Any]:
 
 
 def test_every_kind_and_size_that_fits_is_listed_and_the_largest_recommended() -> None:
-    told = planned("--memory", "64MiB", "--kinds", "output_side,width,importance", "--gamma", "1/4")
+    told = planned("--memory", "64MiB", "--kind", "output_side,width,importance", "--gamma", "1/4")
 
     rows = told["submodels"]
     found = {(row["kind"], row["size"]) for row in rows}
@@ -69,7 +69,7 @@ def test_every_kind_and_size_that_fits_is_listed_and_the_largest_recommended() -
 
 @pytest.mark.slow
 def test_importance_is_listed_with_the_work_it_really_does() -> None:
-    told = planned("--kinds", "importance,width", "--gamma", "0.25")
+    told = planned("--kind", "importance,width", "--gamma", "0.25")
 
     importance, width = told["submodels"]
     if importance["kind"] == "width":
@@ -79,7 +79,7 @@ def test_importance_is_listed_with_the_work_it_really_does() -> None:
 
 
 def test_importance_that_is_dead_at_the_initial_weights_is_marked_and_not_recommended() -> None:
-    told = planned("--kinds", "importance", "--gamma", "1/64,1/16")
+    told = planned("--kind", "importance", "--gamma", "1/64,1/16")
 
     alive, dead = told["submodels"]
     assert told["recommended"]["size"] == alive["size"] == "gamma 0.0625"
@@ -92,7 +92,7 @@ def test_importance_that_is_dead_at_the_initial_weights_is_marked_and_not_recomm
 
 @pytest.mark.slow
 def test_a_table_says_which_submodels_are_dead() -> None:
-    told = edgefl("plan", *SMALL, "--kinds", "importance", "--gamma", "1/64,1/16")
+    told = edgefl("plan", *SMALL, "--kind", "importance", "--gamma", "1/64,1/16")
 
     assert told.count("(dead)") == 1
     assert told.index("0.0625") < told.index("0.01562") < told.index("(dead)")
@@ -101,17 +101,17 @@ def test_a_table_says_which_submodels_are_dead() -> None:
 
 def test_what_would_not_train_is_no_recommendation_even_if_nothing_else_exists() -> None:
     with pytest.raises(ModelError, match=r"importance with gamma 0\.01562 is dead at the initial weights"):
-        planned("--kinds", "importance", "--gamma", "1/64")
+        planned("--kind", "importance", "--gamma", "1/64")
 
 
 @pytest.mark.slow
 def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
     links = ["--downlink", "10kB/s", "--uplink", "8kbit/s"]
-    every = planned(*links, "--kinds", "width", "--gamma", "1,1/4")["submodels"]
+    every = planned(*links, "--kind", "width", "--gamma", "1,1/4")["submodels"]
     times = {row["size"]: row["transfer_s"] for row in every}
 
     told = planned(
-        *links, "--kinds", "width", "--gamma", "1,1/4", "--round-seconds", str(times["gamma 0.25"] + 1)
+        *links, "--kind", "width", "--gamma", "1,1/4", "--round-seconds", str(times["gamma 0.25"] + 1)
     )
 
     row = every[0]
@@ -123,7 +123,7 @@ def test_slow_links_and_short_rounds_leave_out_what_takes_too_long() -> None:
 
 
 def test_computing_counts_where_the_device_says_how_fast_it_is() -> None:
-    [row] = planned("--compute", "0.001", "--kinds", "output_side", "--steps", "3")["submodels"][:1]
+    [row] = planned("--compute", "0.001", "--kind", "output_side", "--steps", "3")["submodels"][:1]
 
     assert row["compute_s"] == pytest.approx(3 * row["macs"] * 8 * 3 / 1e6, abs=1e-3)
 
@@ -132,17 +132,17 @@ def test_nothing_fits_names_the_smallest_and_what_it_needs() -> None:
     with pytest.raises(
         ModelError, match=r"the smallest, .*, needs \d\.\d MiB of memory, the device has 2\.0"
     ) as told:
-        planned("--memory", "2MiB", "--kinds", "output_side,width", "--gamma", "0.25")
+        planned("--memory", "2MiB", "--kind", "output_side,width", "--gamma", "0.25")
     assert 2 << 20 < told.value.details["memory_bytes"] < 20 << 20  # type: ignore[operator]
 
 
 def test_rounds_that_are_all_too_long_name_the_quickest() -> None:
     with pytest.raises(ModelError, match=r"the quickest, width with gamma 0\.25, a round takes"):
-        planned("--kinds", "width", "--gamma", "1,0.25", "--uplink", "1B/s", "--round-seconds", "1")
+        planned("--kind", "width", "--gamma", "1,0.25", "--uplink", "1B/s", "--round-seconds", "1")
 
 
 def test_sizes_that_do_not_exist_are_left_out_with_their_reason() -> None:
-    told = planned("--kinds", "width", "--gamma", "0.25,1e-9")
+    told = planned("--kind", "width", "--gamma", "0.25,1e-9")
 
     assert [row["size"] for row in told["submodels"]] == ["gamma 0.25"]
     assert "its widest layer has 64" in told["left_out"][0]["reason"]
@@ -150,16 +150,16 @@ def test_sizes_that_do_not_exist_are_left_out_with_their_reason() -> None:
 
 def test_if_no_size_exists_the_error_says_what_would() -> None:
     with pytest.raises(ModelError, match="the smallest ratio is"):
-        planned("--kinds", "width", "--gamma", "1e-9")
+        planned("--kind", "width", "--gamma", "1e-9")
 
 
 def test_an_unknown_kind_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no submodel kind 'depth'; there are: .*width"):
-        planned("--kinds", "depth")
+        planned("--kind", "depth")
 
 
 def test_a_table_for_people_marks_the_recommended_one() -> None:
-    told = edgefl("plan", *SMALL, "--kinds", "output_side", "--memory", "64MiB")
+    told = edgefl("plan", *SMALL, "--kind", "output_side", "--memory", "64MiB")
 
     assert "cut 0 *" in told and "recommended: output_side, cut 0: trains 100.0%" in told
 
@@ -182,7 +182,7 @@ def test_a_device_file_has_the_keys_of_the_command_and_options_go_first(tmp_path
     file = tmp_path / "phone.toml"
     file.write_text('memory = "64MiB"\nkinds = ["width"]\ngamma = ["1/4", 0.5]\nround_seconds = 60\n')
 
-    told = planned("--device", file, "--gamma", "0.25")
+    told = planned("--device-file", file, "--gamma", "0.25")
 
     assert [row["size"] for row in told["submodels"]] == ["gamma 0.25"]
     assert read_device(file).device.memory == 64 << 20
@@ -261,7 +261,7 @@ def test_export_fit_refuses_what_cannot_fit(tmp_path: Path) -> None:
 
 
 def test_a_table_says_what_was_left_out_and_why() -> None:
-    told = edgefl("plan", *SMALL, "--kinds", "width", "--gamma", "0.25,1e-9")
+    told = edgefl("plan", *SMALL, "--kind", "width", "--gamma", "0.25,1e-9")
     assert "left out: width, gamma 1e-09: no slice of mlp is as narrow" in told
 
 
@@ -270,7 +270,7 @@ def test_options_of_the_model_go_before_those_of_a_federation_file(tmp_path: Pat
     file = tmp_path / "federation.toml"
     file.write_text('[model]\nname = "mlp"\noptions = { hidden = [64] }\n[data]\nname = "digits"\n')
     rows = [
-        json.loads(edgefl("plan", file, *options, "--kinds", "width", "--gamma", "1", "--json"))["submodels"][
+        json.loads(edgefl("plan", file, *options, "--kind", "width", "--gamma", "1", "--json"))["submodels"][
             0
         ]
         for options in ([], ["--option", "hidden=[8]"])
@@ -279,7 +279,7 @@ def test_options_of_the_model_go_before_those_of_a_federation_file(tmp_path: Pat
 
 
 def test_sizes_left_out_for_one_reason_share_a_line() -> None:
-    told = edgefl("plan", *SMALL, "--kinds", "early_exit,output_side", "--gamma", "0.25,0.0625")
+    told = edgefl("plan", *SMALL, "--kind", "early_exit,output_side", "--gamma", "0.25,0.0625")
 
     lines = [line for line in told.splitlines() if line.startswith("left out: early_exit")]
     assert len(lines) == 1 and "2 sizes: mlp has no early exits" in lines[0]

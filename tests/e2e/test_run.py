@@ -74,7 +74,7 @@ def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, ca
     """Over another broker, too. Rounds depend on the residuals and the int8 model that devices have, and a server's model
     on its workshop."""
     needs.require("mosquitto")
-    run = calm.beside(tmp_path / "run", "--broker", "mosquitto")
+    run = calm.beside(tmp_path / "run", "--broker-kind", "mosquitto")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     _kill_workshop(run)
     run.wait_until(

@@ -286,7 +286,7 @@ def test_mosquitto_gets_a_configuration(tmp_path: Path) -> None:
 def test_mosquitto_starts_again_if_its_memory_is_full_of_messages(tmp_path: Path, connect: Connect) -> None:
     needs.require("mosquitto")
     port = free_port()
-    command = [sys.executable, "-m", "edgefl", "broker", "--kind", "mosquitto", "--memory", "8MiB"]
+    command = [sys.executable, "-m", "edgefl", "broker", "--broker-kind", "mosquitto", "--memory", "8MiB"]
     command += ["--port", str(port), "--folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

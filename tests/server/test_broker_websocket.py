@@ -29,7 +29,7 @@ def listeners(
     if request.param == "mosquitto":
         needs.require("mosquitto")
     port, websocket_port = free_port(), free_port()
-    command = [sys.executable, "-m", "edgefl", "broker", "--kind", request.param, "--port", str(port)]
+    command = [sys.executable, "-m", "edgefl", "broker", "--broker-kind", request.param, "--port", str(port)]
     command += ["--websocket-port", str(websocket_port), "--folder", str(tmp_path_factory.mktemp("broker"))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None

@@ -41,7 +41,7 @@ def running_broker(folder: Path) -> Iterator[Broker]:
         command = mosquitto_command(broker.port, folder, websocket_port=broker.websocket_port)
     except BrokerError:
         broker = Broker("amqtt", broker.port)
-        command = module_command("edgefl", "broker", "--kind", "amqtt", "--port", str(broker.port))
+        command = module_command("edgefl", "broker", "--broker-kind", "amqtt", "--port", str(broker.port))
     output = folder / "broker.log"
     with (
         output.open("wb") as log,

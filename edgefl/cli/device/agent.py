@@ -67,7 +67,7 @@ def device(
         Path | None, typer.Option(help="folder for the device's store; default: ~/.edgefl/FEDERATION/ID")
     ] = None,
     bad_rows: options.BadRowsOption = options.BadRows.refuse,
-    tier: Annotated[str, typer.Option(help="tier to ask for; the server decides")] = "",
+    tier: Annotated[str | None, typer.Option(help="tier to ask for; the server decides")] = None,
     memory: Annotated[
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
@@ -147,7 +147,7 @@ def device(
         data=str(data),
         bad_rows=bad_rows.value,
         folder=str(store or folders.store(federation, device_id)),
-        tier=tier,
+        tier=tier or "",
         server_key=options.checked_key(server_key),
         token=options.token_text(token),
         memory=options.parse_bytes(memory, "--memory") if memory else 0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import add_group
+from edgefl.cli.options import Seed, add_group
 from edgefl.cli.output import console, human, print_json, print_table
 from edgefl.cli.paths import writable_file
 from edgefl.errors import DataError
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 def check(
     data: Annotated[Path, typer.Argument(help="what `edgefl device --data` takes: a file or a folder")],
-    bundle: Annotated[Path, typer.Option("--for", help="the bundle of a tier, as `edgefl export` writes it")],
+    bundle: Annotated[Path, typer.Option(help="the bundle of a tier, as `edgefl export` writes it")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Say whether local data fit a bundle.
@@ -34,9 +34,9 @@ def check(
 
     Examples:
 
-      edgefl data check photos --for strong.efl
+      edgefl data check photos --bundle strong.efl
 
-      edgefl data check sensors.csv --for weak.efl --json
+      edgefl data check sensors.csv --bundle weak.efl --json
     """
 
     from edgefl.api.check_data import check_data
@@ -97,7 +97,7 @@ def spread(
         Path | None, typer.Argument(metavar="[CONFIG]", help="federation file (TOML); default: the demo's")
     ] = None,
     devices: Annotated[int, typer.Option(min=0, help="0: as many as the tiers have")] = 0,
-    seed: Annotated[int | None, typer.Option(help="in place of the federation's")] = None,
+    seed: Seed = None,
     data: Annotated[Path | None, typer.Option(help="folder with the dataset's standard files")] = None,
     svg: Annotated[Path | None, typer.Option(callback=writable_file, help="write a picture here")] = None,
     as_csv: Annotated[

@@ -43,7 +43,9 @@ def personalize(
     device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
     broker: Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
-    tier: Annotated[str, typer.Option(help="tier whose model to take; default: the only one there is")] = "",
+    tier: Annotated[
+        str | None, typer.Option(help="tier whose model to take; default: the only one there is")
+    ] = None,
     test_data: Annotated[Path | None, typer.Option(help="samples to judge by, in the same forms")] = None,
     protocol: Annotated[
         Protocol, typer.Option(help="what is adapted to, and what judges")
@@ -51,7 +53,9 @@ def personalize(
     steps: Annotated[int, typer.Option(min=0, help="steps to take")] = 1,
     bad_rows: BadRowsOption = BadRows.refuse,
     curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
-    alpha: Annotated[float | None, typer.Option(help="size of a step; default: the round's own")] = None,
+    alpha: Annotated[
+        float | None, typer.Option(min=0, help="size of a step; default: the round's own")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
     out: Annotated[
         Path | None, typer.Option(callback=writable_file, help="file for the adapted weights (safetensors)")
@@ -129,7 +133,7 @@ def personalize(
             federation,
             device_id,
             broker=address(broker, *files, insecure_password=insecure_password),
-            tier=tier,
+            tier=tier or "",
             folder=store,
             server_key=checked_key(server_key),
             limits=parse_limits(limit or []),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
     from edgefl_device.round.tuning import Choice
@@ -40,8 +40,7 @@ def tune(
 
     from edgefl.api.tune import tune as tried
 
-    with progress() as tell:
-        found = tried(bundle, threads=threads, store=store, progress=tell)
+    found = tried(bundle, threads=threads, store=store)
     if as_json:
         print_json(found)
         return
@@ -69,7 +68,7 @@ def _row(name: str, form: str, choice: Choice) -> dict[str, Any]:
 
 
 def build_engine(
-    into: Annotated[
+    out: Annotated[
         Path | None,
         typer.Option(help="folder for the file; default: the package, where a device looks first"),
     ] = None,
@@ -85,12 +84,12 @@ def build_engine(
 
       edgefl device build-engine
 
-      edgefl device build-engine --into /media/card
+      edgefl device build-engine --out /media/card
     """
 
     from edgefl_device.engine.executorch.build import build_engine as built
 
-    file, version = built(into)
+    file, version = built(out)
     if as_json:
         print_json({"file": str(file), "executorch": version})
     else:

@@ -22,7 +22,9 @@ def broker(
         int, typer.Option(min=0, max=65535, help="port to listen on; default: 1883, with --tls 8883")
     ] = 0,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
-    kind: Annotated[str, typer.Option(help="amqtt (embedded) or mosquitto (if it is installed)")] = "amqtt",
+    broker_kind: Annotated[
+        str, typer.Option(help="amqtt (embedded) or mosquitto (if it is installed)")
+    ] = "amqtt",
     folder: Annotated[
         Path | None, typer.Option(help="folder for mosquitto's configuration, certificates and passwords")
     ] = None,
@@ -66,7 +68,7 @@ def broker(
 
       edgefl broker --port 1883
 
-      edgefl broker --kind mosquitto --port 1883
+      edgefl broker --broker-kind mosquitto --port 1883
 
       edgefl broker --port 1883 --websocket-port 8083
 
@@ -86,8 +88,8 @@ def broker(
     limits = parse_limits([f"chunk_bytes={chunk_bytes}"])
     memory_bytes = parse_bytes(memory, "--memory") if memory else 0
     host = host.removeprefix("[").removesuffix("]")
-    if kind not in ("amqtt", "mosquitto"):
-        raise ConfigError(f"--kind {kind!r} is unknown: write amqtt or mosquitto")
+    if broker_kind not in ("amqtt", "mosquitto"):
+        raise ConfigError(f"--broker-kind {broker_kind!r} is unknown: write amqtt or mosquitto")
     if tls:
         from edgefl_server.lab_broker import LabBroker
 
@@ -112,7 +114,7 @@ def broker(
     if device or name or client_certificates or ca_file or cert_file or key_file:
         raise ConfigError("users, names and certificates go with TLS: add --tls, or leave them out")
     port = port or 1883
-    if kind == "amqtt":
+    if broker_kind == "amqtt":
         _say(host, port, websocket_port)
         if (
             signal.getsignal(signal.SIGINT) is interrupts.handler
@@ -162,10 +164,10 @@ Target = StrEnum("Target", ["mosquitto", "emqx", "aws", "hivemq"])
 
 
 def acl(
-    broker: Annotated[Target, typer.Option(help="whose access list")] = Target.mosquitto,
+    broker_kind: Annotated[Target, typer.Option(help="broker that reads the list")] = Target.mosquitto,
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
-    server: Annotated[str, typer.Option(help="user of the server")] = "server",
-    asker: Annotated[str, typer.Option(help="user of whoever asks for profiles")] = "asker",
+    server_user: Annotated[str, typer.Option(help="user of the server")] = "server",
+    asker_user: Annotated[str, typer.Option(help="user of whoever asks for profiles")] = "asker",
     aws: Annotated[str, typer.Option(help="REGION:ACCOUNT, for aws")] = "REGION:ACCOUNT",
     out: Annotated[
         Path | None, typer.Option(callback=writable_folder, help="folder for the files; default: print them")
@@ -178,17 +180,17 @@ def acl(
 
     Examples:
 
-      edgefl acl --broker mosquitto --federation orchard > mosquitto.acl
+      edgefl acl --broker-kind mosquitto --federation orchard > mosquitto.acl
 
-      edgefl acl --broker aws --federation orchard --aws eu-west-1:123456789012 --out policies
+      edgefl acl --broker-kind aws --federation orchard --aws eu-west-1:123456789012 --out policies
     """
 
     from edgefl.system.files import write_text
     from edgefl_server.access.files import BROKERS, written
     from edgefl_server.access.rules import Access
 
-    name = next(each for each in BROKERS if each == broker.value)
-    for file, text in written(Access(federation, server, asker), name, aws=aws).items():
+    name = next(each for each in BROKERS if each == broker_kind.value)
+    for file, text in written(Access(federation, server_user, asker_user), name, aws=aws).items():
         if out is None:
             typer.echo(text, nl=False)
         else:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from edgefl.cli.options import Database
 from edgefl.cli.output import errors, print_json
 from edgefl.errors import ConfigError
 
@@ -19,12 +20,7 @@ def dashboard(
     listen: Annotated[
         str, typer.Option(help="HOST:PORT or PORT; port 0: any that is free")
     ] = "127.0.0.1:8090",
-    database: Annotated[
-        str,
-        typer.Option(
-            envvar="EDGEFL_DATABASE", help="SQLAlchemy URL of the server's journal; default: SQLite in RUN"
-        ),
-    ] = "",
+    database: Database = "",
     operator_token_file: Annotated[
         Path | None,
         typer.Option(

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import add_group
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.api.progress import reporting
+from edgefl.cli.options import Database, Processor, ProcessorOption, add_group
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing
 
 if TYPE_CHECKING:
@@ -26,13 +27,11 @@ def replay(
     config: Annotated[
         Path | None, typer.Option(help="federation file (TOML); default: the one in the folder")
     ] = None,
-    database: Annotated[
-        str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in the folder")
-    ] = "",
+    database: Database = "",
     data: Annotated[
         Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
     ] = None,
-    device: Annotated[str, typer.Option(help="where to average: auto, cpu or cuda")] = "auto",
+    processor: ProcessorOption = Processor.auto,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     """Repeat the sums of a run from its journal.
@@ -68,8 +67,8 @@ def replay(
         else:
             tell(f"round {each.round}")
 
-    with progress("reading the run") as tell:
-        done = repeat(folder, config, database=database, data=data, device=device, watch=told)
+    with reporting("reading the run") as tell:
+        done = repeat(folder, config, database=database, data=data, device=processor.value, watch=told)
     if not as_json:
         print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
         console.print(_verdict(done))

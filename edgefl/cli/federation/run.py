@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli import interrupts
 from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCert, WebKey, WebOptions, web_beside
+from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCertFile, WebKeyFile, WebOptions, web_beside
 from edgefl.cli.help import HelpAll
 from edgefl.cli.options import Engine, ModelName, Seed
-from edgefl.cli.output import console, errors, print_json, progress
+from edgefl.cli.output import console, errors, print_json
 from edgefl.cli.paths import writable_folder
 from edgefl.wire.text import metric_text
 
@@ -75,13 +76,13 @@ def run(
         str | None,
         typer.Option(metavar="NAME[:KEY=VALUE]", help="how updates become bytes; see `edgefl ls codecs`"),
     ] = None,
-    downlink: Annotated[
+    downlink_encoding: Annotated[
         Downlink | None,
         typer.Option(
             rich_help_panel=METHOD, help="how weights travel to the devices; int8: what changed in them"
         ),
     ] = None,
-    broker: Annotated[
+    broker_kind: Annotated[
         str | None, typer.Option(rich_help_panel=MACHINE, help="amqtt (embedded) or mosquitto")
     ] = None,
     download: Annotated[
@@ -102,8 +103,8 @@ def run(
             rich_help_panel=PAGES, min=0, help="with --web: browsers that the first round waits for"
         ),
     ] = 1,
-    web_cert: WebCert = "",
-    web_key: WebKey = "",
+    web_cert_file: WebCertFile = "",
+    web_key_file: WebKeyFile = "",
     web_broker: WebBroker = "",
     agents: Annotated[
         str,
@@ -152,7 +153,7 @@ def run(
     from edgefl.setup.tiers import check_counts
     from edgefl.setup.torch_start import without_dynamo
 
-    page = WebOptions(web, web_cert, web_key, web_broker)
+    page = WebOptions(web, web_cert_file, web_key_file, web_broker)
     page.check()
     overrides: dict[str, object] = {
         "federation.rounds": rounds,
@@ -164,8 +165,8 @@ def run(
         "loss": None if loss is None else parse_loss(loss),
         "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
         **({} if algorithm is None else parse_algorithm(algorithm)),
-        "downlink.encoding": None if downlink is None else downlink.value,
-        "broker.kind": broker,
+        "downlink.encoding": None if downlink_encoding is None else downlink_encoding.value,
+        "broker.kind": broker_kind,
     }
     chosen = {key: value for key, value in overrides.items() if value is not None}
     schedule = None if faults is None else load_schedule(faults)
@@ -178,7 +179,7 @@ def run(
     if not fresh:
         refuse_finished(out.resolve())
     without_dynamo()
-    with progress("loading torch"):
+    with reporting("loading torch"):
         import torch  # noqa: F401
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.run import prepare
@@ -197,7 +198,7 @@ def run(
         federation = _run_by(completed(federation), engine)
     if web:
         federation = with_guests(with_agents(federation, counts) if counts else federation, web_devices)
-    with progress("reading the data and looking at the tiers"):
+    with reporting("reading the data and looking at the tiers"):
         prepared = prepare(federation, out, fresh=fresh, agents=counts)
     if schedule is not None:
         prepared.lab.disturb(schedule)

@@ -8,9 +8,19 @@ from typing import Annotated
 import typer
 
 from edgefl.cli.federation.beside import Dashboard
-from edgefl.cli.federation.web import Web, WebBroker, WebCert, WebKey
+from edgefl.cli.federation.web import Web, WebBroker, WebCertFile, WebKeyFile
 from edgefl.cli.isolated import SettingsPipe
-from edgefl.cli.options import Broker, CaFile, CertFile, InsecurePassword, KeyFile, PasswordFile, Processor
+from edgefl.cli.options import (
+    Broker,
+    CaFile,
+    CertFile,
+    Database,
+    InsecurePassword,
+    KeyFile,
+    PasswordFile,
+    Processor,
+    ProcessorOption,
+)
 from edgefl.cli.paths import writable_folder
 from edgefl.wire.mqtt.address import Address, read_secret
 
@@ -36,10 +46,8 @@ def server(
             help="URL where devices find what this server publishes, like https://weights.example.org; may be repeated"
         ),
     ] = None,
-    database: Annotated[
-        str, typer.Option(help="SQLAlchemy URL of the journal; default: SQLite in --out")
-    ] = "",
-    device: Annotated[Processor, typer.Option(help="where to average and evaluate")] = Processor.auto,
+    database: Database = "",
+    processor: ProcessorOption = Processor.auto,
     sign_key: Annotated[
         Path | None,
         typer.Option(
@@ -55,15 +63,19 @@ def server(
     ] = None,
     dashboard: Dashboard = "",
     web: Web = "",
-    web_cert: WebCert = "",
-    web_key: WebKey = "",
+    web_cert_file: WebCertFile = "",
+    web_key_file: WebKeyFile = "",
     web_broker: WebBroker = "",
     workers: Annotated[
-        int, typer.Option(help="processes that take updates; default: server.workers of the file", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(help="processes that take updates; default: server.workers of the file", min=1),
+    ] = None,
     ray: Annotated[
-        str, typer.Option(help="address of a Ray cluster on which they run; default: server.ray of the file")
-    ] = "",
+        str | None,
+        typer.Option(
+            metavar="ADDRESS", help="a Ray cluster on which they run; default: server.ray of the file"
+        ),
+    ] = None,
     updates: Annotated[
         str,
         typer.Option(
@@ -88,7 +100,7 @@ def server(
 
       edgefl server --config federation.toml --broker mqtts://server@broker.lan --ca-file ca.crt --out runs/fleet
 
-      edgefl server --config federation.toml --web --web-cert page.crt --web-key page.key --out runs/fleet
+      edgefl server --config federation.toml --web --web-cert-file page.crt --web-key-file page.key --out runs/fleet
     """
 
     from edgefl.cli.federation import serving
@@ -100,7 +112,7 @@ def server(
         read_secret(password_file)
     check_names(config, {})
     serving.say_start(config, out, as_json=as_json)
-    own: dict[str, str | int] = {"workers": workers, "ray": ray, "updates": updates}
+    own: dict[str, str | int] = {"workers": workers or 0, "ray": ray or "", "updates": updates}
     settings = serving.ServerSettings(
         config=str(config),
         out=str(out),
@@ -115,11 +127,11 @@ def server(
             "downlink.mirrors": mirror or [],
         },
         database=database,
-        device=device.value,
+        device=processor.value,
         sign_key=str(sign_key or ""),
         enrolled=str(enrolled or ""),
         dashboard=dashboard,
-        web=(web, web_cert, web_key, web_broker),
+        web=(web, web_cert_file, web_key_file, web_broker),
         as_json=as_json,
     )
     if isinstance(ctx.obj, SettingsPipe):

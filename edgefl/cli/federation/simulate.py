@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.api.progress import reporting, round_text
 from edgefl.cli import interrupts
-from edgefl.cli.options import Processor, Seed, model_options
-from edgefl.cli.output import console, errors, print_json, print_table, progress
+from edgefl.cli.options import Processor, ProcessorOption, Seed, model_options
+from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
-from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
@@ -45,7 +45,7 @@ def simulate(
             metavar="ADDRESS", help="a Ray cluster, on which the workers are actors; local: one of its own"
         ),
     ] = None,
-    device: Annotated[Processor, typer.Option(help="where to average and evaluate")] = Processor.auto,
+    processor: ProcessorOption = Processor.auto,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
     ] = False,
@@ -99,16 +99,16 @@ def simulate(
     check_counts(early.tiers)
     if not resume and not fresh:
         refuse_held(out.resolve())
-    with progress("loading torch"):
+    with reporting("loading torch"):
         import torch  # noqa: F401
     from edgefl.api.federation import demo_federation, load_federation
     from edgefl.api.simulate import prepare_simulation
     from edgefl_device.memory import return_memory_late
 
     federation = load_federation(config, chosen) if config else demo_federation(chosen)
-    with progress("reading the data and spreading it over the clients"):
+    with reporting("reading the data and spreading it over the clients"):
         simulated = prepare_simulation(
-            federation, out, resume=resume, fresh=fresh, device=device.value, workers=workers, ray=ray
+            federation, out, resume=resume, fresh=fresh, device=processor.value, workers=workers, ray=ray
         )
     return_memory_late()
     signal.signal(signal.SIGTERM, interrupts.handler)
@@ -120,32 +120,17 @@ def simulate(
 
 
 def _watch(simulated: Simulated) -> None:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     made = simulated.federation
     console.print(
         f"[bold]{made.federation.name}[/]: {made.model.name} on {simulated.dataset.name}, "
         f"{len(simulated.clients.samples):,} clients",
         markup=True,
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors) as bar:
-        task = bar.add_task("looking at the functions", total=made.federation.rounds)
-
-        def take(row: Row) -> None:
-            bar.update(task, completed=row.round, description=_told(row))
-
+    with reporting("building the functions", total=made.federation.rounds, console=errors) as report:
         ended = simulated.run(
-            take,
-            progress=lambda text: bar.update(task, description=text),
-            warn=errors.print,
+            lambda row: report(round_text(row), row.round), progress=report, warn=errors.print
         )
     print_table(str(ended.folder), [_facts(row) for row in ended.history[-10:]])
-
-
-def _told(row: Row) -> str:
-    value = row.metrics.get(row.metric, row.loss)
-    return f"round {row.round}" if value is None else f"round {row.round}, {metric_text(row.metric, value)}"
 
 
 def _facts(row: Row) -> dict[str, object]:

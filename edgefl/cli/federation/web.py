@@ -38,14 +38,14 @@ Web = Annotated[
         help=f"let phones and browsers join by a page, whose QR code is shown (docs/agents/web.md); by default at {DEFAULT}",
     ),
 ]
-WebCert = Annotated[
+WebCertFile = Annotated[
     str,
     typer.Option(
         rich_help_panel=PAGES,
         help="certificate of the page (PEM), for https: phones give threads and a lit screen to such pages only",
     ),
 ]
-WebKey = Annotated[str, typer.Option(rich_help_panel=PAGES, help="its key (PEM, without a password)")]
+WebKeyFile = Annotated[str, typer.Option(rich_help_panel=PAGES, help="its key (PEM, without a password)")]
 WebBroker = Annotated[
     str,
     typer.Option(
@@ -184,6 +184,7 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
     errors.print(f"phones join at {address}")
     if not secure:
         errors.print(
-            "over http, phones train on one thread and their screens may go dark: --web-cert and --web-key make it https"
+            "over http, phones train on one thread and their screens may go dark: --web-cert-file and --web-key-file make "
+            "it https"
         )
     sys.stderr.flush()

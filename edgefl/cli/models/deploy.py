@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from edgefl.cli.output import console, print_json, print_table, progress
+from edgefl.api.progress import reporting
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing, writable_file
 from edgefl.errors import ConfigError, ExportError
 from edgefl.system.collecting import built_to_stay
@@ -44,7 +45,10 @@ def deploy(
     gamma: Annotated[str | None, typer.Option(help="share of the parameters, like 0.1 or 1/16; any")] = None,
     option: Annotated[
         list[str] | None,
-        typer.Option(help="option of the kind as in a federation file, like 'min_keep=4'; may be repeated"),
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="option of the kind as in a federation file, like 'min_keep=4'; may be repeated",
+        ),
     ] = None,
     data: Annotated[
         Path | None, typer.Option(callback=existing, help="folder with the dataset's standard files")
@@ -148,22 +152,21 @@ def deploy(
             from edgefl.api.deploy import deploy as deployed
             from edgefl.contract.choice import SubmodelChoice
 
-        with progress("cutting and exporting the model"):
-            made = deployed(
-                weights,
-                SubmodelChoice(kind or "", options) if kind or options else None,
-                tier=tier,
-                gamma=share,
-                federation=config,
-                data=data,
-                bn_eval=cast("BnEval", bn_eval.value),
-                options=DeployOptions(format=target.format, compact=compact, **wishes),
-                **({} if samples is None else {"samples": samples}),
-            )
+        made = deployed(
+            weights,
+            SubmodelChoice(kind or "", options) if kind or options else None,
+            tier=tier,
+            gamma=share,
+            federation=config,
+            data=data,
+            bn_eval=cast("BnEval", bn_eval.value),
+            options=DeployOptions(format=target.format, compact=compact, **wishes),
+            **({} if samples is None else {"samples": samples}),
+        )
         made.save(out, force=force)
         failure = None
         try:
-            with progress("measuring the file"):
+            with reporting("measuring the file"):
                 made = made.measured(measurement, out)
             made.save_facts(out)
         except ExportError as error:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli.options import (
     Activations,
     Engine,
@@ -18,7 +18,7 @@ from edgefl.cli.options import (
     named_model,
     parse_memory_budget,
 )
-from edgefl.cli.output import errors, print_json, print_table, progress
+from edgefl.cli.output import errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 from edgefl.errors import ConfigError
 from edgefl.system.collecting import built_to_stay
@@ -92,7 +92,7 @@ def export(
 
     For a device:
 
-      edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device phone.toml` recommends, as tier phone)
+      edgefl export --model resnet18 --fit phone.toml      (what `edgefl plan --device-file` recommends, as tier phone)
     """
 
     from edgefl.cli.models.plan import read_device
@@ -136,12 +136,8 @@ def export(
     if fit is not None:
         _export_fitting(config, out, named, forms or ("onnx",), form, memory_budget, kept, fit, as_json)
         return
-    numbers = count(1)
-    with progress() as tell:
-        bundles = what.bundles(
-            lambda text: tell(f"exporting graph {next(numbers)} of {what.count}: {text}"),
-            processes_for(what.process_bytes),
-        )
+    with reporting(total=what.count) as report:
+        bundles = what.bundles(report, processes_for(what.process_bytes))
         rows = [_facts(written(bundle, out)) for bundle in bundles]
     _tell_cache(rows)
     rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
@@ -216,7 +212,7 @@ def _export_fitting(
     name, wishes = checked_name("tier", file.stem), read_device(file)
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
     spec, dataset = model_with_samples(federation)
-    with progress() as tell:
+    with reporting() as tell:
         made = planned(federation, spec, wishes, tell)
         best = made.recommended()
         training = Training.of(suited(federation, Size(best.kind, best.options).of(spec)))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
+from edgefl.api.progress import reporting
 from edgefl.cli.options import ModelName, ModelOptions, named_model
-from edgefl.cli.output import console, print_json, print_table, progress
 from edgefl.errors import ConfigError, ProtocolError
+from edgefl.cli.output import console, print_json, print_table
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
@@ -35,13 +36,20 @@ def plan(
     uplink: Annotated[str, typer.Option(help="like 200kB/s")] = "",
     compute: Annotated[float, typer.Option(min=0, help="speed in training, GMAC/s")] = 0.0,
     round_seconds: Annotated[float, typer.Option(min=0, help="longest round, transfer and computing")] = 0.0,
-    batch: Annotated[int, typer.Option(min=0, help="samples per local step; 0: the algorithm's own")] = 0,
-    steps: Annotated[int, typer.Option(min=0, help="local steps per round; 0: the algorithm's own")] = 0,
-    kinds: Annotated[list[str] | None, typer.Option(help="kinds of submodels, default: all")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="samples per local step; default: the algorithm's own")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="local steps per round; default: the algorithm's own")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="a kind of `edgefl ls kinds`, or several with commas; default: all"),
+    ] = None,
     gamma: Annotated[
         list[str] | None, typer.Option(help="sizes like 1/16,0.25; default: the paper's")
     ] = None,
-    device: Annotated[Path | None, typer.Option(help="device file (TOML) with the same keys")] = None,
+    device_file: Annotated[Path | None, typer.Option(help="device file (TOML) with such keys")] = None,
     hello: Annotated[Path | None, typer.Option(help="a device's hello message, saved")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="one JSON object: submodels, recommended, ...")
@@ -63,13 +71,13 @@ def plan(
 
       edgefl plan --model resnet18 --memory 128MiB --downlink 1MB/s --uplink 200kB/s
 
-      edgefl plan federation.toml --device phone.toml --json   (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
+      edgefl plan federation.toml --device-file phone.toml   (memory = "96MiB", downlink = "8Mbit/s", compute = 2.5, ...)
 
     Own models, and saved hellos:
 
       edgefl plan --model mine.py:make --option classes=5 --option 'sample_shape=[3,20,20]' --memory 24MiB
 
-      edgefl plan --model cnn --hello hello.bin --kinds width,importance --gamma 1/16,1/4 --round-seconds 60
+      edgefl plan --model cnn --hello hello.bin --kind width,importance --gamma 1/16,1/4 --round-seconds 60
     """
 
     from edgefl.config.reading import check_names
@@ -80,19 +88,19 @@ def plan(
         uplink=uplink,
         compute=compute,
         round_seconds=round_seconds,
-        batch=batch,
-        steps=steps,
-        kinds=listed(kinds or ()),
+        batch=batch or 0,
+        steps=steps or 0,
+        kinds=listed(kind or ()),
         gamma=list(gammas(gamma or ())),
     )
-    wishes = wishes.or_else(read_device(device) if device else Wishes())
+    wishes = wishes.or_else(read_device(device_file) if device_file else Wishes())
     wishes = wishes.or_else(read_hello(hello) if hello else Wishes())
     wishes.check()
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
     # torch, which all that follows loads, takes seconds
     named = check_names(config, named_model(model, option or ())).model.name
-    with progress(f"{model or config or 'plan'}: building the model") as say:
+    with reporting(f"{model or config or 'plan'}: building the model") as say:
         with built_to_stay():
             from edgefl.setup.torch_start import load_export, without_dynamo
 

@@ -164,7 +164,7 @@ def test_without_a_compiler_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, 
     no_compiler(monkeypatch, tmp_path)
 
     with pytest.raises(
-        ConfigError, match=r"install a C[+][+] compiler .* build-engine --into .* `engine` onnx"
+        ConfigError, match=r"install a C[+][+] compiler .* build-engine --out .* `engine` onnx"
     ):
         build.binding(WHEEL, lambda _: None)
 
@@ -232,7 +232,7 @@ def test_threads_that_no_device_has_are_refused_before_a_runtime_sees_them(name:
 
 
 def test_the_command_builds_into_a_folder(tmp_path: Path) -> None:
-    ran = runner().invoke(app, ["device", "build-engine", "--into", str(tmp_path / "card"), "--json"])
+    ran = runner().invoke(app, ["device", "build-engine", "--out", str(tmp_path / "card"), "--json"])
 
     assert ran.exit_code == 0, ran.output
     told = json.loads(ran.stdout)

@@ -131,7 +131,7 @@ function hint(): void {
   if (globalThis.isSecureContext) return;
   element("hint").textContent =
     "This page came over http: it trains on one thread, and the screen may go dark. " +
-    "The run's --web-cert and --web-key make it https.";
+    "The run's --web-cert-file and --web-key-file make it https.";
 }
 
 async function start(): Promise<void> {

@@ -48,7 +48,7 @@ _COMPILERS = ("c++", "g++", "clang++")
 _MOST_TEXT = 400
 _INSTALL = f"install it by `{install('executorch')}`, or use `engine` onnx"
 _HELP = (
-    "install a C++ compiler (Debian: `apt install g++`) or name one in $CXX; or run `edgefl device build-engine --into "
+    "install a C++ compiler (Debian: `apt install g++`) or name one in $CXX; or run `edgefl device build-engine --out "
     "FOLDER` on a like machine and put the file beside {place}; or use `engine` onnx"
 )
 
@@ -124,7 +124,7 @@ def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     except OSError as error:
         raise ConfigError(
             f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, name a folder "
-            "that is (`edgefl device build-engine --into FOLDER`, else $XDG_CACHE_HOME), or use `engine` onnx"
+            "that is (`edgefl device build-engine --out FOLDER`, else $XDG_CACHE_HOME), or use `engine` onnx"
         ) from error
     return target
 
