@@ -60,8 +60,8 @@ from edgefl.api.spread import spread as spread
 from edgefl.api.training import CompileOptions as CompileOptions
 from edgefl.api.training import Training as Training
 from edgefl.api.tune import tune as tune
-from edgefl.facts import shipped as _shipped
 from edgefl.errors import EdgeflError as EdgeflError
+from edgefl.facts import shipped as _shipped
 from edgefl_device.personal.personalize import Wanted as _Adaptation
 from edgefl_export.device import Device as Device
 

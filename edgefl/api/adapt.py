@@ -11,8 +11,8 @@ from pathlib import Path
 
 from edgefl.api.bundle import Bundle
 from edgefl.api.device import broker_address
-from edgefl.errors import ConfigError
 from edgefl.api.progress import reporting
+from edgefl.errors import ConfigError
 from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.keys import parse_keys

@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from edgefl.errors import BundleError
 from edgefl.api.progress import reporting
+from edgefl.errors import BundleError
 from edgefl.system.html import table
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest

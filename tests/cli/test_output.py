@@ -18,9 +18,7 @@ from benchmarks.train_step.rows import StepRow
 from edgefl.cli import output
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
-from edgefl.errors import ConfigError
 from edgefl.lab.deployment import Deployment
-from edgefl.lab.lab import Said
 from edgefl_export.deploy.export import Artifact
 from edgefl_server import events
 

@@ -13,8 +13,8 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli.options import ModelName, ModelOptions, named_model
-from edgefl.errors import ConfigError, ProtocolError
 from edgefl.cli.output import console, print_json, print_table
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
 from edgefl.system.sizes import size
