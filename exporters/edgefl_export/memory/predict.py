@@ -179,7 +179,8 @@ class _Run:
         self.places = max((_place_bytes(node) for node in self.calls), default=0)
         """Bytes of the largest copy of places that a scatter makes."""
         self.given = {name: size(node) for name, node in read.items() if not is_page(name)}
-        self.own = left + sum(size(node) for node in fixed)
+        # A view of a constant, such as the zeros that an embedding's gradient is added to, takes no memory.
+        self.own = left + sum(size(node) for node in fixed if line.owner[node] is node)
         self.pages = sum(size(node) for name, node in [*read.items(), *named] if is_page(name))
         self._elsewhere = self._outputs | fixed
 

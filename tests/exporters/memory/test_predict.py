@@ -151,6 +151,14 @@ def test_a_scatter_copies_the_places_that_it_writes_to() -> None:
     assert 56 * MIB <= running(scattered, batch_0_x=TensorSpec((2048 * 1024,))) < 58 * MIB
 
 
+def test_a_view_of_a_constant_is_counted_once() -> None:
+    def added(tensors: Tensors) -> Tensors:
+        zeros = torch.zeros(2048 * 1024).view(2048, 1024)
+        return {"metric.loss": (tensors["batch.0.x"] + zeros).sum()}
+
+    assert 24 * MIB <= running(added, batch_0_x=WIDE) < 26 * MIB
+
+
 def test_what_a_graph_gives_out_lies_beside_its_arena() -> None:
     """A device binds it to memory that is there from the beginning: it takes no gap that was left."""
 
