@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.layers.recurrent import LSTM, BiLstm, Stack
 
 AGREES = 1e-3

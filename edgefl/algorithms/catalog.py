@@ -25,7 +25,7 @@ from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
-from edgefl.models.user_code import blamed
+from edgefl.models.user_code import user_errors
 from edgefl.models.user_factory import factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
@@ -82,7 +82,7 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
     personal = options.pop(PERSONAL, None)
     check_options(f"algorithm {name!r}", factory, options)
     if ":" in name:
-        with blamed(f"the factory {name!r} of an algorithm failed"), importing_for(name):
+        with user_errors(f"the factory {name!r} of an algorithm failed"), importing_for(name):
             algorithm = factory(objective, **options)
     else:
         algorithm = factory(objective, **options)

@@ -20,7 +20,7 @@ from edgefl.models.partition.output import Output
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
 from edgefl.models.user_factory import factory_of
-from edgefl.models.zoo.catalog import built, model_trained_on, with_loss
+from edgefl.models.zoo.catalog import build_from_factory, model_trained_on, with_loss
 from edgefl.setup.data import data_table, open_data
 from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
 from edgefl.setup.samples import data_spec
@@ -135,7 +135,7 @@ def model_spec(
         spec = (
             model_trained_on(model, layout, loss)
             if isinstance(model, str)
-            else built(model, _name_of(model), layout, loss, labels)
+            else build_from_factory(model, _name_of(model), layout, loss, labels)
         )
     if data is not None:
         check_fits(spec, spec.name, data)

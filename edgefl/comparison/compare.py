@@ -24,10 +24,10 @@ from edgefl.comparison.sharing import check_sharing
 from edgefl.comparison.torch_side import STORED, Trained, largest, widened
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ExportError, ModelError
-from edgefl.models.caches import kept, state_of
-from edgefl.models.source import Source
+from edgefl.models.python_state.snapshots import restoring, snapshot_of
+from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
-from edgefl.models.user_code import blamed, innermost
+from edgefl.models.user_code import user_errors, user_line_of
 from edgefl.system.given_back import release_freed
 from edgefl_export.verify.rounding import nudged
 
@@ -89,12 +89,12 @@ def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> Mod
         return spec
     known, key = _agreed.setdefault(source.module, {}), key_of(spec, source, data)
     if key not in known:
-        with kept(state_of(source.module, spec.loss)):
+        with restoring(snapshot_of(source.module, spec.loss)):
             known[key] = _whole_only(spec, source, data, seed)
     return _whole(spec, source) if known[key] else spec
 
 
-def _whole_only(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> bool:
+def _whole_only(spec: ModelSpec, source: ModelSource, data: Samples | None, seed: int) -> bool:
     """Return False if the model agrees as it was cut, True if it agrees as one unit alone; ModelError if not at all."""
     try:
         _compare(spec, source, data, seed)
@@ -111,7 +111,7 @@ def _whole_only(spec: ModelSpec, source: Source, data: Samples | None, seed: int
     return True
 
 
-def _whole(spec: ModelSpec, source: Source) -> ModelSpec:
+def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     """Return the model of ``spec`` as one unit."""
     request = source.request
     loss = request.loss if source.returned_loss is not None else spec.loss
@@ -126,12 +126,12 @@ def _whole(spec: ModelSpec, source: Source) -> ModelSpec:
     )
 
 
-def _compare(spec: ModelSpec, source: Source, data: Samples | None, seed: int) -> None:
+def _compare(spec: ModelSpec, source: ModelSource, data: Samples | None, seed: int) -> None:
     rows = _MANY if sum(each.numel() for each in source.module.parameters()) < _SMALL else _FEW
     step = graph_side.step_of(spec, rows)
     with (
         suppress(ExportError),
-        kept(state_of(source.module, spec.loss)),
+        restoring(snapshot_of(source.module, spec.loss)),
     ):  # it is raised again below: what torch's code refuses to do is said first
         _ = step.joint  # before any result is held, because tracing takes memory
     conduct = Conduct(source.module, spec.loss)
@@ -177,7 +177,13 @@ def _first(differences: list[Difference]) -> Difference:
 
 
 def _by_torch(
-    source: Source, spec: ModelSpec, samples: list[Tensors], seed: int, conduct: Conduct, *, optional: bool
+    source: ModelSource,
+    spec: ModelSpec,
+    samples: list[Tensors],
+    seed: int,
+    conduct: Conduct,
+    *,
+    optional: bool,
 ) -> Trained | None:
     """Train by torch; None where the module fails on these samples and others are left to try."""
     try:
@@ -188,7 +194,7 @@ def _by_torch(
     except Exception as error:
         if optional:
             return None
-        place = innermost(error)
+        place = user_line_of(error)
         name = type(source.module).__name__
         raise ModelError(
             f"{name} fails in torch on random samples: {type(error).__name__}: {error}"
@@ -199,7 +205,7 @@ def _by_torch(
         ) from error
 
 
-def _other_dtype(source: Source) -> str:
+def _other_dtype(source: ModelSource) -> str:
     """Return the advice for a module whose weights are float64 or float16: devices train float32."""
     for name, each in source.module.named_parameters():
         if each.is_floating_point() and each.dtype != torch.float32:
@@ -211,7 +217,7 @@ def _other_dtype(source: Source) -> str:
 class _TorchTraining:
     """Training of the module by torch, beside which models are judged."""
 
-    source: Source
+    source: ModelSource
     samples: list[Tensors]
     by_torch: Trained
     seed: int
@@ -228,7 +234,7 @@ class _TorchTraining:
     def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: Trained) -> None:
         """Raise ModelError if the model gives another output in inference than the module, with the weights of torch."""
         name = type(self.source.module).__name__
-        with blamed(f"{name} fails in inference where it runs in torch"):
+        with user_errors(f"{name} fails in inference where it runs in torch"):
             size = self._inference_error(spec, step, self.by_torch, by_graph.state)
             if size <= TOLERANCE:
                 return

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 
 from edgefl.comparison.outside import noting_outside
 from edgefl.errors import ModelError
-from edgefl.models.caches import Snapshot, StateChange, state_of
-from edgefl.models.draws.known import writes
-from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
-from edgefl.models.user_code import place
+from edgefl.models.python_state.snapshots import Snapshot, StateChange, snapshot_of
+from edgefl.models.torch_functions.control_flow import writes
+from edgefl.models.torch_functions.storage import memory_of
+from edgefl.models.user_code import at_line
 from edgefl_export.capture.instead import instead_of
 
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class Conduct(TorchFunctionMode):
             if name not in now or id(now[name]) != known:
                 self._note(f"it replaces the parameter {name!r} in forward", _WRITE)
         if self._after_first is None:
-            self._after_first = after = state_of(self._module, self._loss)
+            self._after_first = after = snapshot_of(self._module, self._loss)
             self.tensors = after.tensors
         else:
             self.changed |= {each.path: each for each in self._after_first.changes()}
@@ -93,7 +93,7 @@ class Conduct(TorchFunctionMode):
             wanted = bool(args[1]) if len(args) > 1 else bool(kwargs.get("requires_grad", True))
             if wanted != args[0].requires_grad:
                 known = self._names.get(memory_of(args[0]), "a parameter")
-                self._note(f"it switches requires_grad of {known!r} in forward{place()}", _TOGGLE)
+                self._note(f"it switches requires_grad of {known!r} in forward{at_line()}", _TOGGLE)
         elif func is Tensor.register_hook:
             self.hooked = True
         elif func == _REPLACED or (name != "__set__" and writes(name, kwargs)):
@@ -101,7 +101,7 @@ class Conduct(TorchFunctionMode):
                 if memory_of(each) in self._names:
                     known = self._names[memory_of(each)]
                     remedy = instead_of(f"aten.{name}", _WRITE) if name.endswith("_") else _WRITE
-                    self._note(f"it writes the parameter {known!r} in forward{place()}", remedy)
+                    self._note(f"it writes the parameter {known!r} in forward{at_line()}", remedy)
         return func(*args, **kwargs)
 
     def _call(self, hook: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:

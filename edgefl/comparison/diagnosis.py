@@ -18,7 +18,7 @@ from edgefl.comparison.torch_side import Trained
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ModelError
 from edgefl.models.hooks import has_forward_hooks
-from edgefl.models.source import Source
+from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
 
 AGREES = 1e-3
@@ -38,7 +38,7 @@ _REMEDIES = {
 
 def diagnosed(
     spec: ModelSpec,
-    source: Source,
+    source: ModelSource,
     step: GradientStep,
     difference: tuple[str, float, float],
     batch: Tensors,
@@ -102,7 +102,7 @@ def _reason(
 
 def _beginning(
     spec: ModelSpec,
-    source: Source,
+    source: ModelSource,
     step: GradientStep,
     batch: Tensors,
     by_torch: Trained,

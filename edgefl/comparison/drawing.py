@@ -13,10 +13,10 @@ from torch import Tensor
 from edgefl.comparison.stacked import LAYERS, layer_by_layer
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.draws.reading import call_with_draws
-from edgefl.models.draws.rules import Draw
-from edgefl.models.draws.steering import OnePath
-from edgefl.models.user_code import place
+from edgefl.models.torch_functions.control_flow import SinglePathMode
+from edgefl.models.torch_functions.random_inputs import call_with_draws
+from edgefl.models.torch_functions.random_ops import Draw
+from edgefl.models.user_code import at_line
 
 
 class Stream:
@@ -32,9 +32,9 @@ class Stream:
             numbers = torch.rand(tuple(shape), generator=self._generator, dtype=torch.float32)
         if torch._C._functorch.is_batchedtensor(numbers):
             raise ModelError(
-                f"the model draws numbers for each sample inside of torch.vmap{place()}: expected numbers that all samples "
-                "share (randomness='same'), or draws outside of it; draw them for all samples before, and map over them "
-                "by in_dims",
+                f"the model draws numbers for each sample inside of torch.vmap{at_line()}: expected numbers that all "
+                "samples share (randomness='same'), or draws outside of it; draw them for all samples before, and map over "
+                "them by in_dims",
                 refused=True,
             )
         self.drawn.append(numbers)
@@ -84,7 +84,7 @@ class Generators:
             after = generator.get_state().numpy().tobytes()
         if state in self._seen:
             raise ModelError(
-                f"the model draws numbers that it drew before{place()}: its generator is set to the same state again "
+                f"the model draws numbers that it drew before{at_line()}: its generator is set to the same state again "
                 "(manual_seed, set_state, fork_rng, or a torch.Generator made in forward), and a device draws new numbers "
                 "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
                 "new numbers in each step leave the generator alone in forward",
@@ -95,7 +95,7 @@ class Generators:
         self._next[generator] = after
 
 
-class Drawing(OnePath):
+class Drawing(SinglePathMode):
     """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``.
 
     Args:

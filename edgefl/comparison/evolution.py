@@ -23,13 +23,13 @@ from edgefl.comparison.drawing import Drawing, Stream
 from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ModelError
-from edgefl.models.caches import Snapshot, StateChange, kept, state_of
-from edgefl.models.draws.generators import watched
-from edgefl.models.layers.storage import memory_of
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
-from edgefl.models.source import Source
-from edgefl.models.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
+from edgefl.models.python_state.snapshots import Snapshot, StateChange, restoring, snapshot_of
+from edgefl.models.python_state.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
+from edgefl.models.source import ModelSource
+from edgefl.models.torch_functions.python_random import patched_generators
+from edgefl.models.torch_functions.storage import memory_of
 
 COMPARED = 3
 """Calls that were compared with torch by their numbers: the last of them is what later calls have to equal."""
@@ -49,7 +49,7 @@ _MOVES: Sequence[tuple[int, Callable[[Any], Any]]] = (
 """Numbers late in a long training, by those of its third step, and how many calls begin with them."""
 
 
-def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
     """Raise ModelError if state that changes from call to call decides what the module or its loss computes.
 
     The module runs again for as many calls as a short training has, and then from numbers as they are late in a long one.
@@ -67,7 +67,12 @@ def check_state(source: Source, loss: Loss, batch: Tensors, seed: int, conduct: 
     if not conduct.changed and not conduct.outside:
         return
     module = source.module
-    with kept(state_of(module, loss)), restored(module), warnings.catch_warnings(), watched(module):
+    with (
+        restoring(snapshot_of(module, loss)),
+        restored(module),
+        warnings.catch_warnings(),
+        patched_generators(module),
+    ):
         warnings.simplefilter("ignore")
         enter_training(module)
         evolution = _Evolution(source, loss, batch, seed, conduct)
@@ -91,7 +96,7 @@ def decided(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelE
 class _Evolution:
     """Calls of a module and its loss, from its present state on."""
 
-    def __init__(self, source: Source, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+    def __init__(self, source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
         self._source, self._loss, self._batch, self._seed = source, loss, batch, seed
         self._numbers: dict[object, int] = {}
         self._backward = conduct.hooked
@@ -168,7 +173,7 @@ class _Evolution:
         return 0
 
     def _state(self) -> Snapshot:
-        return state_of(self._source.module, self._loss)
+        return snapshot_of(self._source.module, self._loss)
 
     def _call(self) -> tuple[int, ...]:
         """Run the module, its loss, and hooks if there are any; return what the loss and all tensors are computed by."""

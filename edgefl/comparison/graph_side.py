@@ -12,8 +12,8 @@ import torch
 from edgefl.comparison.torch_side import Trained, widened
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.layers.storage import reshaped
 from edgefl.models.spec import ModelSpec
+from edgefl.models.torch_functions.storage import reshaped
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgefl.models.draws.rules import Draw, dropped
+from edgefl.models.torch_functions.random_ops import Draw, dropped
 
 LAYERS: Mapping[str, Callable[..., Any]] = {
     "lstm": torch.lstm,

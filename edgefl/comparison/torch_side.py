@@ -18,18 +18,18 @@ from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import EdgeflError
-from edgefl.models.caches import forgotten, kept, state_of
-from edgefl.models.draws.generators import watched
-from edgefl.models.draws.steering import without_masking
-from edgefl.models.layers.given import first_input
-from edgefl.models.layers.storage import reshaped
+from edgefl.models.inputs import first_input
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training, keeping_modes
-from edgefl.models.own_gradients import differentiable
 from edgefl.models.partition.output import select_output
-from edgefl.models.source import Source
+from edgefl.models.python_state.snapshots import restored_state, restoring, snapshot_of
+from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
+from edgefl.models.torch_functions.autograd_functions import differentiable
+from edgefl.models.torch_functions.control_flow import disable_masking
+from edgefl.models.torch_functions.python_random import patched_generators
+from edgefl.models.torch_functions.storage import reshaped
 from edgefl_export.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
@@ -71,7 +71,7 @@ class Trained:
 
 
 def train(
-    source: Source,
+    source: ModelSource,
     loss: Loss,
     batches: Sequence[Tensors],
     seed: int,
@@ -97,7 +97,7 @@ def train(
     """
     module, trained = source.module, Trained()
     with restored(module) as before, warnings.catch_warnings(), ExitStack() as stack:
-        stack.enter_context(kept(state_of(module, loss)))
+        stack.enter_context(restoring(snapshot_of(module, loss)))
         warnings.simplefilter("ignore")
         enter_training(module)
         stack.enter_context(_widened(module) if double else nullcontext())
@@ -137,7 +137,7 @@ def train(
     return trained
 
 
-def _draw_on(source: Source, loss: Loss, batch: Tensors, generators: Generators) -> None:
+def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Generators) -> None:
     """Run more forward passes of a module that seeds generators; ModelError if it draws the same numbers again."""
     enter_training(source.module)
     try:
@@ -151,7 +151,7 @@ def _draw_on(source: Source, loss: Loss, batch: Tensors, generators: Generators)
 
 
 @torch.no_grad()
-def _inferred(source: Source, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
+def _inferred(source: ModelSource, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
     if source.returned_loss is not None:
         return None
     source.module.eval()
@@ -175,7 +175,7 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
     threads, times = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
-        with kept(state_of(source.module, spec.loss)), restored(source.module):
+        with restoring(snapshot_of(source.module, spec.loss)), restored(source.module):
             enter_training(source.module)
             optimizer = torch.optim.SGD([p for p in source.module.parameters() if p.requires_grad], lr=1e-6)
             for _ in range(_WARM_UP + _TIMED):
@@ -189,14 +189,14 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
     return median(times[_WARM_UP:])
 
 
-def loss_of_batch(source: Source, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
+def loss_of_batch(source: ModelSource, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the loss that torch minimises, by one call of the module."""
     if source.returned_loss is None:
         return loss_as_torch(loss)(_output(source, batch, {}), batch["y"])
     return _output(source, batch, {source.returned_loss.labels: batch["y"]})
 
 
-def _output(source: Source, batch: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Tensor:
+def _output(source: ModelSource, batch: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Tensor:
     """Return the output of the module; the loss that it returns, if it is given ``labels``."""
     module, sample = source.module, source.request.sample
     if isinstance(sample, Mapping):
@@ -263,8 +263,8 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     with ExitStack() as stack:
         stack.enter_context(keeping_modes(module))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(watched(module))
-        stack.enter_context(forgotten(module))
+        stack.enter_context(patched_generators(module))
+        stack.enter_context(restored_state(module))
         stack.enter_context(_announced(module))
         try:
             yield values
@@ -335,7 +335,7 @@ def _announced(module: nn.Module) -> Iterator[None]:
         if hasattr(config, "apply_spec_augment"):
             configs[id(config)] = config
     before = [(config, config.apply_spec_augment) for config in configs.values()]
-    without_masking(module)
+    disable_masking(module)
     try:
         yield
     finally:
@@ -343,7 +343,7 @@ def _announced(module: nn.Module) -> Iterator[None]:
             config.apply_spec_augment = value
 
 
-def inputs_of(source: Source) -> Mapping[str, TensorSpec]:
+def inputs_of(source: ModelSource) -> Mapping[str, TensorSpec]:
     """Return one sample of each input by name, the first as ``x``."""
     sample = source.request.sample
     return sample if isinstance(sample, Mapping) else {"x": sample}

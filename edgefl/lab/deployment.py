@@ -21,7 +21,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
 from edgefl.lab.facts import WeightsOrigin, described
-from edgefl.models.layers.given import called, first_input
+from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
 from edgefl.setup.model import federation_model
@@ -295,7 +295,7 @@ class Workshop:
     def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
         """Return :attr:`metric` on the test set, of a module or of a deployed file. If statistics belong to the batch,
         in full batches of the file's size."""
-        forward = partial(called, model) if isinstance(model, nn.Module) else model
+        forward = partial(call_with_inputs, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)
         step, last = ROWS, count
         if self.bn_eval == "batch":
@@ -308,7 +308,7 @@ class Workshop:
         """bool (test samples,): which of them ``module`` puts into their class."""
         rows = np.arange(len(self.dataset.test_y))
         found = [
-            called(module, batch).argmax(dim=-1).eq(batch["y"]).numpy()
+            call_with_inputs(module, batch).argmax(dim=-1).eq(batch["y"]).numpy()
             for batch in map(self._test, np.split(rows, range(ROWS, len(rows), ROWS)))
         ]
         return np.concatenate(found)

@@ -1,21 +1,30 @@
-"""Deep copies of modules."""
+"""Deep copies of modules, and copies that can be traced and trained."""
 
 from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.parameter import UninitializedBuffer, is_lazy
 from torch.overrides import TorchFunctionMode
 
-from edgefl.models.spaces import SlotSpace
-from edgefl.models.swapped import Swap, heeding
+from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
+from edgefl.models.modes import is_inference, mark_inference
+from edgefl.models.python_state.spaces import SlotSpace
+from edgefl.models.torch_functions.patches import ThreadPatch
+from edgefl.models.user_code import user_errors
 
 M = TypeVar("M", bound=nn.Module)
+
+
+_copying = ThreadPatch()
+"""Inside, ``copy.deepcopy`` of this thread copies modules as :func:`copy_module` does."""
 
 
 def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
@@ -30,7 +39,7 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
         memo: copies to use instead of making one, by the ``id`` of the original, as for ``copy.deepcopy``.
     """
     memo = {} if memo is None else memo
-    with torch.no_grad(), _Detaching(), _copying():
+    with torch.no_grad(), _DetachingMode(), _copying():
         made = copy.deepcopy(module, memo)
         for part in module.modules():
             # torch's own copy of a module leaves out what its class keeps in __slots__.
@@ -43,16 +52,20 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
 
 
 def _state(self: nn.RNNBase) -> dict[str, Any]:
-    """Return the state of a recurrent layer without its list of weights, which torch's own would compute for it:
-    a parametrization, such as spectral norm, moves its buffers each time."""
+    """Return the state of a recurrent layer without its list of weights.
+
+    Torch computes the list for it, and a parametrization, such as spectral norm, moves its buffers each time.
+    """
     state = self.__dict__.copy()
     del state["_flat_weight_refs"]
     return state | {"_flat_weights": [None] * len(self._flat_weights_names)}
 
 
 def _copy_traced(self: fx.GraphModule, memo: dict[int, Any]) -> fx.GraphModule:
-    """Copy an fx module as any other: torch's own copy loses hooks, attributes, and all of them in submodules whose tensors
-    the graph reads."""
+    """Copy an fx module as any other.
+
+    Torch's own copy loses hooks and attributes, and all of them in submodules whose tensors the graph reads.
+    """
     made = type(self).__new__(type(self))
     memo[id(self)] = made
     attributes = {name: value for name, value in self.__dict__.items() if name != "_graph"}
@@ -66,7 +79,7 @@ _GONE: weakref.ref[Any] = weakref.ref(set())
 
 
 def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    if not _copying.here() or not any(map(_refers_to_module, _captured(function))):
+    if not _copying.is_active() or not any(map(_refers_to_module, _captured(function))):
         return function
     cells = tuple(CellType() for _ in function.__closure__ or ())
     made = FunctionType(
@@ -112,8 +125,8 @@ def _refers_to_module(value: object, depth: int = 3) -> bool:
     )
 
 
-class _Dispatch:
-    """The entry for functions in the table of ``copy.deepcopy``, as an attribute for :class:`Swap`."""
+class _DeepcopyTable:
+    """Entry for functions in the table of ``copy.deepcopy``, as an attribute for :class:`ThreadPatch`."""
 
     @property
     def functions(self) -> Any:
@@ -124,8 +137,8 @@ class _Dispatch:
         copy._deepcopy_dispatch[FunctionType] = handler  # type: ignore[attr-defined]
 
 
-class _Detaching(TorchFunctionMode):
-    """Copies tensors that are no leaves as if they were."""
+class _DetachingMode(TorchFunctionMode):
+    """Mode that copies tensors that are no leaves as if they were."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
@@ -136,12 +149,94 @@ class _Detaching(TorchFunctionMode):
         return memo[id(tensor)]
 
 
-_copying: Swap = Swap(
-    (nn.RNNBase, "__getstate__", heeding(lambda: _copying, nn.RNNBase.__getstate__, _state)),
-    (
-        fx.GraphModule,
-        "__deepcopy__",
-        heeding(lambda: _copying, fx.GraphModule.__deepcopy__, _copy_traced),
-    ),
-    (_Dispatch(), "functions", _copy_function),
-)
+_copying.replace_function(nn.RNNBase, "__getstate__", _state)
+_copying.replace_function(fx.GraphModule, "__deepcopy__", _copy_traced)
+_copying.replace(_DeepcopyTable(), "functions", _copy_function)
+
+
+def trainable_copy(module: nn.Module) -> nn.Module:
+    """Return a deep copy of ``module`` that computes the same.
+
+    Parts in inference mode inside a module in training mode stay so, also if a ``train`` method of the module's own puts
+    them there. A layer without state that is a submodule under several names, such as one ReLU for all, becomes a layer
+    under each. Buffers of integers (position ids, counters) and of complex numbers become constants, because only floats
+    are averaged.
+
+    Raises:
+        ModelError: a batch norm keeps a cumulative average.
+    """
+    made = copy_module(module)
+    mark_inference(made)
+    _check_averages(made)
+    _part_stateless(made)
+    for part in made.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            part.register_load_state_dict_post_hook(_without_counter)
+        part._non_persistent_buffers_set |= {
+            name
+            for name, buffer in part._buffers.items()
+            if buffer is not None and not buffer.is_floating_point()
+        }
+    return made
+
+
+def with_shapes(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
+    """Return ``module``, or a copy whose lazy layers have the shapes that a batch of ``sample`` gives them.
+
+    Raises:
+        ModelError: the module cannot read a sample.
+    """
+    waiting = [each for each in (*module.parameters(), *module.buffers()) if is_lazy(each)]
+    if not waiting:
+        return module
+    # torch copies parameters without a shape, but no buffers.
+    fresh: dict[int, object] = {
+        id(each): UninitializedBuffer(device=each.device, dtype=each.dtype)  # type: ignore[call-arg]
+        for each in waiting
+        if isinstance(each, UninitializedBuffer)
+    }
+    made = copy_module(module, fresh)
+    modes = {part: part.training for part in made.modules()}
+    with torch.no_grad(), user_errors(f"{type(module).__name__} has lazy layers and cannot read a sample"):
+        made.eval()
+        if isinstance(sample, Mapping):
+            made(**{name: each.rows(2).zeros() for name, each in sample.items()})
+        else:
+            made(sample.rows(2).zeros())
+    for part, training in modes.items():
+        part.training = training
+    return made
+
+
+def _check_averages(module: nn.Module) -> None:
+    for path, part in module.named_modules():
+        averages = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
+        if averages and not is_inference(part) and part.momentum is None:
+            raise ModelError(
+                f"batch norm {path!r} keeps a cumulative average (momentum=None), which depends on a batch counter; "
+                "give it a momentum such as 0.1",
+                module=path,
+            )
+
+
+def _part_stateless(module: nn.Module) -> None:
+    """Give each name of a layer without state a copy of its own, so that units can be cut between the uses."""
+    seen: set[nn.Module] = set()
+    for part in module.modules():
+        for name, child in part._modules.items():
+            if child in seen and child is not None and _is_plain(child):
+                part._modules[name] = copy_module(child)
+            elif child is not None:
+                seen.add(child)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    parts = list(module.modules())
+    return not module.state_dict() and all(type(part).__module__.startswith("torch.nn.") for part in parts)
+
+
+def _without_counter(_norm: nn.Module, keys: Any) -> None:
+    """Ignore the counter of batches, which torch's batch norm adds to every state that it loads."""
+    keys.unexpected_keys[:] = [
+        key for key in keys.unexpected_keys if not key.endswith(".num_batches_tracked")
+    ]

@@ -37,13 +37,18 @@ def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[
     try:
         with in_mode(module, training=True):
             run(module, sample, watch)
-    except Exception:  # whoever traces the module next meets the failure
+    except Exception:  # the trace of the module reports it
         return frozenset()
     return frozenset((watch.written | watch.rebound()) & watch.read)
 
 
 class BufferWatch(TorchDispatchMode):
-    """Mode that follows buffers through a run: those that are ``written``, and those ``read`` for anything else."""
+    """Mode that follows buffers through a run.
+
+    Attributes:
+        written: names of the buffers that an operation writes to.
+        read: names of the buffers that an operation reads for anything else.
+    """
 
     def __init__(self, buffers: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

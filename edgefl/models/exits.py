@@ -19,21 +19,21 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.exit_loss import ExitLoss
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
+from edgefl.models.losses.exit_loss import ExitLoss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
 from edgefl.models.zoo.catalog import build_model
 
 SUFFIX = "_exit"
 RUNS = 4
-"""Runs of units, hence exits, that a model without stages gets: as many as the paper has sizes."""
+"""Number of runs of units, hence of exits, of a model without stages: the number of sizes in the paper."""
 
 
 class Exit(nn.Module):
-    """Mean over positions, then a dense layer: a unit's output (B, ...) to the head's (B, *out).
+    """Classifier behind a unit: mean over positions, then a dense layer, from (B, ...) to the head's (B, *out).
 
-    As a unit of a model it hands its input on (``passes``); as the last unit of a shallower one it is the head.
+    As a unit of a model it returns its input (``passes``); as the last unit of a shallower one it is the head.
     """
 
     def __init__(self, dense: nn.Linear, positions: tuple[int, ...], *, passes: bool = True) -> None:
@@ -44,7 +44,7 @@ class Exit(nn.Module):
         return x if self.passes else self.classify(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """What the exit says of the output of the unit before it."""
+        """Return the exit's output for the output of the unit before it."""
         pooled = x.mean(dim=self.positions) if self.positions else x
         if pooled.shape[-1] != self.dense.weight.shape[1]:
             raise ModelError(
@@ -55,27 +55,27 @@ class Exit(nn.Module):
         logits: Tensor = self.dense(pooled)
         return logits
 
-    def last(self) -> Exit:
-        """The same classifier (its tensors are shared) as the head of what comes before it."""
+    def as_head(self) -> Exit:
+        """Return the same classifier, with shared tensors, as the head of the units before it."""
         return Exit(self.dense, self.positions, passes=False).train(self.training)
 
 
-class Branched(nn.Sequential):
+class BranchedUnits(nn.Sequential):
     """Units with exits among them.
 
-    Inference is the chain of the units, so the last one alone speaks: (B, *out). Training gives what each exit says,
-    the last one last: (B, m, *out).
+    Inference returns the output of the last unit, (B, *out). Training returns the outputs of all exits, the head's last,
+    (B, m, *out).
     """
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            return self.every(x)
+            return self.all_exits(x)
         for unit in self:
             x = unit(x)
         return x
 
-    def every(self, x: Tensor) -> Tensor:
-        """(B, m, *out), in any mode."""
+    def all_exits(self, x: Tensor) -> Tensor:
+        """Return the outputs of all exits, (B, m, *out), in any mode."""
         outputs = []
         for unit in self:
             if isinstance(unit, Exit) and unit.passes:
@@ -87,7 +87,7 @@ class Branched(nn.Sequential):
 
 @dataclass(frozen=True, eq=False)
 class ExitSpec(ModelSpec):
-    """A model some of whose units are exits; whatever part of it reaches the head trains the exits in it too."""
+    """Model with exits among its units; a part that contains the head trains the exits in it too."""
 
     def part(self, start: int, stop: int) -> nn.Sequential:
         units = super().part(start, stop)
@@ -95,13 +95,14 @@ class ExitSpec(ModelSpec):
 
     @property
     def exits(self) -> tuple[str, ...]:
-        """Names of the units that are exits, in order; the model's head is one more, the last."""
+        """Names of the units that are exits, in order; the head, the last exit, is not among them."""
         return tuple(name for name, unit in self.module.named_children() if isinstance(unit, Exit))
 
-    def level(self, exit: int) -> Branched:
-        """The units up to exit ``exit`` (counted from 1), which is then the head; the modules are shared.
+    def level(self, exit: int) -> BranchedUnits:
+        """Return the units up to exit ``exit`` (counted from 1), which is then the head; the modules are shared.
 
-        ModelError for an exit that the model does not have.
+        Raises:
+            ModelError: the model has no such exit.
         """
         count = len(self.exits) + 1
         if not 1 <= exit <= count:
@@ -114,7 +115,7 @@ class ExitSpec(ModelSpec):
         stop = self.units.index(self.exits[exit - 1])
         ending = self.module.get_submodule(self.units[stop])
         assert isinstance(ending, Exit)
-        level = branched([*self.part(0, stop).named_children(), (self.units[stop], ending.last())])
+        level = branched([*self.part(0, stop).named_children(), (self.units[stop], ending.as_head())])
         for path, name in borrowed(level).items():
             raise ModelError(
                 f"exit {exit} of {self.name} ends before {name!r}, to which {path!r} is tied: give each its own weights, or "
@@ -125,21 +126,29 @@ class ExitSpec(ModelSpec):
         return level
 
 
-def branched(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> Branched:
-    """A :class:`Branched` with these named children."""
-    return Branched(OrderedDict(units))
+def branched(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
+    """Return a :class:`BranchedUnits` with these named children."""
+    return BranchedUnits(OrderedDict(units))
 
 
 def with_exits(
     spec: ModelSpec, after: Sequence[str] = (), *, kd_weight: float = 0.0, seed: int = 0
 ) -> ExitSpec:
-    """``spec`` with an exit behind each unit of ``after``; the units and their values are ``spec``'s own.
+    """Return ``spec`` with an exit behind each unit of ``after``; the units and their values are ``spec``'s own.
 
-    Without ``after`` the exits lie at the ends of stages, which are runs of units with one output shape, up to the
-    last but one: behind the last stage comes the head. A model of a single stage is cut into up to four runs of nearly
-    equal length. Samples (C, H, W) and the like are read as channels first, (T, C) as tokens of C features; the mean
-    over positions goes into the exit, except where the head says something at every token.
-    ``kd_weight`` is that of :class:`edgefl.models.exit_loss.ExitLoss`. ModelError where an exit cannot be put.
+    Samples (C, H, W) and the like are read as channels first, (T, C) as tokens of C features. The mean over positions
+    goes into the exit, unless the head has an output at every token.
+
+    Args:
+        spec: the model.
+        after: names of units. By default the ends of stages, which are runs of units with one output shape, except
+            the last two, because the head is behind the last. A model of a single stage has up to four runs of nearly equal
+            length.
+        kd_weight: as in :class:`edgefl.models.losses.exit_loss.ExitLoss`.
+        seed: seed of the exits' initial values.
+
+    Raises:
+        ModelError: an exit cannot lie behind one of the units.
     """
     if isinstance(spec, ExitSpec):
         raise ModelError(f"{spec.name} has exits already: {', '.join(spec.exits)}", model=spec.name)
@@ -147,7 +156,7 @@ def with_exits(
     places = tuple(after) or _stage_ends(spec, results) or _run_ends(spec)
     _check_places(spec, places)
     out = results[spec.units[-1]]
-    made = initialised(
+    made = initialize(
         lambda: sequential((f"{unit}{SUFFIX}", _exit(unit, results[unit], out)) for unit in places), seed
     )
     units: list[tuple[str, nn.Module]] = []
@@ -173,11 +182,10 @@ def early_exits(
     seed: int = 0,
     **options: Any,
 ) -> ExitSpec:
-    """The model ``base`` (as :func:`edgefl.models.zoo.catalog.build_model` has it) with exits: a factory for
-    federation files.
+    """Return the model ``base`` of :func:`edgefl.models.zoo.catalog.build_model` with exits; a factory for federation files.
 
     ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the options of
-    the base model. What is None is not told to the base model.
+    the base model. Options that are None keep the base model's defaults.
     """
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
     shape_options = {name: value for name, value in offered.items() if value is not None}
@@ -187,12 +195,12 @@ def early_exits(
 
 
 def channel_dim(shape: Sequence[int]) -> int:
-    """Which dimension of one sample's features are the channels: the last of (T, C), otherwise the first."""
+    """Return the dimension of the channels in one sample's features: the last of (T, C), otherwise the first."""
     return 1 if len(shape) == 2 else 0
 
 
 def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
-    """One sample of each unit's output."""
+    """Return one sample of each unit's output."""
     results, sample = dict[str, TensorSpec](), spec.sample
     for position, unit in enumerate(spec.units):
         sample = results[unit] = output_spec(spec.part(position, position + 1), sample)
@@ -200,7 +208,7 @@ def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
 
 
 def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, ...]:
-    """The last unit of each stage but the last two. Units without weights, such as pooling, end the stage before."""
+    """Return the last unit of each stage except the last two. Units without weights, such as pooling, end the one before."""
     holding = {name.partition(".")[0] for name in spec.weights}
     ends: list[str] = []
     for _, run in groupby(spec.units, lambda unit: results[unit].shape):
@@ -213,7 +221,7 @@ def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, .
 
 
 def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
-    """The ends of all but the last of up to ``RUNS`` runs of the units with weights, the last unit left out."""
+    """Return the ends of up to ``RUNS`` runs of the units with weights, without the last run and the last unit."""
     holding = {name.partition(".")[0] for name in spec.weights}
     units = [unit for unit in spec.units if unit in holding][:-1]
     count = min(RUNS, len(units))
@@ -243,8 +251,8 @@ def _check_places(spec: ModelSpec, places: tuple[str, ...]) -> None:
 def _exit(unit: str, features: TensorSpec, out: TensorSpec) -> Exit:
     shape = features.shape
     channels = channel_dim(shape)
-    said_everywhere = len(out.shape) > 1 and out.shape[:-1] == shape[:-1]
-    if not features.dtype.is_floating_point or not shape or not (len(out.shape) == 1 or said_everywhere):
+    at_every_token = len(out.shape) > 1 and out.shape[:-1] == shape[:-1]
+    if not features.dtype.is_floating_point or not shape or not (len(out.shape) == 1 or at_every_token):
         raise ModelError(
             f"an exit behind {unit!r} would turn samples of shape {shape} and type {features.dtype} into {out.shape}, "
             "the head's; it can where the head gives one vector per sample, or one per token of (tokens, features)",
@@ -252,5 +260,5 @@ def _exit(unit: str, features: TensorSpec, out: TensorSpec) -> Exit:
             found=shape,
             wanted=out.shape,
         )
-    pooled = () if said_everywhere else tuple(dim + 1 for dim in range(len(shape)) if dim != channels)
-    return Exit(nn.Linear(shape[-1] if said_everywhere else shape[channels], out.shape[-1]), pooled)
+    pooled = () if at_every_token else tuple(dim + 1 for dim in range(len(shape)) if dim != channels)
+    return Exit(nn.Linear(shape[-1] if at_every_token else shape[channels], out.shape[-1]), pooled)

@@ -1,4 +1,4 @@
-"""The module that a model was cut from, as its author left it: training is compared with it."""
+"""Source of a model: the module that it was cut from, with which training is compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.hooks import has_hooks
 from edgefl.models.losses.loss import Loss
-from edgefl.models.losses.returned import ModelLoss
+from edgefl.models.losses.own import ModelLoss
 from edgefl.models.partition.output import Output
 
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -26,8 +26,8 @@ Cuts = tuple[str, ...] | str | None
 
 
 @dataclass(frozen=True)
-class Request:
-    """How a module is cut: the arguments of :func:`edgefl.models.split.split`.
+class SplitRequest:
+    """Arguments of :func:`edgefl.models.split.split` for one module.
 
     Attributes:
         cuts: paths of submodules, ``"auto"``, or None for the default.
@@ -58,7 +58,7 @@ class Request:
         """One sample of the first input."""
         return next(iter(self.sample.values())) if isinstance(self.sample, Mapping) else self.sample
 
-    def shortened(self, length: int) -> Request:
+    def shortened(self, length: int) -> SplitRequest:
         """Return the same for samples of ``length`` entries; inputs and labels of another length stay."""
         longest = self.first.shape[:1]
 
@@ -74,18 +74,18 @@ class Request:
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
-    """The user's ``module`` and how it was cut.
+class ModelSource:
+    """Module of the user, with the request by which it was cut.
 
     Attributes:
-        module: the object that the user gave, or its copy with shapes if it has lazy layers.
-        request: how it was cut.
-        cut: cuts a module in the way of a request into a :class:`edgefl.models.spec.ModelSpec`, which refers to this class.
+        module: the user's object, or its copy with shapes if it has lazy layers.
+        request: the arguments of the cut.
+        cut: function that cuts a module by a request into a :class:`edgefl.models.spec.ModelSpec`.
     """
 
     module: nn.Module
-    request: Request
-    cut: Callable[[nn.Module, Request], Any]
+    request: SplitRequest
+    cut: Callable[[nn.Module, SplitRequest], Any]
 
     @property
     def returned_loss(self) -> ModelLoss | None:

@@ -15,35 +15,42 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import BufferWatch, restore_counters
-from edgefl.models.draws.steering import Steered
-from edgefl.models.layers.given import given
-from edgefl.models.layers.layouts import nowhere
-from edgefl.models.layers.storage import without_new
-from edgefl.models.losses.classes import CROSS_ENTROPY
+from edgefl.models.inputs import extra_inputs
+from edgefl.models.losses.classification import CROSS_ENTROPY
 from edgefl.models.losses.loss import Loss, metrics_of
 from edgefl.models.modes import set_mode
-from edgefl.models.source import Source
-from edgefl.models.swapped import Swap
-from edgefl.models.user_code import blamed
+from edgefl.models.python_state.snapshots import move_to_meta, restored_state
+from edgefl.models.source import ModelSource
+from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.models.torch_functions.layouts import on_meta_device
+from edgefl.models.torch_functions.patches import ThreadPatch
+from edgefl.models.torch_functions.storage import without_new
+from edgefl.models.user_code import user_errors
 from edgefl.wire.bundle.manifest import SAMPLE
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    """A model and what is needed to cut it: ``module`` is an ``nn.Sequential`` whose named children are the units.
+    """Model as a list of units, with what is needed to cut and train it.
 
-    A unit maps one tensor to one tensor, so every position between two units is a place to cut, and the state
-    names are ``<unit>.<name>``. ``name`` is the model's. ``sample`` is the shape and dtype of one sample as the first
-    unit reads it, without the batch dimension. ``classes``: how many a label chooses from, a language model's vocabulary;
-    1 where labels are no classes, and 2 for a model with a single output (a logit) and cross-entropy. ``loss`` is what
-    training minimises; it also says what a label looks like. ``accounting_batch`` is the batch factor of the counted
-    activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM (embracingfl.md 2.8). ``global_names``: for each
-    name that the module that was cut has for a tensor, the one in the state, where tied weights have a single one; empty
-    where the units are the module. Units may share tensors (:mod:`edgefl.models.tied`). ``again``: cuts the module anew
-    for a shorter length; None where units read any. ``source``: the module that was cut, as its author left it.
+    A unit maps one tensor to one tensor, so a cut may lie between any two units. Names of the state are
+    ``<unit>.<name>``. Units may share tensors (:mod:`edgefl.models.tied`).
+
+    Attributes:
+        name: name of the model.
+        module: an ``nn.Sequential`` whose named children are the units.
+        sample: shape and dtype of one sample as the first unit reads it, without the batch dimension.
+        classes: number of classes of a label, such as a language model's vocabulary; 1 if labels are no classes, and 2
+            for a model with a single output (a logit) and cross-entropy.
+        accounting_batch: batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM
+            (embracingfl.md 2.8).
+        loss: the loss that training minimises, which also defines a label.
+        global_names: name in the state for each name of a tensor in the module that was cut, because tied weights keep
+            one name; empty if the units are the module.
+        again: function that cuts the module for a shorter length; None if units read any length.
+        source: the module that was cut, as its author left it.
     """
 
     name: str
@@ -54,17 +61,17 @@ class ModelSpec:
     loss: Loss = CROSS_ENTROPY
     global_names: Mapping[str, str] = field(default_factory=dict)
     again: Callable[[int], ModelSpec] | None = field(default=None, repr=False)
-    source: Source | None = field(default=None, repr=False)
+    source: ModelSource | None = field(default=None, repr=False)
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Their names, in order."""
+        """Names of the units, in order."""
         return tuple(name for name, _ in self.module.named_children())
 
     @property
     def others(self) -> Mapping[str, TensorSpec]:
         """One sample of each input beside the first, by name."""
-        return {name: sample for name, sample in given(self.module).items() if name != SAMPLE}
+        return {name: sample for name, sample in extra_inputs(self.module).items() if name != SAMPLE}
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -72,16 +79,16 @@ class ModelSpec:
         return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Units ``start:stop`` (0-based) under their global names; the modules are shared, not copied."""
+        """Return units ``start:stop`` (0-based) under their global names; the modules are shared, not copied."""
         return sequential((name, self.module.get_submodule(name)) for name in self.units[start:stop])
 
     @cached_property
     def _boundaries(self) -> dict[int, TensorSpec]:
-        """The results of :meth:`boundary`, each of which takes a run of the units."""
+        """Cache of :meth:`boundary`, because each result takes a run of the units."""
         return {}
 
     def boundary(self, cut: int) -> TensorSpec:
-        """One sample of the tensor that crosses after ``cut`` units; ``boundary(0)`` is the raw input."""
+        """Return one sample of the tensor that crosses after ``cut`` units; ``boundary(0)`` is the raw input."""
         if not 0 <= cut <= len(self.units):
             raise ModelError(
                 f"{self.name} has {len(self.units)} units, so a cut lies in 0..{len(self.units)}; found {cut}",
@@ -93,14 +100,15 @@ class ModelSpec:
         return self._boundaries[cut]
 
     def shortened(self, length: int) -> ModelSpec:
-        """The same model for samples of which only the first ``length`` entries count: tokens of a sequence.
+        """Return the model for samples of only ``length`` entries, such as the tokens of a sequence.
 
-        ModelError where samples are no sequences of more than ``length``, or a weight's shape depends on their length.
+        Raises:
+            ModelError: samples are no sequences of more than ``length``, or a weight's shape depends on their length.
         """
         whole = self.sample.shape[0] if self.sample.shape else 0
         if not 1 <= length < whole:
             raise ModelError(
-                f"{self.name} reads samples of {whole} entries, and is asked for one that reads {length}: give a length "
+                f"{self.name} reads samples of {whole} entries, and cannot read samples of {length}: give a length "
                 f"from 1 to {whole - 1}",
                 length=length,
             )
@@ -118,22 +126,22 @@ class ModelSpec:
 
     @property
     def label(self) -> TensorSpec:
-        """One sample's label. ModelError if the loss cannot read the model's output."""
+        """Label of one sample. Raises ModelError if the loss cannot read the model's output."""
         return self.loss.label(self.boundary(len(self.units)))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of the model's task, the one that people are shown first; () where there is but the loss."""
+        """Names of the metrics of the model's task, the main one first; () if the loss is the only one."""
         return metrics_of(self.loss, self.boundary(len(self.units)))
 
 
 def cut_to(sample: TensorSpec, length: int) -> TensorSpec:
-    """A sample's first ``length`` entries."""
+    """Return the spec of a sample's first ``length`` entries."""
     return TensorSpec((length, *sample.shape[1:]), sample.dtype, sample.below, sample.ignored)
 
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """An ``nn.Sequential`` with these named children."""
+    """Return an ``nn.Sequential`` with these named children."""
     return nn.Sequential(OrderedDict(units))
 
 
@@ -142,11 +150,11 @@ CONSTANT = "edgefl_constant"
 
 
 def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
-    """A copy without values: state tensors live on the meta device, so that nothing can be baked into a graph.
+    """Return a copy without values, with state tensors on the meta device, so that none becomes a constant of a graph.
 
     A tensor with several uses stays one. Buffers outside the state (constants such as position ids) keep their values.
     """
-    # What a deep copy finds in its memo it takes from there: no value is copied on the way.
+    # A deep copy takes tensors from its memo, so that no value is copied.
     memo: dict[int, object] = {
         id(parameter): nn.Parameter(parameter.to("meta"), parameter.requires_grad)
         for part in module.modules()
@@ -167,9 +175,9 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
 
 
 def on_meta(module: nn.Sequential) -> nn.Sequential:
-    """A copy on the meta device; no value is copied on the way."""
+    """Return a copy on the meta device, without copying values."""
     tensors = [*module.parameters(), *module.buffers()]
-    # What a deep copy finds in its memo it takes from there.
+    # A deep copy takes tensors from its memo, so that no value is copied.
     memo: dict[int, object] = {
         id(tensor): nn.Parameter(tensor.to("meta"), tensor.requires_grad)
         if isinstance(tensor, nn.Parameter)
@@ -186,16 +194,20 @@ def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -
 
 
 _autocast_init = torch.autocast.__init__
-_autocast = Swap((torch.autocast, "__init__", _autocast_anywhere))
+_autocast = ThreadPatch()
+_autocast.replace(torch.autocast, "__init__", _autocast_anywhere)
 
 
 @contextmanager
 def without_values(module: nn.Module) -> Iterator[None]:
-    """For runs of ``module`` on the meta device: tensors that its code makes without naming a device are there too,
-    ``torch.autocast(x.device.type)`` is accepted, and its Python state is restored."""
-    with nowhere(), Steered() as steered, _autocast(), forgotten(module) as held:
+    """Prepare runs of ``module`` on the meta device.
+
+    Inside, tensors that its code makes without a device are on the meta device too, and ``torch.autocast(x.device.type)``
+    is accepted. Its Python state is restored afterwards.
+    """
+    with on_meta_device(), TraceableMode() as mode, _autocast(), restored_state(module) as held:
         for tensor, original in move_to_meta(held):
-            steered.know(tensor, original)
+            mode.set_values(tensor, original)
         with without_new(module):
             yield
 
@@ -206,19 +218,21 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
     Args:
         module: the module.
         sample: one sample.
-        watch: sees the operations.
+        watch: mode that follows its operations.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, forgotten(module):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, restored_state(module):
         # In-place operations must not reach the module's own buffers.
         own = (*module.named_parameters(), *module.named_buffers())
         tensors: dict[str, Tensor] = {name: mode.from_tensor(each) for name, each in own}
-        x = sample.rows(3).zeros()  # before the mode below, which knows the values of what is made inside
-        with Steered(), nullcontext() if watch is None else watch.following(tensors):
+        x = sample.rows(
+            3
+        ).zeros()  # before the mode below, because it takes tensors made inside for constants
+        with TraceableMode(), nullcontext() if watch is None else watch.following(tensors):
             return torch.func.functional_call(module, tensors, (x,))
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
-    """Shape and dtype of one output sample, found by a run without values."""
+    """Return shape and dtype of one output sample, by a run without values."""
     if len(module) == 0:
         return sample
     # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -227,9 +241,10 @@ def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
 
 
 def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
-    """Forward in inference mode on the meta device (shapes only).
+    """Run the units in inference mode on the meta device, for shapes only.
 
-    Raises ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
+    Raises:
+        ModelError: a unit cannot read the output of the one before, or returns no tensor; the message names it.
     """
     bare = on_meta(module).eval()
     with without_values(bare):
@@ -237,13 +252,16 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
 
 
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Run every unit in turn. ModelError, naming the unit, if it cannot read what comes before it or gives no tensor.
+    """Run every unit in turn.
 
-    Watched operations find the user's code by the name of this function.
+    Exporters find the user's code of an operation by the name of this function.
+
+    Raises:
+        ModelError: a unit cannot read the output of the one before, or returns no tensor; the message names it.
     """
     for name, unit in units.named_children():
         shape = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"
-        with blamed(f"unit {name!r} cannot read samples of shape {shape}"):
+        with user_errors(f"unit {name!r} cannot read samples of shape {shape}"):
             x = unit(x)
         if not isinstance(x, Tensor):
             raise ModelError(

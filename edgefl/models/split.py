@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
+from edgefl.models.copies import trainable_copy, with_shapes
 from edgefl.models.counters import moved_buffers, note_counters
-from edgefl.models.draws.steering import without_dispatch, without_masking
 from edgefl.models.hooks import (
     drop_backward_hooks,
     has_forward_hooks,
@@ -19,22 +19,22 @@ from edgefl.models.hooks import (
     note_gradient_hooks,
     noting_gradient_hooks,
 )
-from edgefl.models.layers.given import joined
-from edgefl.models.layers.visible import shaped, visible
-from edgefl.models.losses.catalog import fitted
+from edgefl.models.inputs import with_one_input
+from edgefl.models.losses.catalog import fit_loss
+from edgefl.models.losses.lifted import lift_loss
 from edgefl.models.losses.loss import Loss
-from edgefl.models.losses.returned import ModelLoss
-from edgefl.models.losses.returned_loss import lifted
+from edgefl.models.losses.own import ModelLoss
 from edgefl.models.modes import has_mode_side_effects, in_mode
 from edgefl.models.partition.dataflow import Dataflow, check_not_random, check_same_in_both_modes
 from edgefl.models.partition.normalize import path_of, random_nodes, vmap_nodes
 from edgefl.models.partition.output import Output, output_only, return_output_only
 from edgefl.models.partition.partitioner import Partitioner, is_layer, unit_names
 from edgefl.models.partition.tracer import ModuleTracer, TracedGraph
-from edgefl.models.source import Request, Source, unwrapped
+from edgefl.models.source import ModelSource, SplitRequest, unwrapped
 from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
-from edgefl.models.tied import shared
-from edgefl.models.user_code import blamed
+from edgefl.models.tied import share_weights
+from edgefl.models.torch_functions.control_flow import disable_expert_dispatch, disable_masking
+from edgefl.models.user_code import user_errors
 
 TAIL, WHOLE = "tail", "model"
 Cuts = Sequence[str] | Literal["auto"] | None
@@ -95,33 +95,33 @@ def split(
     """
     paths = cuts if cuts is None or isinstance(cuts, str) else tuple(cuts)
     spec = sample if isinstance(sample, TensorSpec | Mapping) else TensorSpec(tuple(sample))
-    request = Request(
+    request = SplitRequest(
         paths, spec, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
     )
-    with blamed(f"torch cannot list the parts of {type(module).__name__}"):
+    with user_errors(f"torch cannot list the parts of {type(module).__name__}"):
         inner = unwrapped(module)
     return _split(inner, request)
 
 
-def _split(module: nn.Module, request: Request) -> ModelSpec:
+def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
     # 1. Copy the module. Deep copies lose hooks of parameters, so the copy notes them for the training graphs.
-    shaped_module = shaped(module, request.sample)
+    shaped_module = with_shapes(module, request.sample)
     kind = type(module).__name__
     unfit = f"{kind} cannot be copied and set to training; expected a module that deepcopy and train() accept"
-    with noting_gradient_hooks(shaped_module), blamed(unfit):
-        copied = visible(shaped_module)
+    with noting_gradient_hooks(shaped_module), user_errors(unfit):
+        copied = trainable_copy(shaped_module)
     hooks = hooks_by_parameter(copied)
     drop_backward_hooks(copied)
-    without_masking(copied)
-    without_dispatch(copied)
+    disable_masking(copied)
+    disable_expert_dispatch(copied)
 
     # 2. Reduce it to one input and one output: lift a loss that it computes itself out of its graph, and let other inputs
     # enter by layers. The loss comes first, because it is traced with all inputs and the labels.
     sample, loss, output = request.sample, request.loss, request.output
     if isinstance(loss, ModelLoss):
-        loss = lifted(copied, sample, output, loss, request.labels)
+        loss = lift_loss(copied, sample, output, loss, request.labels)
     if isinstance(sample, Mapping):
-        copied, sample = joined(copied, sample), request.first
+        copied, sample = with_one_input(copied, sample), request.first
 
     # 3. Buffers that a step moves are state, whatever the module registered them as.
     moved = moved_buffers(copied, run_fake, sample)
@@ -133,7 +133,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
     # 4. Cut it, and keep each tensor once in the state.
     made = _units(copied, sample, request)
     note_gradient_hooks(made, hooks)
-    made = shared(made)
+    made = share_weights(made)
     names = {id(tensor): name for name, tensor in made.state_dict(keep_vars=True).items()}
     global_names = {own: names[id(tensor)] for own, tensor in state.items() if id(tensor) in names}
     note_counters(made, [global_names[each] for each in moved if each in global_names])
@@ -146,7 +146,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
         sample,
         request.classes,
         request.accounting_batch,
-        loss=fitted(loss, output_sample, request.labels, sample),
+        loss=fit_loss(loss, output_sample, request.labels, sample),
         global_names=global_names,
         again=lambda length: _split(
             module,
@@ -155,7 +155,7 @@ def _split(module: nn.Module, request: Request) -> ModelSpec:
                 loss=request.loss if isinstance(request.loss, ModelLoss) else spec.loss,
             ),
         ),
-        source=Source(shaped_module, request, _split),
+        source=ModelSource(shaped_module, request, _split),
     )
     spec._boundaries[len(made)] = output_sample
     check_classes(spec)
@@ -175,7 +175,7 @@ def check_classes(spec: ModelSpec) -> None:
         )
 
 
-def _units(module: nn.Module, sample: TensorSpec, request: Request) -> nn.Sequential:
+def _units(module: nn.Module, sample: TensorSpec, request: SplitRequest) -> nn.Sequential:
     cuts, output = request.cuts, request.output
     if request.whole:
         return sequential([(WHOLE, return_output_only(module, output))])
@@ -191,7 +191,7 @@ def _units(module: nn.Module, sample: TensorSpec, request: Request) -> nn.Sequen
     if isinstance(cuts, tuple):
         return _split_at(module, sample, cuts, output)
     try:
-        with blamed(f"cannot cut {type(module).__name__}"):
+        with user_errors(f"cannot cut {type(module).__name__}"):
             return _split_automatically(module, sample, request.units, output)
     except ModelError as error:
         if error.details.get("refused") or not _runs_without_values(module, sample, output):

@@ -1,11 +1,11 @@
-"""Weights with several uses: once in the state, as a parameter of the last unit that uses them, and read by the others.
+"""Tied weights: each tensor once in the state, as a parameter of the last unit that uses it; other units read it.
 
-Tied layers, such as a language model's embedding and head, share one ``nn.Parameter``. Units keep it as that one object:
-in every other place it is a buffer outside the state, so ``state_dict`` and ``named_parameters`` have one name for it,
-and ``torch.func.functional_call``, which replaces tied tensors together, gives all uses the value under that name::
+Tied layers, such as a language model's embedding and head, share one ``nn.Parameter``. Units keep that one object. In
+every other place it is a buffer outside the state, so that ``state_dict`` and ``named_parameters`` have one name for it.
+``torch.func.functional_call`` replaces tied tensors together, and so gives all uses the value under that name::
 
-    units = shared(units)
-    borrowed(units[:1])     # {"embed.weight": "head.weight"}: what the first unit alone reads of another's state
+    units = share_weights(units)
+    borrowed(units[:1])     # {"embed.weight": "head.weight"}: the first unit reads a tensor of another's state
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from edgefl.models.spec import sequential
 _NAMES = "edgefl_tied"
 
 
-class Borrowed(nn.Module):
-    """A tensor of another place's state, in a graph that reads it."""
+class BorrowedWeight(nn.Module):
+    """Layer of a graph that returns a tensor of another unit's state."""
 
     value: Tensor
 
     def __init__(self, value: nn.Parameter, name: str) -> None:
         super().__init__()
-        _read(self, "value", value, name)
+        _register_read(self, "value", value, name)
 
     def forward(self) -> Tensor:
         return self.value
@@ -39,7 +39,7 @@ class Borrowed(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """One registration of a parameter: the attribute ``own`` of ``holder``, which is ``path`` in ``unit``."""
+    """Registration of a parameter: the attribute ``own`` of ``holder``, which is ``path`` in ``unit``."""
 
     unit: str
     path: str
@@ -55,13 +55,15 @@ class _Use:
         return f"{self.unit}.{self.local}"
 
 
-def shared(units: nn.Sequential) -> nn.Sequential:
-    """``units`` with every tensor once in the state: that of the last unit in which it is a parameter.
+def share_weights(units: nn.Sequential) -> nn.Sequential:
+    """Return ``units`` with every tensor once in the state: that of the last unit in which it is a parameter.
 
-    A module that is several units, or in several, is copied; the tensors stay the same objects. ModelError for buffers
-    of the state, such as moving statistics, that several units share: each would move its own.
+    A module that is several units, or in several, is copied; the tensors stay the same objects.
+
+    Raises:
+        ModelError: several units share a buffer of the state, such as moving statistics, which each would move.
     """
-    made = _apart(units)
+    made = _separate_modules(units)
     by_tensor: dict[int, list[_Use]] = {}
     tensors: dict[int, nn.Parameter] = {}
     for use, parameter in _uses(made):
@@ -76,7 +78,7 @@ def shared(units: nn.Sequential) -> nn.Sequential:
 
 
 def borrowed(module: nn.Module) -> dict[str, str]:
-    """What ``module`` reads and another module's state holds: its path in ``module``, and its global name."""
+    """Return the tensors that ``module`` reads of another module's state: global names by path in ``module``."""
     own = {id(parameter) for parameter in module.parameters()}
     return {
         f"{path}.{name}" if path else name: full
@@ -87,13 +89,13 @@ def borrowed(module: nn.Module) -> dict[str, str]:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """All that ``module`` reads of a model's state, by global name: its own, and what it borrows."""
+    """Return all tensors that ``module`` reads of a model's state, its own and borrowed ones, by global name."""
     lent = {name: module.get_buffer(path) for path, name in borrowed(module).items()}
     return {name: tensor.detach() for name, tensor in (module.state_dict() | lent).items()}
 
 
-def entangled(units: nn.Sequential) -> frozenset[str]:
-    """Names of the units with a tensor that is used in several places."""
+def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
+    """Return the names of the units with a tensor that is used in several places."""
     lent = [
         (unit, name)
         for unit, module in units.named_children()
@@ -107,15 +109,18 @@ def _names(module: nn.Module) -> dict[str, str]:
     return cast(dict[str, str], module.__dict__.get(_NAMES, {}))
 
 
-def _read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
-    """``value`` as a buffer of ``holder`` outside its state."""
+def _register_read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
+    """Register ``value`` as a buffer of ``holder`` outside its state."""
     holder._buffers[own] = value
     holder._non_persistent_buffers_set.add(own)
     holder.__dict__[_NAMES] = {**_names(holder), own: name}
 
 
-def _apart(units: nn.Sequential) -> nn.Sequential:
-    """No module in two units, or at two places of one: those before the last one get copies with the same tensors."""
+def _separate_modules(units: nn.Sequential) -> nn.Sequential:
+    """Return the units with no module in two of them or at two places of one.
+
+    Units before the last one get copies with the same tensors.
+    """
     made: list[tuple[str, nn.Module]] = []
     later: set[nn.Module] = set()
     statistics: dict[int, str] = {}
@@ -124,15 +129,17 @@ def _apart(units: nn.Sequential) -> nn.Sequential:
         tensors: dict[int, object] = {id(tensor): tensor for tensor in (*own.parameters(), *own.buffers())}
         unit = own if later.isdisjoint(holders) else copy_module(own, tensors)
         later |= holders
-        _part_within(unit)
+        _separate_within(unit)
         made.append((name, unit))
         _check_buffers(name, unit, statistics)
     return sequential(reversed(made))
 
 
-def _part_within(unit: nn.Module) -> None:
-    """A module at several places of ``unit`` becomes one for each, with the same weights; one that has statistics too, and
-    moves them at each place in turn, stays one."""
+def _separate_within(unit: nn.Module) -> None:
+    """Copy a module at several places of ``unit`` for each of them, with the same weights.
+
+    One with statistics stays one, because it moves them at each place in turn.
+    """
     met: set[nn.Module] = set()
     done = " "
     for path, part in list(unit.named_modules(remove_duplicate=False)):
@@ -166,14 +173,14 @@ def _uses(units: nn.Sequential) -> Iterator[tuple[_Use, nn.Parameter]]:
 
 
 def _home(units: nn.Sequential, uses: list[_Use]) -> _Use:
-    """Of the uses in the last unit one that its graph reads by name, if there is any: it cannot do without."""
+    """Return the use that keeps the parameter: in the last unit, one that its graph reads by name if any does."""
     last = [use for use in uses if use.unit == uses[-1].unit]
     read = _read_by_name(units.get_submodule(uses[-1].unit))
     return next((use for use in last if use.local in read), last[-1])
 
 
 def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
-    """The nodes with which a graph reads tensors of its own, by their names."""
+    """Return the nodes that read tensors of the unit's own graph, by the tensors' names."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in unit.graph.nodes if isinstance(unit, fx.GraphModule) else ():
         if node.op == "get_attr":
@@ -182,12 +189,12 @@ def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
 
 
 def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
-    """``use`` of ``value``, whose place in the state is ``name``, becomes a read."""
+    """Replace ``use`` of the parameter ``value`` by a read of the tensor ``name`` of the state."""
     nodes = _read_by_name(unit).get(use.local, [])
     if nodes:
         graph = cast(fx.GraphModule, unit)
         path = f"borrowed_{use.local.replace('.', '_')}"
-        graph.add_submodule(path, Borrowed(value, name))
+        graph.add_submodule(path, BorrowedWeight(value, name))
         for node in nodes:
             with graph.graph.inserting_before(node):
                 node.replace_all_uses_with(graph.graph.call_module(path))
@@ -195,9 +202,9 @@ def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
         graph.recompile()
     del use.holder._parameters[use.own]
     if not nodes or any(_calls(node, use.path) for node in cast(fx.GraphModule, unit).graph.nodes):
-        _read(use.holder, use.own, value, name)
+        _register_read(use.holder, use.own, value, name)
 
 
 def _calls(node: fx.Node, path: str) -> bool:
-    """Whether ``node`` calls the submodule ``path``, or one that it lies in."""
+    """Return True if ``node`` calls the submodule ``path``, or one around it."""
     return node.op == "call_module" and bool(path) and f"{path}.".startswith(f"{node.target}.")

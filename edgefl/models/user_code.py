@@ -1,4 +1,4 @@
-"""What a user's model code raised, as an error that says where: never a traceback through edgefl and torch."""
+"""Errors of a user's model code with the line of that code instead of a traceback through edgefl and torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import fx
 
 _STANDARD = Path(sysconfig.get_path("stdlib"))
-# Tensors that have shapes alone say so, when they are asked for more.
+# Errors of tensors without values whose values code reads.
 _VALUELESS = re.compile(r"on meta tensors|register_meta function")
 # A gradient inside of forward: autograd is off there, or belongs to the training step around it.
 _GRADIENT = re.compile(
@@ -28,7 +28,7 @@ _GRADIENT = re.compile(
     r"|appears to not have been used in the graph|Trying to backward through the graph"
     r"|backward\(\) called inside a functorch transform"
 )
-# A write to what is no input of the function whose gradient is taken.
+# A write to a tensor that is no input of the function whose gradient is taken.
 _CAPTURED = re.compile(r"mutate a captured Tensor|mutating directly with `?\.data")
 _NO_GRADIENT = (
     "expected code without autograd, found a gradient computed by torch.autograd.grad, backward() or requires_grad_(); "
@@ -42,49 +42,55 @@ NO_VALUES = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
 )
-"""What to do where code asks for what no graph has."""
+"""Remedy for code that asks for a value which no graph has."""
 
 
 def cause_of(text: str) -> str:
-    """Return what is wrong and what to do, for torch's error about a gradient inside of forward or a write to a tensor from
-    outside. Empty for other errors."""
+    """Return cause and remedy for torch's error about a gradient inside of forward, or a write to a tensor from outside.
+
+    Empty for other errors.
+    """
     if _GRADIENT.search(text):
         return _NO_GRADIENT
     return _NO_WRITE if _CAPTURED.search(text) else ""
 
 
 @contextmanager
-def blamed(what: str, otherwise: str = "") -> Iterator[None]:
-    """Turn what user code raises inside into a ModelError: ``what``, the exception's text, and the innermost line
-    of the user's code, or the line ``otherwise`` where torch was given something wrong without any."""
+def user_errors(action: str, otherwise: str = "") -> Iterator[None]:
+    """Raise exceptions of user code inside as ModelError, with the innermost line of that code.
+
+    Args:
+        action: beginning of the message, such as "cannot load model 'a.py:net'".
+        otherwise: a line of the user's code for errors that come from none.
+    """
     try:
         yield
     except EdgeflError:
         raise
     except (Exception, SystemExit, GeneratorExit) as error:
-        source = innermost(error) or otherwise
+        source = user_line_of(error) or otherwise
         at = f" (at {source})" if source else ""
         text = f"{type(error).__name__}: {' '.join(str(error).split())}{at}"
         if isinstance(error, SystemExit):
-            said = f" ({' '.join(error.code.split())})" if isinstance(error.code, str) else ""
-            text = f'it exits or parses arguments{said}{at}; put that below `if __name__ == "__main__":`'
+            reason = f" ({' '.join(error.code.split())})" if isinstance(error.code, str) else ""
+            text = f'it exits or parses arguments{reason}{at}; put that below `if __name__ == "__main__":`'
         if _VALUELESS.search(text):
             text = f"it asks for the values of a tensor{at}. {NO_VALUES}"
         elif cause := cause_of(text):
             text = f"{cause}{at}"
-        raise ModelError(f"{what}: {text}", source=source) from error
+        raise ModelError(f"{action}: {text}", source=source) from error
 
 
 def defined_at(thing: Callable[..., Any]) -> str:
-    """``file:line`` of a function or class; empty if it has no source."""
+    """Return ``file:line`` of a function or class; empty if it has no source."""
     try:
         return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
     except (OSError, TypeError):
         return ""
 
 
-def innermost(error: BaseException) -> str:
-    """``file:line`` of the user's code that ``error`` comes from, also where it runs as code of a graph; empty if none."""
+def user_line_of(error: BaseException) -> str:
+    """Return ``file:line`` of the user's code that ``error`` comes from, also if a graph runs it; empty if none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -97,7 +103,7 @@ def innermost(error: BaseException) -> str:
 
 
 def node_at(frame: FrameType, line: int) -> fx.Node | None:
-    """The node whose generated code is at ``line``; None if the frame runs no generated code."""
+    """Return the node whose generated code is at ``line``; None if the frame runs no generated code."""
     from torch import fx
 
     module = frame.f_locals.get("self")
@@ -108,24 +114,24 @@ def node_at(frame: FrameType, line: int) -> fx.Node | None:
 
 
 def source_of(node: fx.Node) -> str:
-    """``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
+    """Return ``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
     places = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
     return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(Path(file))), "")
 
 
 def is_user_code(path: Path) -> bool:
-    """Whether ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
+    """Return True if ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
     return path.is_file() and not standard and not any(room in path.resolve().parents for room in _ours())
 
 
 @cache
 def _ours() -> tuple[Path, ...]:
-    """Folders whose code is none of the user's."""
+    """Return the folders of edgefl and torch."""
     return folders("torch", *PACKAGES)
 
 
-def place() -> str:
-    """Where the user's code is that runs now, in brackets; empty if none does."""
+def at_line() -> str:
+    """Return `` (at file:line)`` of the user's code that runs now; empty if none does."""
     frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
     return next((f" (at {file}:{line})" for file, line in frames if is_user_code(Path(file))), "")

@@ -1,5 +1,7 @@
-"""Models, algorithms and losses of the user's own, by a name that says where their factory is:
-``package.module:factory``, or ``path/to/file.py:factory`` for a file that nobody has to install."""
+"""Factories of the user's own models, algorithms and losses, by the name of their place.
+
+``package.module:factory``, or ``path/to/file.py:factory`` for a file that needs no installation.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.errors import ConfigError, EdgeflError, ModelError
-from edgefl.models.user_code import blamed
+from edgefl.models.user_code import user_errors
 from edgefl.system.python import folder_last
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
@@ -26,8 +28,16 @@ _ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "algorithm": Confi
 
 
 def factory_of(name: str, what: str) -> Callable[..., Any]:
-    """The factory of ``what`` ("model", "algorithm" or "loss") of that name. ModelError or ConfigError for a module, file or
-    factory that is not there, and for one that fails."""
+    """Return the factory of that name.
+
+    Args:
+        name: ``package.module:factory`` or ``path/to/file.py:factory``.
+        what: "model", "algorithm" or "loss".
+
+    Raises:
+        ModelError: of a model: the module, file or factory is missing, or its code fails.
+        ConfigError: the same of an algorithm or a loss.
+    """
     place, _, attribute = name.rpartition(":")
     module = _module(name, place, what)
     factory = getattr(module, attribute, None)
@@ -43,13 +53,13 @@ def factory_of(name: str, what: str) -> Callable[..., Any]:
 
 
 def absolute(name: str) -> str:
-    """``name``, the path in it independent of the working directory: for another process, or for later."""
+    """Return ``name`` with an absolute path, for another process or a later time."""
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if _is_file(place) else name
 
 
 def source_of(name: str, what: str) -> bytes:
-    """What the file of the factory says; empty for a module without a source file. Errors as in :func:`factory_of`."""
+    """Return the source of the factory's file; empty for a module without one. Raises as :func:`factory_of`."""
     place = name.rpartition(":")[0]
     if _is_file(place):
         return _read(name, place, what)
@@ -61,20 +71,22 @@ def source_of(name: str, what: str) -> bytes:
 
 
 def files_of(names: Iterable[str]) -> dict[Path, bytes]:
-    """What those files say that ``names`` of factories name, by their whole paths."""
+    """Return the contents of the files in ``names`` of factories, by absolute path."""
     paths = [Path(place).resolve() for name in names if _is_file(place := name.rpartition(":")[0])]
     return {path: _source(path) for path in paths}
 
 
 def remember(files: Mapping[Path, bytes]) -> None:
-    """Let this process read ``files``, by their whole paths, as they were at another time."""
+    """Let this process read these contents of ``files`` (absolute paths), whatever the files contain later."""
     _remembered.update(files)
 
 
 @contextmanager
 def importing_for(name: str) -> Iterator[None]:
-    """Let the code of the factory ``name`` import the modules beside its file, those of the packages that the file is in,
-    and those below the working folder. Installed modules of the same name go first."""
+    """Let the code of the factory ``name`` import modules of its folder, of its packages and of the working folder.
+
+    Installed modules of the same name have precedence.
+    """
     place = name.rpartition(":")[0]
     folders = [Path.cwd()]
     if _is_file(place):
@@ -118,18 +130,20 @@ def _read(name: str, place: str, what: str) -> bytes:
 def _module(name: str, place: str, what: str) -> ModuleType:
     source = _read(name, place, what) if _is_file(place) else b""
     try:
-        with blamed(f"cannot load {what} {name!r}"), importing_for(name):
+        with user_errors(f"cannot load {what} {name!r}"), importing_for(name):
             return (
-                _of_file(Path(place).resolve(), source) if _is_file(place) else importlib.import_module(place)
+                _load_file(Path(place).resolve(), source)
+                if _is_file(place)
+                else importlib.import_module(place)
             )
     except ModelError as error:
         raise _ERRORS[what](error.message, **{**error.details, "name": name}) from error
 
 
-def _of_file(path: Path, source: bytes) -> ModuleType:
-    """The module of a file, once for each of its contents: after an edit, what is built is what the file says.
+def _load_file(path: Path, source: bytes) -> ModuleType:
+    """Return the module of a file, loaded once for each of its contents.
 
-    It is compiled from ``source``: Python's own cache takes a file for unchanged by its second and size.
+    It is compiled from ``source``, because Python's cache takes a file of equal size and time in seconds for unchanged.
     """
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
     name = ".".join([*_packages(path.parent), f"{path.stem}_{digest[:16]}"])  # for relative imports
@@ -152,7 +166,7 @@ def _of_file(path: Path, source: bytes) -> ModuleType:
 
 
 def refuse_while_loading(what: str) -> None:
-    """ConfigError if a file of the user's own is being loaded for its factory: it would do ``what`` in every process."""
+    """Raise ConfigError while a user's file is loaded for its factory, because every process would do ``what`` again."""
     if path := _loading.get():
         raise ConfigError(
             f"{path} is loaded for a factory in it, and would {what} again in every process that loads it: put that call "
@@ -166,7 +180,7 @@ def _defined_by(module: ModuleType, thing: object) -> bool:
 
 
 def address_of(factory: Callable[..., Any], what: str) -> str:
-    """``path/to/file.py:name`` of a function at the top level of a file."""
+    """Return ``path/to/file.py:name`` of a function at the top level of a file; raise ConfigError for others."""
     name = getattr(factory, "__qualname__", "")
     try:
         file = inspect.getsourcefile(factory)
@@ -182,5 +196,5 @@ def address_of(factory: Callable[..., Any], what: str) -> str:
 
 
 def _short(factory: object) -> str:
-    """A module would show all of its layers."""
+    # Not the repr of a module, which shows all of its layers.
     return repr(factory) if inspect.isfunction(factory) else f"an object of {type(factory).__name__}"

@@ -1,1 +1,1 @@
-"""What training minimises, as pure functions of named tensors: objective, carrier, derivatives, and the parts of a step."""
+"""Objectives: the loss of a submodel as pure functions of named tensors, with its carrier, derivatives and step parts."""

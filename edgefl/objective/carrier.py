@@ -1,6 +1,6 @@
-"""How a tier's tensors travel and act: from the payload of a round to weights and gates, and back to an update.
+"""Carrier of a tier's tensors: from the payload of a round to weights and gates, and back to an update.
 
-A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, needs none of this: :class:`Whole`.
+A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, has the :class:`Whole` carrier.
 One that holds single entries (importance) unpacks them into dense tensors and gates them with masks while it trains.
 All methods are pure functions of named tensors and are traced into the algorithm's graphs.
 """
@@ -20,7 +20,7 @@ Specs = Mapping[str, TensorSpec]
 
 
 class Carrier(ABC):
-    """Converts between a tier's payload and the tensors that its units read. Passes tensors on unchanged by default."""
+    """Conversion between a tier's payload and the tensors that its units read; by default without changes."""
 
     @property
     @abstractmethod
@@ -61,11 +61,11 @@ class Carrier(ABC):
         return grads
 
     def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
-        """Return ``new`` where a step from ``old`` may move an entry, ``old`` elsewhere (momentum and decay move all)."""
+        """Return ``new`` for the entries that a step from ``old`` may move, ``old`` for others (momentum moves all)."""
         return new
 
     def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        """Return moving statistics: ``moved``, with the entries of ``before`` where the step left a channel out."""
+        """Return moving statistics: ``moved``, with the entries of ``before`` for channels that the step left out."""
         return moved
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
@@ -75,8 +75,7 @@ class Carrier(ABC):
 
 @runtime_checkable
 class Thresholded(Protocol):
-    """A carrier whose masks and gradients follow thresholds, by the switches of
-    :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
+    """Carrier whose masks and gradients follow thresholds, see :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
 
     def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
         """Return the same carrier with these switches."""
@@ -84,7 +83,7 @@ class Thresholded(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Whole(Carrier):
-    """The payload is the weights, and the weights are the update: full models, output sides, dense slices."""
+    """Carrier whose payload is the weights, which are the update: full models, output sides, dense slices."""
 
     weights: Specs
 

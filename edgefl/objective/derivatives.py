@@ -1,8 +1,8 @@
 """Derivatives of an objective at any weights on any of a step's batches, and a count of how many were taken.
 
-Curvature is only ever met as a product H(w, B) v, by name like the weights: exactly (:func:`product`) or as a quotient of
-gradients (:func:`difference`). H is the Jacobian of what :func:`gradient` returns: the Hessian of the mean loss, but for
-carriers that bend the gradient on purpose.
+Curvature only occurs as a product H(w, B) v, by name like the weights: exactly (:func:`product`) or as a quotient of
+gradients (:func:`difference`). H is the Jacobian of the result of :func:`gradient`. That is the Hessian of the mean loss,
+unless a carrier changes the gradient on purpose.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from edgefl.contract.tensors import Tensors, select
 from edgefl.errors import ModelError
-from edgefl.models.own_gradients import differentiable
+from edgefl.models.torch_functions.autograd_functions import differentiable
 from edgefl.objective.objective import Objective
 
 
 @dataclass
 class Counts:
-    """Derivatives taken on a batch each: what papers measure compute in."""
+    """Number of derivatives, each on one batch: the measure of compute in papers."""
 
     gradients: int = 0
     products: int = 0
@@ -35,7 +35,7 @@ _counts: ContextVar[Counts | None] = ContextVar("counts", default=None)
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Counts the gradients and the Hessian-vector products that are taken inside."""
+    """Count the gradients and the Hessian-vector products inside."""
     counts = Counts()
     token = _counts.set(counts)
     try:
@@ -52,7 +52,7 @@ def gradient(
     Back-propagation ends at the boundary: ``batch.<index>.x`` needs no gradient.
 
     Args:
-        objective: What is minimised.
+        objective: the objective.
         weights: Tensors by name, float, of the parameters' shapes.
         tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label), gates,
             noise and scalars.
@@ -69,11 +69,13 @@ def gradient(
 def product(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, index: int = 0
 ) -> Tensors:
-    """H(w, B) v by name, w = ``weights``, B = ``batch.<index>``, v = ``direction`` (a tensor for each trained name).
+    """Return H(w, B) v by name, w = ``weights``, B = ``batch.<index>``, v = ``direction`` (a tensor for each trained name).
 
-    Forward over reverse: the derivative of the gradient along v. Of the ways to get it this one exports to graphs that are
-    as fast as any and hold the least memory; it costs about two to three gradients. ModelError where the model has an op
-    that torch cannot differentiate so.
+    Computes forward over reverse: the derivative of the gradient along v. Its exported graphs are as fast as any other way
+    and need the least memory; it costs about two to three gradients.
+
+    Raises:
+        ModelError: the model has an op that torch cannot differentiate in this way.
     """
     if (counts := _counts.get()) is not None:
         counts.products += 1
@@ -99,9 +101,9 @@ def product(
 def difference(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, h: Tensor, index: int = 0
 ) -> Tensors:
-    """H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), ``h`` a scalar; both on one batch.
+    """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), ``h`` a scalar.
 
-    Two gradients. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1 / h.
+    Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1 / h.
     """
     ahead, behind = (
         gradient(objective, weights | shifted(weights, direction, by), tensors, index)[2] for by in (h, -h)
@@ -110,12 +112,12 @@ def difference(
 
 
 def shifted(weights: Tensors, direction: Tensors, by: Tensor) -> Tensors:
-    """w + by * v for every name of v."""
+    """Return w + by * v for every name of v."""
     return {name: weights[name] + by * along for name, along in direction.items()}
 
 
 def norm(tensors: Tensors) -> Tensor:
-    """Euclidean norm of all entries together, ()."""
+    """Return the Euclidean norm of all entries together, ()."""
     return torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum().sqrt()
 
 

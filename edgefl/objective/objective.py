@@ -14,14 +14,11 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.caches import forgotten
 from edgefl.models.counters import as_integers, counters
-from edgefl.models.draws.reading import Reading, drawn
-from edgefl.models.draws.steering import Steered
-from edgefl.models.exit_loss import divergence
 from edgefl.models.hooks import GradientHook, apply_gradient_hooks, gradient_hooks
-from edgefl.models.layers.given import given, placed
-from edgefl.models.losses.classes import CROSS_ENTROPY
+from edgefl.models.inputs import extra_inputs, input_tensors
+from edgefl.models.losses.classification import CROSS_ENTROPY
+from edgefl.models.losses.exit_loss import divergence
 from edgefl.models.losses.loss import (
     Loss,
     OfClasses,
@@ -33,12 +30,15 @@ from edgefl.models.losses.loss import (
     training_loss,
     without_absent,
 )
+from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
+from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.models.torch_functions.random_inputs import RandomInputMode, random_inputs
 from edgefl.objective.carrier import Carrier, Whole
 
 
 class TrainedPart(Protocol):
-    """What an objective needs of a submodel: its trained units, what they read, and the model they come from."""
+    """Part of a submodel for an objective: its trained units, their input, and the model that they come from."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -52,11 +52,14 @@ class TrainedPart(Protocol):
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """FjORD's self-distillation: what a step leaves out of the submodel learns from what the submodel says as a whole.
+    """FjORD's self-distillation: the narrower model of a step learns from the output of the whole submodel.
 
-    With z the step's output and Z that of the tensors which inference reads (the device's largest width), the loss is
+    With z the step's output and Z that of the tensors that inference reads (the device's largest width), the loss is
     ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a constant in the last term.
-    ``weight`` 1 is the FjORD paper's choice. ModelError for a weight outside [0, 1] or T <= 0.
+    ``weight`` 1 is the FjORD paper's choice.
+
+    Raises:
+        ModelError: a weight outside [0, 1] or T <= 0.
     """
 
     weight: float = 1.0
@@ -76,16 +79,20 @@ class SelfDistillation:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """Mean ``loss`` of ``suffix`` on a batch, its gradient's ingredients and its inference.
+    """Mean loss of the trained suffix of a model on a batch, and its inference, as pure functions of named tensors.
 
-    ``boundary``: one sample of the suffix's input, without batch dimension. ``carried``: how its tensors travel and act;
-    None: as they are. ``masked``: logits of classes that no local sample has are 0 (HeteroFL). ``distilled``:
-    self-distillation.
+    Attributes:
+        suffix: maps the boundary tensor (B, *boundary.shape) to the input of the loss: by default logits (B, classes), or
+            one logit (B, 1) for two classes. Only its structure and shapes are used; values come from the arguments.
+        boundary: one sample of the suffix's input, without batch dimension.
+        loss: the loss.
+        carried: carrier of its tensors; None: they travel as they are.
+        masked: logits of classes that no local sample has are 0 (HeteroFL).
+        distilled: settings of self-distillation, if it is on.
 
-    ``suffix`` maps the boundary tensor (B, *boundary.shape) to what the loss reads: for the default, logits
-    (B, classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values always come
-    from the arguments. Raises ModelError for a suffix without a parameter that gradients move, and for ``masked`` or
-    ``distilled`` with a loss that is not one over classes.
+    Raises:
+        ModelError: the suffix has no parameter that gradients move, or ``masked`` or ``distilled`` has a loss that is not
+            one over classes.
     """
 
     suffix: nn.Sequential
@@ -120,22 +127,22 @@ class Objective:
 
     @classmethod
     def of(cls, part: TrainedPart) -> Objective:
-        """The objective of a submodel, of whichever kind."""
+        """Return the objective of a submodel of any kind."""
         return cls(part.suffix, part.boundary, part.spec.loss, part.carrier)
 
     @cached_property
     def carrier(self) -> Carrier:
-        """What lies between the payload and :attr:`weights`."""
+        """Conversion between the payload and :attr:`weights`."""
         return self.carried or Whole(self.weights)
 
     @property
     def training_module(self) -> nn.Sequential:
-        """The suffix without values, in the modes in which it trains."""
+        """Suffix without values, in the modes of training."""
         return self._modes[True]
 
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
-        """Every state tensor of the suffix, moving statistics included, in state order."""
+        """Specs of all state tensors of the suffix, moving statistics included, in state order."""
         state = self.suffix.state_dict(keep_vars=True)
         return {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
 
@@ -151,13 +158,13 @@ class Objective:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the moving statistics: what training moves without a gradient."""
+        """Names of the moving statistics, which training moves without a gradient."""
         own = dict(self.suffix.named_buffers(remove_duplicate=False))
         return tuple(name for name in self.fixed if name in own)
 
     @cached_property
     def kernels(self) -> frozenset[str]:
-        """Trainable kernels of conv, dense and recurrent layers: what weight decay acts on (embracingfl.md 8, row 12)."""
+        """Trainable kernels of conv, dense and recurrent layers, on which weight decay acts (embracingfl.md 8, row 12)."""
         embeddings = {
             f"{path}.weight" if path else "weight"
             for path, module in self.suffix.named_modules()
@@ -168,30 +175,30 @@ class Objective:
         )
 
     def batch(self, size: int) -> TensorSpec:
-        """The port of ``size`` boundary samples."""
+        """Return the port of ``size`` boundary samples."""
         return self.boundary.rows(size)
 
     def others(self, size: int) -> Mapping[str, TensorSpec]:
-        """The ports of ``size`` samples of what the suffix reads beside the boundary, by the inputs' names."""
-        return {name: sample.rows(size) for name, sample in given(self.suffix).items()}
+        """Return the ports of ``size`` samples of the suffix's inputs beside the boundary, by name."""
+        return {name: sample.rows(size) for name, sample in extra_inputs(self.suffix).items()}
 
     def labels(self, size: int) -> TensorSpec:
-        """The port of ``size`` labels, as the loss reads them. ModelError if it cannot read the suffix's output."""
+        """Return the port of ``size`` labels; raise ModelError if the loss cannot read the suffix's output."""
         return self._label.rows(size)
 
     @cached_property
     def facts(self) -> Mapping[str, TensorSpec]:
-        """What training asks about the local data as a whole (``data.*``)."""
+        """Ports of facts about the local data as a whole that training reads (``data.*``)."""
         classes = self._label.below
         return {"class_counts": TensorSpec((classes,), torch.int64)} if self.masked and classes else {}
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """What training reads of the round beside the algorithm's own scalars (``hyper.*``)."""
+        """Names of the scalars of the round that the loss reads (``hyper.*``)."""
         return self.loss.scalars if isinstance(self.loss, OfRounds) else ()
 
     def with_loss(self, loss: Loss) -> Objective:
-        """The same on another loss of the same labels; both share the suffix's modules."""
+        """Return the objective with another loss of the same labels; both share the suffix's modules."""
         other = copy.copy(self)
         object.__setattr__(other, "loss", loss)
         return other
@@ -202,7 +209,7 @@ class Objective:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of the task, the one that people are shown first; () where there is but the loss."""
+        """Names of the metrics of the task, the main one first; () if the loss is the only one."""
         return metrics_of(self.loss, self._out)
 
     @cached_property
@@ -210,13 +217,13 @@ class Objective:
         return output_spec(self.suffix, self.boundary)
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
-        """The uniform tensors that the carrier and the suffix read in training, by name."""
+        """Return the ports of the uniform tensors that the carrier and the suffix read in training, by name."""
         return {**self.carrier.noise, **self._drawn(size)}
 
     def _drawn(self, size: int) -> Mapping[str, TensorSpec]:
-        """What the suffix draws for ``size`` samples, in order. The names are the same for all sizes."""
+        """Return the random numbers of the suffix for ``size`` samples, in order; names are equal for all sizes."""
         if size not in self._draws:
-            self._draws[size] = drawn(self._modes[True], self.weights, self.batch(size))
+            self._draws[size] = random_inputs(self._modes[True], self.weights, self.batch(size))
         return self._draws[size]
 
     def __call__(
@@ -231,17 +238,28 @@ class Objective:
         hyper: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensors]:
-        """Training mode: (mean loss () over the samples as they weigh, number correct () float32, buffers after the pass).
+        """Compute the training loss of a batch, without changing any argument.
 
-        ``params`` holds :attr:`trainable`, ``buffers`` holds :attr:`fixed`, ``x`` is (B, *boundary), ``y`` as
-        :meth:`labels` says, ``facts`` those of :attr:`facts`, ``hyper`` the scalars of :attr:`scalars`, ``others`` the
-        rows of :meth:`others`. The arguments are never changed: batch norm's moving statistics come back as new tensors.
+        Args:
+            params: the tensors :attr:`trainable`.
+            buffers: the tensors :attr:`fixed`.
+            x: boundary samples, (B, *boundary).
+            y: labels, as :meth:`labels`.
+            noise: uniform tensors, as :meth:`noise`.
+            gates: the carrier's gates.
+            facts: the tensors of :attr:`facts`.
+            hyper: the scalars :attr:`scalars`.
+            others: rows of the inputs :meth:`others`.
+
+        Returns:
+            The weighted mean loss (), the number of right answers () float32, and the buffers after the pass, such as
+            moving statistics.
         """
         loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
         uniform = dict(noise or {})
 
         def run(training: bool) -> tuple[Tensor, Tensors]:
-            """The output, and the buffers after it, at the tensors that training or inference reads."""
+            """Return the output, and the buffers after it, at the tensors that training or inference reads."""
             read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
             tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}}
             with self._reading(uniform):
@@ -263,7 +281,7 @@ class Objective:
         return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
-        """What distillation adds to the loss at ``whole``; ``losses`` are those at ``part``. All of them (B,)."""
+        """Return the terms of distillation, (B,), of the outputs of part and whole, with the ``losses`` (B,) of the part."""
         logits = cast(OfClasses, self.loss).logits
         apart = divergence(logits(whole).detach(), logits(part), how.temperature)
         return (1 - how.weight) * losses + how.weight * how.temperature**2 * apart
@@ -277,7 +295,7 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensors:
-        """Inference mode: what loss and metrics are made of, over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`)."""
+        """Return the terms of loss and metrics in inference, over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`)."""
         return sums_of(self.loss, self.predict(weights, x, gates, others), y, mask)
 
     def predict(
@@ -287,20 +305,20 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Inference mode: the output. ``weights`` may hold more than the suffix, such as the whole model."""
+        """Return the output in inference. ``weights`` may hold more than the suffix, such as the whole model."""
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
-        with Steered():
+        with TraceableMode():
             return self._output(read, x, others, training=False)
 
     def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """What the suffix draws comes from ``uniform``; from torch's generator where there is nothing in it for that."""
+        """Return the mode in which the suffix draws from ``uniform``; without its numbers, from torch's generator."""
         numbers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
         if not numbers:
-            return Steered()
-        # Whoever has numbers has asked for the ports before, and this may run inside a trace, where no other run can.
+            return TraceableMode()
+        # A caller with numbers has read the ports before. Inside a trace, no other run of the module is possible.
         names = next(iter(self._draws.values()), None) or self._drawn(2)
-        return Reading.of(tuple(names), numbers)
+        return RandomInputMode.from_numbers(tuple(names), numbers)
 
     def _output(
         self, tensors: Tensors, x: Tensor, others: Mapping[str, Tensor] | None, *, training: bool
@@ -309,7 +327,7 @@ class Objective:
         if missing:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)
         mode = self._modes[training]
-        tensors |= placed(mode, others or {})
+        tensors |= input_tensors(mode, others or {})
         if training:
             hooked = {name: hooks for name, hooks in self._hooks.items() if name in self.trainable}
             tensors |= {name: apply_gradient_hooks(tensors[name], hooks) for name, hooks in hooked.items()}
@@ -325,7 +343,7 @@ class Objective:
         whole = counters(mode)
         tensors |= as_integers(tensors, whole)
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
-        with forgotten(mode):
+        with restored_state(mode):
             out = cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))
         for name in whole:
             tensors[name] = tensors[name].to(torch.float32)

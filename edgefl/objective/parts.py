@@ -1,4 +1,4 @@
-"""What most algorithms share: beginning with the round's weights, the ports of a step, the update, the evaluation."""
+"""Parts that most algorithms share: the start of a round, the ports of a step, the update, the evaluation."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
     """Begin a round: unpack what was received into the state that the steps train.
 
     Args:
-        objective: What is trained.
-        tensors: The round's ``weights.*`` by name, of the parameters' shapes and dtypes; the server's state may lie beside
-            them.
+        objective: the objective of training.
+        tensors: the round's ``weights.*`` by name, of the parameters' shapes and dtypes, perhaps with the server's state.
 
     Returns:
         ``state.weights.*`` and ``state.gate.*``.
@@ -31,12 +30,12 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
 
 
 def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
-    """In which dtype a step computes: that of ``state.weights.*``, which in a simulation may be float64."""
+    """Return the dtype of a step: that of ``state.weights.*``, which in a simulation may be float64."""
     return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
 def packed(objective: Objective, tensors: Tensors) -> Tensors:
-    """Return ``update.*`` of ``state.weights.*``: every suffix tensor, moving statistics included."""
+    """Return ``update.*`` for ``state.weights.*``: every suffix tensor, moving statistics included."""
     weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
     return prefixed("update", objective.carrier.pack(weights, gates))
 
@@ -49,7 +48,7 @@ def finish(objective: Objective) -> Function:
 def evaluate(objective: Objective, batch: int) -> Function:
     """Return the inference of ``objective`` on ``batch`` rows: sums over those whose ``batch.0.mask`` is 1 (0: padding).
 
-    ``metric.loss_sum``, ``metric.correct`` and ``metric.count``, and what else the loss's metrics are made of
+    Its outputs are ``metric.loss_sum``, ``metric.correct``, ``metric.count``, and the other terms of the loss's metrics
     (:func:`edgefl.models.losses.loss.sums_of`).
     """
 
@@ -75,7 +74,7 @@ def inference(objective: Objective) -> Function:
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Ports of one labelled batch: features and other inputs as the suffix reads them, labels as the loss does."""
+    """Return the ports of a labelled batch: features and other inputs of the suffix, labels of the loss."""
     parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}
     return prefixed(f"batch.{index}", parts)
 

@@ -1,4 +1,4 @@
-"""What a server makes of the mean of a round: optimizers on the change, for any algorithm that has none of its own.
+"""Optimizers of the server: steps on the mean change of a round, for any algorithm that has no server step of its own.
 
 ``edgefl.optimizers.FedAdam(lr=0.03)`` names one with its options (Reddi et al. 2021).
 """
@@ -10,16 +10,22 @@ from typing import TYPE_CHECKING
 from edgefl.system.lazy import lazily
 
 if TYPE_CHECKING:
-    from edgefl.optimizers.catalog import OPTIMIZERS, build, with_optimizer
-    from edgefl.optimizers.choices import FedAdagrad, FedAdam, FedAMS, FedYogi, ServerMomentum
+    from edgefl.optimizers.catalog import (
+        OPTIMIZERS,
+        FedAdagrad,
+        FedAdam,
+        FedAMS,
+        FedYogi,
+        ServerMomentum,
+        build,
+        with_optimizer,
+    )
 
 _PLACES: dict[str, tuple[str, ...]] = {
     "edgefl.optimizers.catalog": (
         "OPTIMIZERS",
         "build",
         "with_optimizer",
-    ),
-    "edgefl.optimizers.choices": (
         "FedAdam",
         "FedYogi",
         "FedAdagrad",

@@ -1,4 +1,4 @@
-"""The optimizers of a server by name, as federation files have them."""
+"""Optimizers of the server by name, as federation files have them, and as objects with options: ``FedAdam(lr=0.01)``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import OptimizerChoice, built_alone
 from edgefl.contract.options import check_options
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
-from edgefl.optimizers.adaptive import fedadagrad, fedadam, fedams, fedyogi
-from edgefl.optimizers.momentum import server_momentum
+from edgefl.optimizers.server import fedadagrad, fedadam, fedams, fedyogi, server_momentum
 
 OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
     "fedadam": fedadam,
@@ -22,11 +22,11 @@ OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
     "server_momentum": server_momentum,
 }
 NONE = "none"
-"""In a federation file: what the algorithm has, which is the mean unless it has its own."""
+"""Name in a federation file for the algorithm's own server step, which is the mean by default."""
 
 
 def build(name: str, **options: Any) -> ServerOpt:
-    """The optimizer ``name``. ConfigError, with what exists, for a wrong name or option, or a value out of range."""
+    """Return the optimizer ``name``; raise ConfigError, with those that exist, for a wrong name, option or value."""
     factory = OPTIMIZERS.get(name)
     if factory is None:
         known = ", ".join((NONE, *OPTIMIZERS))
@@ -36,9 +36,10 @@ def build(name: str, **options: Any) -> ServerOpt:
 
 
 def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm:
-    """``algorithm`` with the optimizer ``name`` at the server; ``none`` leaves it as it is.
+    """Return ``algorithm`` with the optimizer ``name`` at the server; ``none`` returns it unchanged.
 
-    ConfigError for an algorithm that says itself what the server does, or that has several exchanges.
+    Raises:
+        ConfigError: the algorithm has a server step of its own, or several exchanges.
     """
     if name == NONE:
         if options:
@@ -56,3 +57,10 @@ def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm
             optimizer=name,
         )
     return replace(algorithm, server=optimizer)
+
+
+FedAdam = built_alone(OptimizerChoice, "fedadam", "FedAdam", fedadam)
+FedYogi = built_alone(OptimizerChoice, "fedyogi", "FedYogi", fedyogi)
+FedAdagrad = built_alone(OptimizerChoice, "fedadagrad", "FedAdagrad", fedadagrad)
+FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", fedams)
+ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)

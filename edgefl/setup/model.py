@@ -15,9 +15,9 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models import losses
-from edgefl.models.losses.catalog import TokenLabels, fitting
+from edgefl.models.losses.catalog import TokenLabels, fitting_losses
+from edgefl.models.losses.classification import CausalLM
 from edgefl.models.losses.loss import Loss
-from edgefl.models.losses.sequence import CausalLM
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS, model_trained_on
 from edgefl.submodels import catalog as submodels
@@ -143,7 +143,7 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
             )
     alike = label.shape == labels.shape or (label.shape, labels.shape) == ((1,), ())
     if not alike or label.dtype.is_floating_point == of_classes:
-        names = ", ".join(fitting(spec.boundary(len(spec.units)), labels, spec.sample))
+        names = ", ".join(fitting_losses(spec.boundary(len(spec.units)), labels, spec.sample))
         raise ConfigError(
             f"model {model!r} is trained on labels of shape {label.shape} and type {label.dtype}, {dataset.name} has "
             f"{_described(labels)} per sample: choose the loss that fits ({names or 'none of edgefl does'}), or another "

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.storage import memory_of
 from edgefl.models.spec import ModelSpec, on_meta, without_values
+from edgefl.models.torch_functions.storage import memory_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors

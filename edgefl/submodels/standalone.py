@@ -13,7 +13,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, arrays, prefixed, selec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import restore_counters
-from edgefl.models.layers.given import called
+from edgefl.models.inputs import call_with_inputs
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
@@ -49,7 +49,7 @@ def standalone(
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
     """The metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``, which hold inputs by name,
     the first as ``x``, and labels ``y``; {} without any."""
-    return scores_of(partial(called, module), loss, batches)
+    return scores_of(partial(call_with_inputs, module), loss, batches)
 
 
 @torch.inference_mode()

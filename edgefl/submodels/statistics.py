@@ -18,10 +18,10 @@ from torch.overrides import TorchFunctionMode
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import DataError
 from edgefl.models.copies import copy_module
-from edgefl.models.layers.explicit import BatchNorm
-from edgefl.models.layers.given import called
-from edgefl.models.layers.normalised import NormCall
+from edgefl.models.inputs import call_with_inputs
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.modes import is_inference, set_mode
+from edgefl.models.torch_functions.rules import NormCall
 
 Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 
@@ -78,7 +78,7 @@ class StatisticsMode(TorchFunctionMode):
         names = (self._names[id(call.running_mean)], self._names[id(call.running_var)])
         found = dict(zip(names, call.statistics(torch.float64), strict=True))
         self.total += Statistics(dict.fromkeys(found, 1), found)
-        return call.result(call.by_batch())
+        return call.result(call.normalize())
 
     def _covers(self, call: NormCall) -> bool:
         return id(call.running_mean) in self._names and id(call.running_var) in self._names
@@ -164,7 +164,7 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
     )
     for batch in batches:
         with recording:
-            called(made, batch)
+            call_with_inputs(made, batch)
         empty = False
     if empty:
         raise DataError(
@@ -185,7 +185,7 @@ def unknown_statistics(module: nn.Sequential, batch: Tensors) -> tuple[str, ...]
     set_mode(trained, training=True)
     before = {name: buffer.clone() for name, buffer in moving_buffers(trained).items()}
     with torch.random.fork_rng(devices=[]):  # dropout draws
-        called(trained, batch)
+        call_with_inputs(trained, batch)
     after = moving_buffers(trained)
     covered = collect(module, [batch], moving=True).sums
     moved = [name for name in before if not torch.equal(before[name], after[name])]

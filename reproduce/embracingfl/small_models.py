@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import BnMode
+from edgefl.models.layers.norms import BnMode
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import WIDTHS, resnet8
 

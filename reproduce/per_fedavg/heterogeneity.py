@@ -20,7 +20,7 @@ from edgefl.data.dataset import Array, Dataset
 from edgefl.data.groups import groups
 from edgefl.data.partition import histograms
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.elu_mlp import elu_mlp
+from edgefl.models.zoo.basic import elu_mlp
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from reproduce.entry import Arm, Claim, Column, Computed, Entry, Found, Scale, Work

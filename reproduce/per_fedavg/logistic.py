@@ -15,7 +15,7 @@ from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.analysis.heterogeneity.theory import Landscape
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.losses.classes import CROSS_ENTROPY
+from edgefl.models.losses.classification import CROSS_ENTROPY
 from edgefl.objective.objective import Objective
 from edgefl.simulation.batched_clients import together
 

@@ -13,9 +13,9 @@ from benchmarks.train_step.anchors import TrainStepSettings
 from benchmarks.train_step.model import built
 from benchmarks.train_step.rows import measure
 from edgefl.errors import EdgeflError, ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.copies import trainable_copy
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Gru, Lstm
-from edgefl.models.layers.visible import visible
 
 
 class Rows(nn.Module):
@@ -60,7 +60,7 @@ def test_a_users_recurrent_layers_stay_torchs_own(make: Callable[[], nn.Module])
     torch.manual_seed(0)
     written = make()
     x = torch.randn(4, 1, 5, 6)
-    module = nn.Sequential(visible(written))
+    module = nn.Sequential(trainable_copy(written))
 
     back = as_written(module)
 

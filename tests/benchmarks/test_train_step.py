@@ -28,7 +28,7 @@ from benchmarks.train_step.tuned import take_fastest
 from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError, ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm, Lstm
 from edgefl.models.losses import (
     BinaryCrossEntropy,

@@ -20,10 +20,10 @@ from edgefl.comparison.compare import compared
 from edgefl.comparison.key import key_of
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.draws import reading
-from edgefl.models.draws.rules import RULES, Draw, dropped
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
+from edgefl.models.torch_functions import random_inputs
+from edgefl.models.torch_functions.random_ops import RULES, Draw, dropped
 
 SAMPLE = TensorSpec((4,))
 
@@ -317,14 +317,14 @@ def _seldom(draw: Draw, input: Tensor, p: float, train: bool) -> Tensor:
 
 def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = seeded(lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)))
-    right, call = RULES, reading.call_with_draws
+    right, call = RULES, random_inputs.call_with_draws
 
     def torch_draws(*arguments: Any) -> Any:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(reading, "RULES", right)
+            patch.setattr(random_inputs, "RULES", right)
             return call(*arguments)
 
-    monkeypatch.setattr(reading, "RULES", {**right, "dropout": _seldom})
+    monkeypatch.setattr(random_inputs, "RULES", {**right, "dropout": _seldom})
     monkeypatch.setattr("edgefl.comparison.drawing.call_with_draws", torch_draws)
     with pytest.raises(
         ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"

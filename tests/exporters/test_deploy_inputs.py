@@ -14,7 +14,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.errors import ExportError
 from edgefl.lab.deployment import Workshop
-from edgefl.models.layers.given import called
+from edgefl.models.inputs import call_with_inputs
 from edgefl.models.losses.regression import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -149,7 +149,7 @@ def test_labels_without_a_dimension_are_compared_with_a_single_number() -> None:
     workshop = Workshop(spec, data, weights_of(spec))
     module = workshop.module(OutputSide(spec, 0))
     given = {name: torch.from_numpy(each) for name, each in data.test_batch(np.arange(24)).items()}
-    expected = float((called(module, given)[:, 0] - given["y"]).abs().mean())
+    expected = float((call_with_inputs(module, given)[:, 0] - given["y"]).abs().mean())
     assert workshop.score(module) == pytest.approx(expected, rel=1e-5)
 
 

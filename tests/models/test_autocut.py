@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.visible import visible
+from edgefl.models.copies import trainable_copy
 from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.partition.partitioner import balanced_starts
 from edgefl.models.spec import ModelSpec
@@ -80,7 +80,7 @@ def test_a_plain_module_is_cut_between_its_blocks_and_keeps_its_function_and_its
         x = _random(spec.sample, rows)
         torch.testing.assert_close(spec.module.eval()(x), module.eval()(x))
 
-    reference, x = visible(module).train(), _random(spec.sample, 4)
+    reference, x = trainable_copy(module).train(), _random(spec.sample, 4)
     found, expected = spec.module.train()(x), reference(x)
     torch.testing.assert_close(found, expected)
     found.square().sum().backward()
@@ -105,7 +105,7 @@ def _original(name: str, known: dict[str, Tensor | None]) -> str:
 @pytest.mark.parametrize("case", mostly_slow(CASES, QUICK))
 def test_every_cut_trains_with_the_state_of_the_module(case: str) -> None:
     module, spec = _made(case)
-    state = {key: value for key, value in visible(module).state_dict().items()}
+    state = {key: value for key, value in trainable_copy(module).state_dict().items()}
     assert sum(t.numel() for t in spec.weights.values()) == sum(t.numel() for t in state.values())
     cut = len(spec.units) - 2
     objective = Objective(spec.part(cut, len(spec.units)), spec.boundary(cut), spec.loss)

@@ -10,7 +10,7 @@ from torch import nn
 
 from edgefl import algorithms
 from edgefl.errors import ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective

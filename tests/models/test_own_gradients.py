@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 import edgefl
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.own_gradients import differentiable
 from edgefl.models.split import split
+from edgefl.models.torch_functions.autograd_functions import differentiable
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide

@@ -13,10 +13,10 @@ from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import Steered
-from edgefl.models.layers.given import called
-from edgefl.models.packed import Padded, padded
+from edgefl.models.inputs import call_with_inputs
 from edgefl.models.split import split
+from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.models.torch_functions.recurrent import PaddedSequence, padding
 
 E, H, T = 5, 4, 7
 LENGTHS = torch.tensor([3, 7, 1, 6])
@@ -53,7 +53,7 @@ def test_outputs_last_states_and_every_gradient_equal_torch_s(
     x = torch.randn(4, T, E, dtype=torch.float64, requires_grad=True)
 
     wanted = Ends(theirs, given=given)(x, LENGTHS)
-    with Steered():
+    with TraceableMode():
         found = Ends(theirs, given=given)(x, LENGTHS)
 
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
@@ -67,7 +67,7 @@ def test_time_may_come_first() -> None:
     x = torch.randn(4, T, E)
 
     wanted = Ends(layer, batch_first=False)(x, LENGTHS)
-    with Steered():
+    with TraceableMode():
         found = Ends(layer, batch_first=False)(x, LENGTHS)
 
     torch.testing.assert_close(found, wanted)
@@ -79,20 +79,20 @@ def test_packing_is_torch_s_again_outside_and_in_other_threads() -> None:
     def pack() -> None:
         made.append(rnn.pack_padded_sequence(torch.randn(7, 4, E), LENGTHS, enforce_sorted=False))
 
-    with padded():
+    with padding():
         pack()
         thread = threading.Thread(target=pack)
         thread.start()
         thread.join()
     pack()
 
-    assert [type(each) for each in made] == [Padded, PackedSequence, PackedSequence]
+    assert [type(each) for each in made] == [PaddedSequence, PackedSequence, PackedSequence]
     assert torch.equal(pad_packed_sequence(made[2])[1], LENGTHS)
 
 
 def test_people_are_told_where_sequences_are_longer_than_torch_s() -> None:
     with (
-        padded(),
+        padding(),
         pytest.warns(UserWarning, match="cuts them to the longest of each batch: give total_length"),
     ):
         pad_packed_sequence(rnn.pack_padded_sequence(torch.randn(7, 4, E), LENGTHS, enforce_sorted=False))
@@ -122,8 +122,10 @@ def test_a_model_is_cut_and_its_units_heed_the_lengths() -> None:
     x = torch.randint(1, 9, (4, T)) * (torch.arange(T) < LENGTHS.unsqueeze(1))
 
     assert len(spec.units) > 1
-    torch.testing.assert_close(called(spec.module, {"x": x}), model(x))
-    assert not torch.allclose(called(spec.module, {"x": x}), called(spec.module, {"x": x.clamp(min=1)}))
+    torch.testing.assert_close(call_with_inputs(spec.module, {"x": x}), model(x))
+    assert not torch.allclose(
+        call_with_inputs(spec.module, {"x": x}), call_with_inputs(spec.module, {"x": x.clamp(min=1)})
+    )
 
 
 class Reader(nn.LSTM):
@@ -145,6 +147,6 @@ def test_a_layer_of_one_s_own_is_asked_as_in_torch() -> None:
         return torch.cat((whole.flatten(), h.flatten(), c.flatten(), layer(x)[0].flatten()))
 
     wanted = read()
-    with Steered():
+    with TraceableMode():
         found = read()
     torch.testing.assert_close(found, wanted)

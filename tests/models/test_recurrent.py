@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.draws.reading import Reading
-from edgefl.models.draws.steering import Steered
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.layers.recurrent import Gru, Lstm, LstmDirection, Stack
 from edgefl.models.spec import sequential
+from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.models.torch_functions.random_inputs import RandomInputMode
 
 E, H, B, T = 5, 4, 3, 7
 PAIRS: list[tuple[Any, Any]] = [(nn.LSTM, Lstm), (nn.GRU, Gru)]
@@ -115,7 +115,7 @@ def test_dropout_acts_between_layers_and_reads_its_noise() -> None:
     first.load_state_dict({name: noisy.get_parameter(name) for name in first.state_dict()})
     second.load_state_dict({name: noisy.get_parameter(f"{name[:-1]}1") for name in second.state_dict()})
 
-    with Reading(uniform.view):
+    with RandomInputMode(uniform.view):
         found = noisy(x)
 
     kept = torch.where(uniform.transpose(0, 1) >= 0.5, first(x)[0] * 2, 0.0)
@@ -164,7 +164,7 @@ def test_torch_s_layers_compute_the_same_in_our_runs(kind: Any, options: dict[st
     leaves = list(module.parameters())
 
     wanted = module(x)
-    with Steered():
+    with TraceableMode():
         found = module(x)
 
     torch.testing.assert_close(found, wanted)
@@ -174,7 +174,7 @@ def test_torch_s_layers_compute_the_same_in_our_runs(kind: Any, options: dict[st
 
 def test_one_sequence_alone_needs_no_batch() -> None:
     layer, x = nn.GRU(E, H), torch.randn(T, E)
-    with Steered():
+    with TraceableMode():
         found = layer(x)
     torch.testing.assert_close(found, layer(x))
 
@@ -188,7 +188,7 @@ def test_dropout_of_torch_s_layers_reads_its_noise(kind: Any) -> None:
     first.load_state_dict({name: state[name] for name in first.state_dict()})
     second.load_state_dict({name: state[name.replace("l0", "l1")] for name in second.state_dict()})
 
-    with Reading(uniform.view):
+    with RandomInputMode(uniform.view):
         found = layer(x)[0]
 
     kept = torch.where(uniform.transpose(0, 1) >= 0.5, first(x)[0] * 2, 0.0)
@@ -199,7 +199,7 @@ def test_initial_values_come_from_the_seed_alone() -> None:
     def build() -> nn.Sequential:
         return sequential([("lstm", Lstm(E, H, layers=2))])
 
-    first, second, third = (initialised(build, seed).state_dict() for seed in (1, 1, 2))
+    first, second, third = (initialize(build, seed).state_dict() for seed in (1, 1, 2))
 
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not any(torch.equal(first[name], third[name]) for name in first)

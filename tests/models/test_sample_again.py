@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.given import called
+from edgefl.models.inputs import call_with_inputs
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
@@ -78,7 +78,7 @@ def test_its_gradient_is_that_of_the_module(cut: int) -> None:
     module, x = last(), texts()
     spec, y = spec_of(module), torch.tensor([0, 1, 2, 0, 1])
     submodel = OutputSide(spec, cut)
-    ports = {"batch.0.x": called(spec.part(0, cut), {"x": x}), "batch.0.sample": x, "batch.0.y": y}
+    ports = {"batch.0.x": call_with_inputs(spec.part(0, cut), {"x": x}), "batch.0.sample": x, "batch.0.y": y}
 
     _, _, found, _ = gradient(Objective.of(submodel), spec.weights, ports)
 

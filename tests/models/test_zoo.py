@@ -13,12 +13,11 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.visible import visible
+from edgefl.models.copies import trainable_copy
 from edgefl.models.spec import ModelSpec
-from edgefl.models.zoo.basic import bilstm, cnn, mlp
+from edgefl.models.zoo.basic import bilstm, cnn, elu_mlp, mlp
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.models.zoo.convnext import Block, ChannelNorm, convnext
-from edgefl.models.zoo.elu_mlp import elu_mlp
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
@@ -252,7 +251,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_its_place(
 
 def test_visible_refuses_what_cannot_be_averaged() -> None:
     with pytest.raises(ModelError, match="cumulative"):
-        visible(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
+        trainable_copy(nn.Sequential(nn.BatchNorm1d(3, momentum=None)))
 
 
 def test_elu_mlp_begins_with_variance_one_over_inputs_and_zero_biases() -> None:

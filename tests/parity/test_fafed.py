@@ -15,7 +15,7 @@ from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.objective.objective import Objective
 from edgefl.simulation.federated import Client, federated
 from tests.pairs import in_turn, pairs

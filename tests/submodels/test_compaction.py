@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.compaction.compact import Compacted, compact

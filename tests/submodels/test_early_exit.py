@@ -16,9 +16,9 @@ from edgefl.config import parse
 from edgefl.contract.tensors import Tensors
 from edgefl.data.datasets import digits
 from edgefl.errors import ModelError
-from edgefl.models.exit_loss import ExitLoss, divergence
 from edgefl.models.exits import Exit, ExitSpec, with_exits
 from edgefl.models.losses import CROSS_ENTROPY, SquaredError
+from edgefl.models.losses.exit_loss import ExitLoss, divergence
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.catalog import build_model
@@ -109,7 +109,7 @@ def test_training_stacks_what_every_exit_says_and_inference_gives_the_last() -> 
 
     torch.testing.assert_close(_infer(level, x), second)
     with torch.no_grad():
-        torch.testing.assert_close(level.eval().every(x), torch.stack((first, second), dim=1))
+        torch.testing.assert_close(level.eval().all_exits(x), torch.stack((first, second), dim=1))
         assert level.train()(x).shape == (3, 2, 10)
 
 

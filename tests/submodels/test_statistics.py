@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import DataError, ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.losses import CROSS_ENTROPY
 from edgefl.models.modes import mark_inference
-from edgefl.models.rewritten import Rewriting
 from edgefl.models.spec import ModelSpec
+from edgefl.models.torch_functions.rules import RewriteMode
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.objective.objective import Objective
@@ -212,7 +212,7 @@ def test_each_function_of_torch_is_recognized_and_moves_as_in_torch(name: str) -
     with StatisticsMode(estimated) as recording:
         torch.testing.assert_close(call(x, *estimated.values(), False), out)
     torch.testing.assert_close(recording.total.averages, right)
-    with Rewriting():
+    with RewriteMode():
         torch.testing.assert_close(call(x, *moved.values(), True), out)
     torch.testing.assert_close(moved, right)
 

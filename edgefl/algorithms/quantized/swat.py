@@ -15,7 +15,7 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ModelError
 from edgefl.models.spec import skeleton
-from edgefl.models.tied import entangled
+from edgefl.models.tied import units_with_tied_weights
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import inference
 from edgefl.wire.update.form import Sparse
@@ -195,7 +195,7 @@ def _inference(trained: Objective) -> Function:
     }
 
     def fn(tensors: Tensors) -> Tensors:
-        if shared := entangled(trained.suffix):
+        if shared := units_with_tied_weights(trained.suffix):
             raise ModelError(
                 f"expected a model without shared weights, found some in {', '.join(sorted(shared))}: swat computes with "
                 "the largest entries of one use only, which one tensor cannot hold; train with dense_inference",

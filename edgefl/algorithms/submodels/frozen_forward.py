@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.caches import forgotten
 from edgefl.models.counters import as_integers, counters
-from edgefl.models.draws.steering import Steered
-from edgefl.models.layers.given import given, placed
+from edgefl.models.inputs import extra_inputs, input_tensors
+from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import skeleton
 from edgefl.models.tied import borrowed, state_of
+from edgefl.models.torch_functions.control_flow import TraceableMode
 
 
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
@@ -33,12 +33,12 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
         read = select(tensors, "weights")
         own = {name: tensor for name, tensor in read.items() if name not in lent.values()}
         own |= {path: read[name] for path, name in lent.items()}
-        with torch.no_grad(), Steered(), forgotten(bare):
+        with torch.no_grad(), TraceableMode(), restored_state(bare):
             batch = select(tensors, "batch.0")
             own |= as_integers(own, counters(bare))
-            out = torch.func.functional_call(bare, own | placed(bare, batch), (batch["x"],))
+            out = torch.func.functional_call(bare, own | input_tensors(bare, batch), (batch["x"],))
         return {"record.x": cast(Tensor, out)}
 
-    parts = {"x": sample, **given(units)}
+    parts = {"x": sample, **extra_inputs(units)}
     batches = {name: each.rows(batch) for name, each in parts.items()}
     return Function("forward", fn, prefixed("weights", weights) | prefixed("batch.0", batches))

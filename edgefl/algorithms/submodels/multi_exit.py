@@ -8,7 +8,7 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.schedule import Scalars, Schedule
 from edgefl.errors import ModelError
-from edgefl.models.exit_loss import WEIGHT, ExitLoss
+from edgefl.models.losses.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective
 
 BEGIN = 0.25
@@ -32,8 +32,8 @@ def multi_exit(
     :func:`edgefl.algorithms.baselines.sgd.sgd`.
 
     Of the exits j = 1..m of the tier the loss is ``sum_j j / (m (m + 1) / 2) * (CE_j + [j < m] kd_weight * KL(p_m || p_j))``
-    (:class:`edgefl.models.exit_loss.ExitLoss`). ``kd_weight`` (default: the model's own, 0 unless it was given one) is the
-    default of ``hyper.kd_weight``, which the server announces once a quarter of the rounds has passed, and 0 before.
+    (:class:`edgefl.models.losses.exit_loss.ExitLoss`). ``kd_weight`` (default: the model's own, 0 unless it was given one)
+    is the default of ``hyper.kd_weight``, which the server announces once a quarter of the rounds has passed, and 0 before.
     With a weight of 0 there is neither the scalar nor anything of the divergence in the graphs, and this is
     ``sgd``. ModelError for a model without exits.
     """

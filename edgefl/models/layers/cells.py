@@ -1,12 +1,13 @@
 """Layers of LSTM and GRU cells as operators: one node of a graph each, whatever the length of the sequence.
 
-Only what must go step by step is in here, and the product with the inputs; :mod:`edgefl.models.layers.recurrence` tells
-autograd which operator is the gradient of which, and has the gradients of the weights. Exporters turn each operator
-into one ONNX Scan (:mod:`edgefl_export.decompositions.recurrent`).
+Each operator contains only the steps and the product with the inputs. The gradient of a recurrent weight is one product over
+all steps, outside the recurrence; :func:`lstm` and :func:`gru` have the gradients. These are autograd functions, not
+``torch.library`` formulas, because only the former work under ``torch.func``. Exporters turn each into one ONNX Scan
+(:mod:`edgefl_export.decompositions.recurrent`).
 
-Outside, sequences are (T, B, features). Inside, a step is (features, B): a gate is then a contiguous block, and a
-product reads the weight as it lies. ``reverse`` runs from the last position to the first; results lie at the
-position they belong to.
+Outside, sequences are (T, B, features). Inside, a step is (features, B), so that a gate is a contiguous block and a
+product reads the weight in its own layout. ``reverse`` runs from the last position to the first; each result has the
+position of its input.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgefl.errors import ModelError
+
 LstmResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 GruResult = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 Gradient = tuple[Tensor, Tensor, Tensor]
@@ -26,12 +29,12 @@ Gradient = tuple[Tensor, Tensor, Tensor]
 def lstm_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> LstmResult:
-    """T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order, and
+    """Run T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order, and
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g),    h' = sigmoid(o) * tanh(c')
 
     ``x`` (T, B, E), ``kernel`` (4H, E), ``recurrent`` (4H, H), ``bias`` (4H), ``h`` and ``c`` (B, H). Returns the
-    hidden states (T, B, H), the last h and c (B, H), and what the backward pass reads, each (T, H, B): the four
+    hidden states (T, B, H), the last h and c (B, H), and for the backward pass, each (T, H, B): the four
     activated gates, the cell before each step and tanh of the cell after it.
     """
     projected, hidden = _projected(x, kernel, bias), h.shape[1]
@@ -64,9 +67,9 @@ def lstm_cells_backward(
     recurrent: Tensor,
     reverse: bool,
 ) -> Gradient:
-    """The steps of :func:`lstm_cells` back: gradients of every p (T, B, 4H), and of the first h and c (B, H).
+    """Return the gradients of :func:`lstm_cells` by every p (T, B, 4H), and by the first h and c (B, H).
 
-    With dh = d_states[t] + (what flows back from the step after), s = ``squashed`` and c = ``before``:
+    With dh = d_states[t] + (the gradient from the step after), s = ``squashed`` and c = ``before``:
 
         dc += dh * o * (1 - s^2)
         di = dc * g * i * (1 - i),  df = dc * c * f * (1 - f),  dg = dc * i * (1 - g^2),  do = dh * s * o * (1 - o)
@@ -98,12 +101,12 @@ def lstm_cells_backward(
 def gru_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> GruResult:
-    """T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n, and
+    """Run T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n, and
 
         r = sigmoid(a_r + p_r),  z = sigmoid(a_z + p_z),  n = tanh(a_n + r * p_n),    h' = n + z * (h - n)
 
     ``x`` (T, B, E), ``kernel`` (3H, E), ``recurrent`` (3H, H), ``outer`` and ``inner`` (3H), ``h`` (B, H). Returns
-    the hidden states (T, B, H), the last one (B, H), and what the backward pass reads, each (T, H, B): r, z, n,
+    the hidden states (T, B, H), the last one (B, H), and for the backward pass, each (T, H, B): r, z, n,
     p_n, and h - n.
     """
     projected, hidden = _projected(x, kernel, outer), h.shape[1]
@@ -132,9 +135,9 @@ def gru_cells_backward(
     recurrent: Tensor,
     reverse: bool,
 ) -> Gradient:
-    """The steps of :func:`gru_cells` back: gradients of every a and p (T, B, 3H), and of the first h (B, H).
+    """Return the gradients of :func:`gru_cells` by every a and p (T, B, 3H), and by the first h (B, H).
 
-    With dh = d_states[t] + (what flows back from the step after) and h - n = ``away``:
+    With dh = d_states[t] + (the gradient from the step after) and h - n = ``away``:
 
         dn = dh * (1 - z) * (1 - n^2),  dz = dh * (h - n) * z * (1 - z),  dr = dn * p_n * r * (1 - r)
         da = [dr, dz, dn],  dp = [dr, dz, dn * r],    dh <- recurrent^T @ dp + dh * z
@@ -158,7 +161,7 @@ def gru_cells_backward(
 
 
 def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """``kernel @ x[t] + bias`` for all steps in one product, (G, T, B)."""
+    """Return ``kernel @ x[t] + bias`` for all steps in one product, (G, T, B)."""
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features)
     return torch.addmm(bias.unsqueeze(1), kernel, rows.t()).view(-1, steps, batch)
@@ -170,14 +173,14 @@ def _order(sequence: Tensor, reverse: bool) -> range:
 
 
 def _sequences(x: Tensor, h: Tensor, saved: int) -> list[Tensor]:
-    """Room for the hidden states (T, B, H), and for ``saved`` sequences (T, H, B)."""
+    """Return empty tensors for the hidden states (T, B, H), and for ``saved`` sequences (T, H, B)."""
     batch, hidden = h.shape
     return [h.new_empty(x.shape[0], batch, hidden)] + [
         h.new_empty(x.shape[0], hidden, batch) for _ in range(saved)
     ]
 
 
-# Shapes alone: for tracing and the meta device. An LSTM has one product of weights and step, a GRU two.
+# Results without values, for tracing and the meta device. An LSTM has one product of weights and step, a GRU two.
 
 Shapes = Callable[..., tuple[Tensor, ...]]
 
@@ -201,7 +204,7 @@ def _gradients(products: int) -> Shapes:
     return shapes
 
 
-# Under vmap, one after the other: each client has weights of its own, so there is nothing to share.
+# Under vmap, one client after the other: each has weights of its own, so a batch would save nothing.
 
 
 def _one_by_one(operator: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
@@ -224,3 +227,98 @@ for _forward, _backward, _products in (
     _backward.register_fake(_gradients(_products))
     for _operator in (_forward, _backward):
         _operator.register_vmap(_one_by_one(_operator))
+
+
+def lstm(
+    x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, reverse: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return hidden states (T, B, H) and last h and c (B, H) of an LSTM layer, see :func:`lstm_cells`."""
+    states, h, c, *_ = _Cells.apply(_LSTM, x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
+    return states, h, c
+
+
+def gru(
+    x: Tensor,
+    kernel: Tensor,
+    recurrent: Tensor,
+    outer: Tensor,
+    inner: Tensor,
+    h: Tensor,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return hidden states (T, B, H) and the last one (B, H) of a GRU layer, see :func:`gru_cells`."""
+    states, h, *_ = _Cells.apply(_GRU, x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
+    return states, h
+
+
+# Kinds of layers by the number of products of weights and step, each with a bias; products and state tensors are three.
+_LSTM, _GRU = 1, 2
+_FORWARD = {_LSTM: lstm_cells, _GRU: gru_cells}
+_BACK = {_LSTM: lstm_cells_backward, _GRU: gru_cells_backward}
+
+
+class _Cells(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(products: int, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(_FORWARD[products](*args))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.products, x, kernel, recurrent, *others, ctx.reverse = inputs
+        h, saved = others[ctx.products], output[4 - ctx.products :]
+        ctx.mark_non_differentiable(*saved)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x, kernel, recurrent, h, output[0], *saved)
+
+    @staticmethod
+    def backward(ctx: Any, d_states: Tensor | None, *d_others: Tensor | None) -> Any:
+        x, kernel, recurrent, h, states, *saved = ctx.saved_tensors
+        count = ctx.products
+        d_last = [torch.zeros_like(h) if d is None else d for d in d_others[: 3 - count]]
+        gradients = _CellsBackward.apply(  # type: ignore[no-untyped-call]
+            count, d_states, *d_last, *saved, recurrent, ctx.reverse
+        )
+        products, d_first = gradients[:count], gradients[count:]
+        return (
+            None,
+            products[0] @ kernel if ctx.needs_input_grad[1] else None,
+            _over_steps(products[0], x),
+            _over_steps(products[-1], _shifted(states, h, ctx.reverse)),
+            *(product.sum((0, 1)) for product in products),
+            *d_first,
+            None,
+        )
+
+
+class _CellsBackward(torch.autograd.Function):
+    """Gradient that raises ModelError if it is differentiated again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(products: int, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(_BACK[products](*args))
+
+    @staticmethod
+    def setup_context(_ctx: Any, _inputs: tuple[Any, ...], _output: tuple[Tensor, ...]) -> None: ...
+
+    @staticmethod
+    def backward(_ctx: Any, *_: Tensor) -> Any:
+        raise ModelError(
+            "recurrent layers have first derivatives only; approximate a Hessian-vector product by a difference of "
+            "two gradients, or freeze the layer"
+        )
+
+
+def _shifted(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
+    """Return the state before each step, (T, B, H)."""
+    first = first.unsqueeze(0)
+    return torch.cat((states[1:], first)) if reverse else torch.cat((first, states[:-1]))
+
+
+def _over_steps(d_product: Tensor, read: Tensor) -> Tensor:
+    """Return a weight's gradient: ``d_product[t]^T @ read[t]`` summed over steps, (T, B, G), (T, B, E) -> (G, E)."""
+    return d_product.flatten(0, 1).t() @ read.flatten(0, 1)

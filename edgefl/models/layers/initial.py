@@ -1,9 +1,9 @@
 """Initial values from a seed: He normal for convolutions, Glorot uniform for dense layers, as Keras does.
 
-A module with other tensors, or other values, fills them itself (:class:`FillsItself`).
+A module with other tensors, or other values, fills them itself (:class:`SelfFilling`).
 
-The paper's experiments ran on TensorFlow, so its defaults are the faithful guess (embracingfl.md 2.7). The values are drawn
-from a generator of their own: torch's global random state is neither read nor changed.
+The paper's experiments ran on TensorFlow, so they probably used its defaults (embracingfl.md 2.7). The values come from a
+generator of their own: torch's global random state is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.layers.recurrent import BiLstm
 
 
 @runtime_checkable
-class FillsItself(Protocol):
-    """A module that has its own initial values, such as positions or scales."""
+class SelfFilling(Protocol):
+    """Module with initial values of its own, such as positions or scales."""
 
     def fill(self, generator: torch.Generator) -> None:
-        """Give each own tensor its initial value, drawn from ``generator`` if at random."""
+        """Set each own tensor to its initial value, drawn from ``generator`` if at random."""
 
 
 @torch.no_grad()
-def initialised(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
-    """The module that ``build`` makes, with every tensor filled from ``seed``; equal seeds give equal bytes."""
+def initialize(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
+    """Return the module that ``build`` makes, with every tensor filled from ``seed``; equal seeds give equal bytes."""
     # Built without storage: torch's layers would otherwise draw their own initial values from the global generator.
     with torch.device("meta"):
         module = build()
     module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
-        if isinstance(part, FillsItself):
+        if isinstance(part, SelfFilling):
             part.fill(generator)
         elif isinstance(part, nn.Conv2d):
             fan_in = part.weight[0].numel()
@@ -77,7 +77,7 @@ def _batch_norm(part: BatchNorm) -> None:
 
 
 def _lstm(part: BiLstm, generator: torch.Generator) -> None:
-    """Glorot input kernels, orthogonal recurrent kernels per gate, zero biases but 1 for the forget gate."""
+    """Fill input kernels by Glorot, recurrent kernels orthogonal per gate, biases with 0, and with 1 for the forget gate."""
     for direction in part.directions:
         _glorot(direction.kernel, generator)
         for gate in direction.recurrent.chunk(4):

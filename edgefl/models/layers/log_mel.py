@@ -11,17 +11,25 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bundle.readers import SoundReader
 
 FLOOR = 1e-6
-"""Is added to the power before its logarithm is taken: silence is log(1e-6)."""
+"""Added to the power before the logarithm: silence is log(1e-6)."""
 
 
 class LogMel(nn.Module):
-    """Sounds (n, length), float32 in [-1, 1), as log-mel features (n, 1, mels, frames), float32.
+    """Layer from sounds (n, length), float32 in [-1, 1), to log-mel features (n, 1, mels, frames), float32.
 
-    ``rate`` is in samples a second; ``window`` and ``step`` are the samples of a frame, and from one to the next; frames lie
-    within the sound, ``1 + (length - window) // step`` of them. A frame under a Hann window (periodic) gives the power of
-    its discrete Fourier transform; ``mels`` triangles, evenly spread on the mel scale of O'Shaughnessy
-    (2595 log10(1 + f / 700)) from 0 to half the rate, add it up; the feature is log(power + 1e-6). ConfigError for numbers
-    that cannot be used.
+    Frames lie within the sound, ``1 + (length - window) // step`` of them. Each is weighted by a periodic Hann window. The
+    power of its discrete Fourier transform is summed by ``mels`` triangles, evenly spread on the mel scale of O'Shaughnessy
+    (2595 log10(1 + f / 700)) from 0 to half the rate. The feature is log(power + 1e-6).
+
+    Args:
+        rate: samples per second.
+        length: samples of a sound.
+        mels: number of triangles.
+        window: samples of a frame.
+        step: samples from the start of a frame to that of the next.
+
+    Raises:
+        ConfigError: the window is longer than the sound, or a number is not positive.
     """
 
     def __init__(self, *, rate: int, length: int, mels: int, window: int, step: int) -> None:
@@ -41,7 +49,7 @@ class LogMel(nn.Module):
 
     @classmethod
     def of(cls, reader: SoundReader) -> LogMel:
-        """The features that a reader asks for."""
+        """Return the layer with the settings of a reader."""
         return cls(
             rate=reader.rate,
             length=reader.length,
@@ -51,7 +59,7 @@ class LogMel(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, length) -> (n, 1, mels, frames)."""
+        """Return the features of sounds: (n, length) -> (n, 1, mels, frames)."""
         parts = nn.functional.conv1d(x[:, None], self.get_buffer("waves"), stride=self.step)
         real, imaginary = parts[:, : self.bins], parts[:, self.bins :]
         power = real * real + imaginary * imaginary
@@ -59,7 +67,7 @@ class LogMel(nn.Module):
 
 
 def _triangles(rate: int, window: int, mels: int) -> Tensor:
-    """float64 (mels, window // 2 + 1): how much of each frequency belongs to each mel."""
+    """Return the weight of each frequency in each mel, float64 (mels, window // 2 + 1)."""
     frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window
     top = 2595.0 * math.log10(1.0 + rate / 2 / 700.0)
     edges = 700.0 * (10.0 ** (torch.linspace(0.0, top, mels + 2, dtype=torch.float64) / 2595.0) - 1.0)

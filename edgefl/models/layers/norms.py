@@ -1,4 +1,4 @@
-"""Which normalisation a convolutional model has: one switch for all of its layers."""
+"""Normalisation layers of the models in this package: batch norm with statistics as tensors, and group norm."""
 
 from __future__ import annotations
 
@@ -6,14 +6,76 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from edgefl.errors import ModelError
-from edgefl.models.layers.explicit import BatchNorm, BnMode
+
+BnMode = Literal["global", "static"]
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over every dimension except the channel (dim 1), in both modes of embracingfl.md 2.7.
+
+    Moving statistics go in and out as tensors, and batches are not counted.
+
+    ``global``: training normalises with batch statistics and *rebinds* ``running_mean`` / ``running_var`` to
+    ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
+    the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
+    with those of its own batch (embracingfl.md 4.5, after HeteroFL).
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        mode: BnMode = "global",
+        keep: float = 0.9,
+        eps: float = 1e-5,
+        affine: bool = True,
+    ) -> None:
+        super().__init__()
+        if mode not in ("global", "static"):
+            raise ModelError(f"batch norm mode must be 'global' or 'static', found {mode!r}", mode=mode)
+        self.channels, self.mode, self.keep, self.eps = channels, mode, keep, eps
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        if mode == "global":
+            self.register_buffer("running_mean", torch.zeros(channels))
+            self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode == "global" and not self.training:
+            mean, var = self.running_mean, self.running_var
+            return F.batch_norm(x, mean, var, self.weight, self.bias, False, 0.0, self.eps)
+        out, mean, inverse_std = torch.native_batch_norm(
+            x, self.weight, self.bias, None, None, True, 0.0, self.eps
+        )
+        if self.mode == "global":
+            batch_mean, batch_var = moments(x, mean, inverse_std, self.eps)
+            self.running_mean = self.running_mean * self.keep + batch_mean * (1 - self.keep)
+            self.running_var = self.running_var * self.keep + batch_var * (1 - self.keep)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, mode={self.mode!r}, keep={self.keep}, eps={self.eps}"
+
+
+def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return a batch's mean and unbiased variance per channel, from the mean and 1/std that the kernel returned."""
+    count = x.numel() // x.shape[1]
+    # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
+    biased = (inverse_std.detach().pow(-2) - eps).clamp_min(0.0)
+    return mean.detach(), biased * (count / max(count - 1, 1))
+
 
 NormKind = Literal["bn", "gn"]
 MakeNorm = Callable[[int], nn.Module]
-"""From a number of channels to the layer that normalises them."""
+"""(number of channels) -> the layer that normalises them."""
 
 GROUPS = 8
 KEEP = 0.9
@@ -22,12 +84,21 @@ KEEP = 0.9
 def make_norm(
     kind: NormKind, *, mode: BnMode = "global", keep: float = KEEP, groups: int = GROUPS
 ) -> MakeNorm:
-    """``bn``: :class:`BatchNorm` with ``mode`` and ``keep``. ``gn``: group norm with ``groups`` groups of neighbours.
+    """Return a function from a number of channels to the layer that normalises them.
 
-    Group norm has the same affine pair of tensors and no statistics, so there is nothing of it to send but what is
-    trained: the remedy where moving statistics of skewed clients average badly (fedbat.md 8.4). The paper does not say
-    in how many groups; 8 divide the widths of every model here. ModelError for another kind, for an option of the one
-    beside the other, and for groups that do not divide the channels.
+    Group norm has the same affine pair of tensors and no statistics, so a device sends only trained tensors of it. It is the
+    remedy if moving statistics of skewed clients average badly (fedbat.md 8.4). The paper does not give the number of
+    groups; 8 divide the widths of every model here.
+
+    Args:
+        kind: ``bn`` for :class:`BatchNorm`, ``gn`` for group norm.
+        mode: mode of a batch norm.
+        keep: weight of the old moving statistics of a batch norm.
+        groups: number of groups of neighbouring channels of a group norm.
+
+    Raises:
+        ModelError: another kind, an option of the other kind, or, from the returned function, groups that do not divide
+            the channels.
     """
     if kind == "bn":
         if groups != GROUPS:

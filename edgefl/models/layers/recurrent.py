@@ -1,7 +1,7 @@
 """Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of embracingfl.md 3.3.
 
-The steps themselves are operators (:mod:`edgefl.models.layers.recurrence`), so neither tracing nor a graph grows with the
-sequence. Inside, a sequence is (T, B, features), as those operators want it.
+The steps themselves are operators (:mod:`edgefl.models.layers.cells`), so neither tracing nor a graph grows with the
+sequence. Inside, a sequence is (T, B, features), as in those operators.
 """
 
 from __future__ import annotations
@@ -14,45 +14,48 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.layers import recurrence
+from edgefl.models.layers import cells
 
 State = tuple[Tensor, Tensor]
 States = tuple[Tensor, ...]
 
-# Added to a gate's input, it opens or closes the gate for good: a sigmoid's result is exactly 1 or 0.
+# Added to a gate's input, it opens or closes the gate: the sigmoid is exactly 1 or 0 in float32.
 _SHUT = 1e4
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What tells a stack of LSTM layers from one of GRU layers.
+class CellKind:
+    """Kind of recurrent layer: LSTM or GRU.
 
-    ``run`` takes a sequence (T, B, E), the weights (two, or four with biases) of one layer in one direction, the
-    tensors of the first state (B, H), and whether to go backwards; it returns the hidden states (T, B, H) and the
-    tensors of the last state. ``standing``: what is added to the input of each gate where a sequence has ended, so that
-    the state (an LSTM's c, a GRU's h) stays as it is.
+    Attributes:
+        gates: number of gates.
+        state_tensors: number of tensors of the state.
+        hold: number to add to the input of each gate behind the end of a sequence, so that the state (an LSTM's c, a
+            GRU's h) stays as it is.
+        run: (sequence (T, B, E), weights of one layer in one direction: two, or four with biases, tensors of the first
+            state (B, H), reverse) -> hidden states (T, B, H) and the tensors of the last state.
     """
 
     gates: int
-    carried: int
-    standing: tuple[float, ...]
+    state_tensors: int
+    hold: tuple[float, ...]
     run: Callable[[Tensor, Sequence[Tensor], States, bool], States]
 
 
 def _lstm(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
     kernel, recurrent, *biases = weights
     bias = biases[0] + biases[1] if biases else recurrent.new_zeros(recurrent.shape[0])
-    return recurrence.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
+    return cells.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
 
 
 def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
     kernel, recurrent, *biases = weights
     outer, inner = biases or [recurrent.new_zeros(recurrent.shape[0])] * 2
-    return recurrence.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
+    return cells.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
 
 
-LSTM = Kind(gates=4, carried=2, standing=(-_SHUT, _SHUT, 0.0, 0.0), run=_lstm)
-GRU = Kind(gates=3, carried=1, standing=(0.0, _SHUT, 0.0), run=_gru)
+LSTM = CellKind(gates=4, state_tensors=2, hold=(-_SHUT, _SHUT, 0.0, 0.0), run=_lstm)
+GRU = CellKind(gates=3, state_tensors=1, hold=(0.0, _SHUT, 0.0), run=_gru)
 
 
 def run_layers(
@@ -92,7 +95,7 @@ class Stack(nn.Module):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: CellKind,
         features: int,
         hidden: int,
         *,
@@ -121,7 +124,7 @@ class Stack(nn.Module):
 
     @property
     def features(self) -> int:
-        """Size of what the first layer reads."""
+        """Number of input features of the first layer."""
         return self.weight_ih_l0.shape[1]
 
     @property
@@ -134,14 +137,14 @@ class Stack(nn.Module):
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None = None) -> None:
-        """Initial values as torch's: uniform in +-1/sqrt(H)."""
+        """Set initial values as torch does: uniform in +-1/sqrt(H)."""
         for parameter in self.parameters():
             parameter.uniform_(-(self.hidden**-0.5), self.hidden**-0.5, generator=generator)
 
     def run(self, x: Tensor, state: States | None = None) -> tuple[Tensor, States]:
-        """(B, T, E) -> the last layer's hidden states at every position (B, T, D*H), and the state at the end.
+        """Return the last layer's hidden states at every position (B, T, D*H) for ``x`` (B, T, E), and the final state.
 
-        A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None stands for zeros.
+        A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None means zeros.
         """
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.features:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -153,7 +156,7 @@ class Stack(nn.Module):
         sequence = x.transpose(0, 1)
         if state is None:
             zeros = sequence.new_zeros(self.layers * len(self.ends), sequence.shape[1], self.hidden)
-            state = (zeros,) * self.kind.carried
+            state = (zeros,) * self.kind.state_tensors
         sequence, final = run_layers(
             sequence, state, self.layers, self.ends, lambda at, below: self.drops[at](below), self._direction
         )
@@ -173,7 +176,7 @@ class Stack(nn.Module):
 class _Sequences(Stack):
     """Stacked layers of the class's own kind, with initial values, for their hidden states only."""
 
-    own: ClassVar[Kind]
+    own: ClassVar[CellKind]
 
     def __init__(
         self,
@@ -206,7 +209,7 @@ class Gru(_Sequences):
 
 
 class LstmDirection(nn.Module):
-    """One direction: gates in the order input, forget, cell, output; ``recurrent`` is (4H, H), ``kernel`` (4H, E)."""
+    """One direction of an LSTM; gates are input, forget, cell, output, ``recurrent`` is (4H, H), ``kernel`` (4H, E)."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -223,9 +226,9 @@ class LstmDirection(nn.Module):
         return self.recurrent.shape[1]
 
     def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
-        """``words`` (B, T, E), ``state`` = (h, c), each (B, H); the state after T steps, from the end if ``reverse``."""
+        """Return the state (h, c), each (B, H), after T steps over ``words`` (B, T, E), from the end if ``reverse``."""
         x = words.transpose(0, 1)
-        _, h, c = recurrence.lstm(x, self.kernel, self.recurrent, self.bias, *state, reverse=reverse)
+        _, h, c = cells.lstm(x, self.kernel, self.recurrent, self.bias, *state, reverse=reverse)
         return h, c
 
     def zero_state(self, words: Tensor) -> State:
@@ -234,11 +237,11 @@ class LstmDirection(nn.Module):
 
 
 class BiLstm(nn.Module):
-    """Words (B, T, E) -> the two directions' last hidden states (B, 2H), dropout before and after.
+    """Bidirectional LSTM from words (B, T, E) to the last hidden states of both directions (B, 2H), with dropout.
 
-    ``skip`` is the number of first words, in each direction's own processing order, whose states another part has
-    computed (0: none). Then the input is packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps are run:
-    the paper's weak tier, truncated back-propagation (embracingfl.md 3.3).
+    ``skip`` is the number of first words, in each direction's own order, whose states another part has computed. If it is
+    not 0, the input is packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps run: the paper's weak tier,
+    truncated back-propagation (embracingfl.md 3.3).
     """
 
     def __init__(self, features: int, hidden: int, length: int, *, rate: float = 0.3, skip: int = 0) -> None:
@@ -263,7 +266,7 @@ class BiLstm(nn.Module):
 
     @property
     def steps(self) -> int:
-        """Time steps each direction runs, hence differentiates through."""
+        """Time steps that each direction runs and differentiates."""
         return self.length - self.skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -283,7 +286,7 @@ class BiLstm(nn.Module):
 
 
 class BiLstmStart(nn.Module):
-    """The frozen first ``steps`` words of each direction: (B, T, E) -> :func:`pack`, the record of the weak tier.
+    """Frozen first ``steps`` words of each direction: (B, T, E) -> :func:`pack`, the record of the weak tier.
 
     Its tensors have the names of :class:`BiLstm`, so the same global weights feed both parts.
     """
@@ -302,12 +305,12 @@ class BiLstmStart(nn.Module):
 
 
 def pack(words: Tensor, forward: State, reverse: State) -> Tensor:
-    """One tensor per boundary: all embeddings (T*E), then h, c of the forward and h, c of the reverse direction."""
+    """Return one tensor: all embeddings (T*E), then h, c of the forward and h, c of the reverse direction."""
     return torch.cat((words.flatten(1), *forward, *reverse), dim=1)
 
 
-def truncated(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
-    """``whole`` in two parts that share its tensors: the frozen first ``skip`` words, and the trained rest."""
+def truncate(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
+    """Return ``whole`` as two parts that share its tensors: the frozen first ``skip`` words, and the trained rest."""
     start = BiLstmStart(whole.features, whole.hidden, skip)
     rest = BiLstm(whole.features, whole.hidden, whole.length, rate=whole.drop_in.p, skip=skip)
     for part in (start, rest):

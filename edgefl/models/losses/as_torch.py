@@ -1,4 +1,4 @@
-"""Losses as torch has them, to compare with."""
+"""Losses as torch computes them, for comparisons."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.models.losses.classes import BinaryCrossEntropy, CrossEntropy
+from edgefl.models.losses.classification import (
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    SequenceCrossEntropy,
+)
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss, training_loss
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.losses.regression import AbsoluteError, Huber, SquaredError
-from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
 
 _IGNORE_NOTHING = -100
 

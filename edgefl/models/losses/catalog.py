@@ -1,4 +1,4 @@
-"""The losses by name, as federation files have them, and the one that a model is given where nobody says."""
+"""Losses by name, as federation files have them, and the default loss of a model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from typing import Any, Literal
 from edgefl.contract.options import check_options
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError, ModelError
-from edgefl.models.losses.classes import CROSS_ENTROPY, BinaryCrossEntropy, CrossEntropy
+from edgefl.models.losses.classification import (
+    CROSS_ENTROPY,
+    BinaryCrossEntropy,
+    CausalLM,
+    CrossEntropy,
+    SequenceCrossEntropy,
+)
 from edgefl.models.losses.contrastive import InfoNCE, NTXent
 from edgefl.models.losses.ctc import CTC
 from edgefl.models.losses.loss import Loss
-from edgefl.models.losses.own import OwnLoss
+from edgefl.models.losses.own import ModelLoss, OwnLoss
 from edgefl.models.losses.regression import AbsoluteError, Huber, Quantile, SquaredError
-from edgefl.models.losses.returned import ModelLoss
-from edgefl.models.losses.sequence import CausalLM, SequenceCrossEntropy
-from edgefl.models.user_code import blamed
+from edgefl.models.user_code import user_errors
 from edgefl.models.user_factory import factory_of, importing_for
 
 LOSSES: Mapping[str, Callable[..., Loss]] = {
@@ -37,15 +41,21 @@ LOSSES: Mapping[str, Callable[..., Loss]] = {
     "model": ModelLoss,
 }
 
-_FEW = 2
+_POSITIONAL = 2  # (out, y)
 
 
 def build(name: str, **options: Any) -> Loss:
-    """The loss ``name`` with its options. ``file.py:function`` is one of the user's own: ``function(out, y, **options)``
-    as :class:`~edgefl.models.losses.own.OwnLoss` has it, or a class with the methods of a
-    :class:`~edgefl.models.losses.loss.Loss`.
+    """Build a loss.
 
-    ConfigError, with what exists, for a wrong name or option; ModelError for a value out of range.
+    Args:
+        name: a name of :data:`LOSSES`, or ``file.py:function`` of the user's own: ``function(out, y, **options)`` as in
+            :class:`~edgefl.models.losses.own.OwnLoss`, or a class with the methods of a
+            :class:`~edgefl.models.losses.loss.Loss`.
+        options: its options.
+
+    Raises:
+        ConfigError: wrong name or option; the message lists those that exist.
+        ModelError: a value is out of range.
     """
     if ":" in name:
         return _own(name, options)
@@ -58,17 +68,17 @@ def build(name: str, **options: Any) -> Loss:
     check_options(f"loss {name!r}", factory, options, upon=0)
     try:
         return factory(**options)
-    except TypeError as error:  # one that has no default
+    except TypeError as error:  # an option without a default
         raise ConfigError(f"loss {name!r} needs options: {error}", name=name) from error
 
 
 def _own(name: str, options: Mapping[str, Any]) -> Loss:
     made = factory_of(name, "loss")
     if not inspect.isclass(made):
-        check_options(f"loss {name!r}", made, options, upon=_FEW)
+        check_options(f"loss {name!r}", made, options, upon=_POSITIONAL)
         return OwnLoss(partial(made, **options) if options else made)
     check_options(f"loss {name!r}", made, options, upon=0)
-    with blamed(f"the class {name!r} of a loss failed"), importing_for(name):
+    with user_errors(f"the class {name!r} of a loss failed"), importing_for(name):
         loss = made(**options)
     if isinstance(loss, Loss):
         return loss
@@ -83,41 +93,48 @@ def _own(name: str, options: Mapping[str, Any]) -> Loss:
 
 @dataclass(frozen=True)
 class TokenLabels(TensorSpec):
-    """Labels of sequences of tokens, of which the data tell what they are: the ``tokens`` themselves, or those that come
-    ``next``."""
+    """Labels of sequences of tokens: the ``tokens`` themselves, or the ``next`` ones."""
 
     are: Literal["tokens", "next"] = "tokens"
 
 
-def fitted(
+def fit_loss(
     loss: Loss | None, out: TensorSpec, labels: TensorSpec | None = None, sample: TensorSpec | None = None
 ) -> Loss:
-    """``loss``, told which labels it reads; None: the one that fits a model whose output has one sample ``out``.
+    """Return ``loss`` with the labels that it reads, or the default loss of a model.
 
-    ``labels`` is one label of the data, ``sample`` one sample; None: not known. A model that gives (classes,) and of
-    whose labels nothing is known classifies. ModelError, with the losses that fit, where there are several or none.
+    Args:
+        loss: a loss, or None for the one that fits.
+        out: output of one sample. (classes,) with unknown labels means classification.
+        labels: one label of the data; None if unknown.
+        sample: one sample of the input; None if unknown.
+
+    Raises:
+        ModelError: several losses fit, or none; the message lists them.
     """
     if loss is not None:
-        return loss.reading(labels, out) if isinstance(loss, OwnLoss) else loss
+        return loss.with_labels(labels, out) if isinstance(loss, OwnLoss) else loss
     if labels is None and len(out.shape) == 1:
         return CROSS_ENTROPY
-    names = fitting(out, labels, sample)
+    names = fitting_losses(out, labels, sample)
     if isinstance(labels, TokenLabels) and "causal_lm" in names:
         return CausalLM(ignore_index=labels.ignored, shift=labels.are == "tokens")
     if len(names) == 1:
         ignored = None if labels is None else labels.ignored
         return build(names[0]) if ignored is None else build(names[0], ignore_index=ignored)
     described = "" if labels is None else f" and labels are {_described(labels)}"
-    found = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
+    remedy = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
     raise ModelError(
-        f"the model gives {out.shape} per sample{described}: {found}; a function (out, y) -> one loss per sample does, too",
+        f"the model gives {out.shape} per sample{described}: {remedy}; a function (out, y) -> one loss per sample does, too",
         found=out.shape,
         losses=names,
     )
 
 
-def fitting(out: TensorSpec, labels: TensorSpec | None, sample: TensorSpec | None = None) -> tuple[str, ...]:
-    """Names of the losses that read outputs ``out`` and such ``labels``."""
+def fitting_losses(
+    out: TensorSpec, labels: TensorSpec | None, sample: TensorSpec | None = None
+) -> tuple[str, ...]:
+    """Return the names of the losses that read outputs ``out`` and such ``labels``."""
     tokens = sample is None or not sample.dtype.is_floating_point
     return tuple(name for name in LOSSES if _reads(name, out, labels) and (name != "causal_lm" or tokens))
 
@@ -126,14 +143,16 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
     if name == "ctc":  # the only one whose labels have a length of their own
         return len(out.shape) == 2 and (labels is None or _shorter(labels, out))
     try:
-        wanted = build(name).label(out)
+        expected = build(name).label(out)
     except ModelError:
         return False
     if labels is None:
         return True
     if labels.ignored is not None and "ignore_index" not in inspect.signature(LOSSES[name]).parameters:
         return False
-    return wanted.shape == labels.shape and wanted.dtype.is_floating_point == labels.dtype.is_floating_point
+    return (
+        expected.shape == labels.shape and expected.dtype.is_floating_point == labels.dtype.is_floating_point
+    )
 
 
 def _shorter(labels: TensorSpec, out: TensorSpec) -> bool:

@@ -1,4 +1,4 @@
-"""Contrast within a batch: the two views of a sample are to be more alike than those of different samples."""
+"""Contrastive losses: the two views of a sample should be more alike than those of different samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.losses.loss import Loss, cannot_read
+from edgefl.models.losses.loss import Loss, output_error
 
-_NOWHERE = -1e9
-"""In place of the likeness to a row that is not there: its probability is 0, and 0 times it is 0."""
+_MASKED = -1e9
+"""Similarity to a row that a mask hides: its probability is 0. Finite, because 0 times infinity is NaN."""
 
 
 class _Contrastive(ABC):
@@ -31,7 +31,7 @@ class _Contrastive(ABC):
 
     @abstractmethod
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of each view's probabilities over the others, and the right ones."""
+        """Return the logarithms of each view's probabilities over the others, and the right ones, both (2B, n)."""
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         return self.among(out.new_ones(len(out))).each(out, y)
@@ -40,11 +40,11 @@ class _Contrastive(ABC):
         return self.among(out.new_ones(len(out))).correct(out, y)
 
     def among(self, mask: Tensor) -> Loss:
-        return _Among(self, mask)
+        return _MaskedContrastive(self, mask)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         if len(out.shape) != 2 or out.shape[0] != 2:
-            raise cannot_read(self, out, "(2, features), the embeddings of two views,")
+            raise output_error(self, out, "(2, features), the embeddings of two views,")
         return TensorSpec((), torch.int64)
 
 
@@ -54,19 +54,19 @@ class InfoNCE(_Contrastive):
 
     Both ways, as CLIP's (van den Oord et al. 2018, equation 4). out is (B, 2, D), the embeddings of a sample's two
     views (two crops, or an image and its text). With s(a, b) their cosine over ``temperature``: ``-log
-    softmax_j(s(a_i, b_j))[i]``, the mean of both directions. Labels are not read; devices give a class number all the
-    same. Not independent over samples: rows that only fill up a batch are left out of the others' sums, and the loss
+    softmax_j(s(a_i, b_j))[i]``, the mean of both directions. Labels are not read; devices send a class number
+    nevertheless. Not independent over samples: rows that only fill up a batch are left out of the others' sums, and the loss
     on a test set depends on how it falls into batches.
     """
 
     temperature: float = 0.07
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each view, which other one it is taken for, (2B, B) logarithms of probabilities, and the right ones."""
+        """Return log probabilities of each view over the other views of the batch, (2B, B), and the right ones."""
         one, other = F.normalize(out, dim=-1).unbind(dim=1)
-        likeness = one @ other.T / self.temperature
-        both = torch.cat((likeness, likeness.T))
-        logp = torch.log_softmax(torch.where(mask > 0, both, torch.full_like(both, _NOWHERE)), dim=1)
+        similarity = one @ other.T / self.temperature
+        both = torch.cat((similarity, similarity.T))
+        logp = torch.log_softmax(torch.where(mask > 0, both, torch.full_like(both, _MASKED)), dim=1)
         same = torch.eye(len(out), dtype=out.dtype, device=out.device)
         return logp, torch.cat((same, same))
 
@@ -82,21 +82,23 @@ class NTXent(_Contrastive):
     temperature: float = 0.5
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """As in :class:`InfoNCE`, (2B, 2B): a view is never taken for itself."""
+        """Return log probabilities of each view over all others, (2B, 2B), and the right ones."""
         rows = len(out)
         views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))
-        likeness = views @ views.T / self.temperature
+        similarity = views @ views.T / self.temperature
         same = torch.eye(rows, dtype=out.dtype, device=out.device)
         none = torch.zeros_like(same)
         own = torch.cat((torch.cat((same, none)), torch.cat((none, same))), dim=1)
-        there = torch.cat((mask, mask)) * (1.0 - own)
-        logp = torch.log_softmax(torch.where(there > 0, likeness, torch.full_like(likeness, _NOWHERE)), dim=1)
+        visible = torch.cat((mask, mask)) * (1.0 - own)
+        logp = torch.log_softmax(
+            torch.where(visible > 0, similarity, torch.full_like(similarity, _MASKED)), dim=1
+        )
         return logp, torch.cat((own[rows:], own[:rows]))
 
 
 @dataclass(frozen=True)
-class _Among:
-    """A contrastive loss where only rows whose ``mask`` (B,) is 1 are there for the others."""
+class _MaskedContrastive:
+    """Contrastive loss that compares each view with the rows whose ``mask`` (B,) is 1."""
 
     loss: _Contrastive
     mask: Tensor

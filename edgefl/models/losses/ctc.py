@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: a text of unknown place in a longer sequence."""
+"""Connectionist temporal classification: a text of unknown position in a longer sequence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.losses.loss import cannot_read
+from edgefl.models.losses.loss import output_error
 
 _NEVER = -1e30
 """The logarithm of 0: finite, so that differences are no NaN."""
@@ -17,12 +17,12 @@ _NEVER = -1e30
 
 @dataclass(frozen=True)
 class CTC:
-    """A text of unknown place in a longer sequence, such as what is said in a recording.
+    """A text of unknown position in a longer sequence, such as the words of a recording.
 
-    -log of the text's probability over all of its places (Graves et al. 2006, equations 6 to 8), divided by its
+    -log of the text's probability over all of its positions (Graves et al. 2006, equations 6 to 8), divided by its
     length, as torch's mean. out is (B, T, C), logits of C symbols at T times; y is (B, ``length``) int64, the symbols
     of the text, then ``blank`` up to ``length``. The forward recursion is written out over T, with about 25 ops a
-    time step in a training graph. A text that needs more times than there are counts for nothing. A sample is right
+    time step in a training graph. A text that needs more times than the output has does not count. A sample is right
     where the most likely symbols, without repetitions and blanks, are its text.
     """
 
@@ -59,27 +59,27 @@ class CTC:
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
         path = out.argmax(dim=-1)
         before = torch.cat((torch.full_like(path[:, :1], self.blank), path[:, :-1]), dim=1)
-        said = (path != self.blank) & (path != before)
-        # How many symbols were said up to each time: a sum by a matrix, which every engine has.
+        emitted = (path != self.blank) & (path != before)
+        # Number of symbols up to each time, as a product with a matrix, because every engine has that.
         times = torch.ones(path.shape[1], path.shape[1], device=out.device).triu()
-        place = (said.to(torch.float32) @ times).to(torch.int64)
-        wanted = y.gather(1, (place - 1).clamp(0, self.length - 1))
-        wrong = (said & ((wanted != path) | (place > self.length))).to(torch.float32).sum(dim=1)
-        as_many = place[:, -1] == (y != self.blank).sum(dim=1)
+        count = (emitted.to(torch.float32) @ times).to(torch.int64)
+        expected = y.gather(1, (count - 1).clamp(0, self.length - 1))
+        wrong = (emitted & ((expected != path) | (count > self.length))).to(torch.float32).sum(dim=1)
+        as_many = count[:, -1] == (y != self.blank).sum(dim=1)
         return ((wrong == 0) & as_many).to(torch.float32)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         if len(out.shape) != 2 or out.shape[1] <= self.blank:
-            raise cannot_read(self, out, f"(times, symbols) logits, a blank {self.blank} among them,")
+            raise output_error(self, out, f"(times, symbols) logits, a blank {self.blank} among them,")
         return TensorSpec((self.length,), torch.int64, out.shape[1])
 
     def _states(self, y: Tensor) -> Tensor:
-        """The text with a blank before, between and after its symbols, (B, 2 length + 1)."""
+        """Return the text with a blank before, between and after its symbols, (B, 2 length + 1)."""
         blanks = torch.full_like(y, self.blank)
         pairs = torch.stack((blanks, y), dim=2).reshape(len(y), -1)
         return torch.cat((pairs, blanks[:, :1]), dim=1)
 
     def _skips(self, states: Tensor) -> Tensor:
-        """Where a symbol may follow the one before it without a blank: bool, like ``states``."""
+        """Return a mask of the symbols that may follow the one before without a blank: bool, like ``states``."""
         before = torch.cat((states[:, :2], states[:, :-2]), dim=1)
         return (states != self.blank) & (states != before)

@@ -1,8 +1,8 @@
-"""What a loss is: one value per sample, what a label looks like, and which numbers tell people how good a model is.
+"""Interface of a loss: one value per sample, the form of a label, and the metrics of a model.
 
-A loss is one value per sample, so that a batch can be averaged in training and masked in evaluation; one that reduces a
-batch itself is :class:`WholeBatch`. It also decides the label port of every algorithm: its shape, its dtype and which labels
-are valid. What only some losses have are protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`,
+One value per sample allows to average a batch in training and to mask it in evaluation. A loss that reduces a batch
+itself is a :class:`WholeBatch`. A loss also defines the label port of every algorithm: its shape, dtype and bounds.
+Features of only some losses are protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`,
 :class:`OfRounds`, :class:`Measured`.
 """
 
@@ -20,24 +20,24 @@ from edgefl.errors import ModelError
 
 @runtime_checkable
 class Loss(Protocol):
-    """One kind of loss. ``out`` is a model's output (B, ...), ``y`` the labels as :meth:`label` says."""
+    """Loss of a model's output ``out`` (B, ...) and labels ``y``, which have the form of :meth:`label`."""
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss per sample, (B,)."""
+        """Return the loss of each sample, (B,)."""
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        """How right each sample is, (B,) float32 from 0 to 1; its mean is what people call accuracy."""
+        """Return the share of each sample that is right, (B,) float32 from 0 to 1; its mean is the accuracy."""
 
     def label(self, out: TensorSpec) -> TensorSpec:
-        """One sample's label for a model whose output has one sample ``out``; ModelError if the loss cannot read it."""
+        """Return one sample's label for an output of one sample ``out``; raise ModelError if the loss cannot read it."""
 
 
 @runtime_checkable
 class Weighted(Protocol):
-    """A loss whose samples weigh by what they hold: those with more tokens that count, the more."""
+    """Loss that weighs samples in their batch, such as by the number of tokens that count."""
 
     def weight(self, y: Tensor) -> Tensor | None:
-        """How much each sample weighs in the mean of its batch, (B,), 0 or more; None: all the same."""
+        """Return the weight of each sample in the mean of its batch, (B,), 0 or more; None for equal weights."""
 
 
 @runtime_checkable
@@ -53,55 +53,56 @@ class WholeBatch(Protocol):
 
 @runtime_checkable
 class OfBatch(Protocol):
-    """A loss that compares the samples of a batch with each other."""
+    """Loss that compares the samples of a batch with each other."""
 
     def among(self, mask: Tensor) -> Loss:
-        """The loss where only rows whose ``mask`` (B,) is 1 are there for the others."""
+        """Return the loss that compares samples only with rows whose ``mask`` (B,) is 1."""
 
 
 @runtime_checkable
 class OfClasses(Protocol):
-    """A loss whose labels are class numbers and whose output holds their logits."""
+    """Loss whose labels are class numbers and whose output holds their logits."""
 
     def logits(self, out: Tensor) -> Tensor:
-        """One logit per class, in the last dimension."""
+        """Return one logit per class, in the last dimension."""
 
     def output(self, logits: Tensor) -> Tensor:
-        """The output that has these logits: the inverse of :meth:`logits`."""
+        """Return the output that has these logits: the inverse of :meth:`logits`."""
 
 
 @runtime_checkable
 class OfRounds(Protocol):
-    """A loss with scalars that the server announces for each round."""
+    """Loss with scalars that the server announces for each round."""
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Their names, below ``hyper``."""
+        """Names of the scalars, below ``hyper``."""
 
     def at(self, scalars: Mapping[str, Tensor]) -> Loss:
-        """The loss of a round with these scalars, each ()."""
+        """Return the loss of a round with these scalars, each ()."""
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """A loss that names its metrics (:mod:`edgefl.wire.metrics`)."""
+    """Loss with metrics of its own (:mod:`edgefl.wire.metrics`)."""
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        """Names of metrics for one sample's output ``out``, the one that people are shown first; () for none but the
-        loss."""
+        """Return the names of the metrics for an output of one sample ``out``, the main one first; () for only the loss."""
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """What the metrics are made of beside loss and ``correct``, per sample, (B,) or (B, n) float32: they add up over
-        rows, batches and devices."""
+        """Return the terms of the metrics beside loss and ``correct``, per sample, (B,) or (B, n) float32.
+
+        They are summed over rows, batches and devices.
+        """
 
 
 def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:
-    """How much each sample weighs in its batch, (B,); None: all the same."""
+    """Return the weight of each sample in its batch, (B,); None for equal weights."""
     return loss.weight(y) if isinstance(loss, Weighted) else None
 
 
 def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
-    """The mean () of ``values`` (B,) of samples with labels ``y``, as they weigh; 0 where none weighs anything."""
+    """Return the weighted mean () of ``values`` (B,) of samples with labels ``y``; 0 if all weights are 0."""
     weight = sample_weights(loss, y)
     if weight is None:
         return values.mean()
@@ -121,7 +122,7 @@ def is_separable(loss: Loss, out: TensorSpec) -> bool:
 
 
 def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
-    """Raise ModelError if ``what`` needs a loss per sample and ``loss`` has but one of a whole batch."""
+    """Raise ModelError if ``loss`` reduces a batch itself, because ``what`` needs a loss per sample."""
     if not is_separable(loss, out):
         name = getattr(loss, "name", type(loss).__name__)
         raise ModelError(
@@ -133,21 +134,21 @@ def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
 
 
 def among(loss: Loss, mask: Tensor) -> Loss:
-    """``loss`` on a batch whose rows count where ``mask`` (B,) is 1."""
+    """Return ``loss`` for a batch of which only rows whose ``mask`` (B,) is 1 count."""
     return loss.among(mask) if isinstance(loss, OfBatch) else loss
 
 
 def metrics_of(loss: Loss, out: TensorSpec) -> tuple[str, ...]:
-    """Names of a loss's metrics, the one that people are shown first: accuracy where it does not say."""
+    """Return the names of a loss's metrics, the main one first; accuracy by default."""
     return loss.metrics(out) if isinstance(loss, Measured) else ("accuracy",)
 
 
 def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
-    """What the metrics of a masked batch are made of, summed over the rows whose ``mask`` (B,) is 1.
+    """Return the terms of a batch's metrics, summed over the rows whose ``mask`` (B,) is 1.
 
-    ``loss_sum`` and ``correct``, (), and ``count``, the number of those rows; of a loss whose samples weigh differently
-    also ``weight`` and what ``loss_sum`` and ``correct`` are with it, ``weighted_loss`` and ``weighted_correct``; and the
-    loss's own sums.
+    Returns:
+        ``loss_sum`` and ``correct``, (), and ``count``, the number of those rows. With weighted samples also ``weight``,
+        ``weighted_loss`` and ``weighted_correct``. The loss's own sums.
     """
     present = among(loss, mask)
     losses, correct = present.each(out, y), present.correct(out, y)
@@ -164,22 +165,24 @@ def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
 
 
 def _summed(each: Tensor, mask: Tensor) -> Tensor:
-    """The sum over the rows that count, () or (n,), of (B,) or (B, n)."""
+    """Return the sum over the rows that count, () or (n,), of (B,) or (B, n)."""
     return (each * mask).sum() if each.dim() == 1 else (each * mask.unsqueeze(1)).sum(dim=0)
 
 
 def without_absent(loss: OfClasses, out: Tensor, counts: Tensor) -> Tensor:
-    """HeteroFL's masked cross-entropy: logits of classes that no local sample has become 0, so that they get no gradient.
+    """Return ``out`` with logits 0 for classes that no local sample has, so that they get no gradient (HeteroFL).
 
-    ``out`` is a model's output, ``counts`` (classes,) the local samples of each class; the result is an output that
-    ``loss`` reads like ``out``.
+    Args:
+        loss: the loss that reads the output.
+        out: a model's output.
+        counts: number of local samples of each class, (classes,).
     """
     logits = loss.logits(out)
     return loss.output(torch.where(counts > 0, logits, torch.zeros_like(logits)))
 
 
 def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: int = -1) -> Tensor:
-    """Cross-entropy over the classes in ``dim``: logits (..., C, ...), y without that dimension, int64 in 0..C-1.
+    """Return the cross-entropy over the classes in ``dim`` of logits (..., C, ...), y without that dimension, in 0..C-1.
 
     The label's entry is gathered (its gradient scattered): at most two thirds of the time of selecting it by
     comparison, in ONNX Runtime, at any number of classes from 10 to 33,278.
@@ -189,18 +192,18 @@ def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: in
     return chosen if smoothing == 0.0 else (1 - smoothing) * chosen - smoothing * logp.mean(dim=dim)
 
 
-def named(y: Tensor, ignored: int | None) -> Tensor:
-    """Labels with 0 where they are ``ignored``: such a label need not be a class, and a gather must not see it."""
+def class_labels(y: Tensor, ignored: int | None) -> Tensor:
+    """Return ``y`` with 0 for ``ignored`` labels, because these need not be classes, and a gather must not see them."""
     return y if ignored is None else torch.where(y != ignored, y, torch.zeros_like(y))
 
 
-def counting(y: Tensor, ignored: int | None) -> Tensor | None:
-    """1.0 where a label counts, float32 like ``y``; None: all do."""
+def counted_labels(y: Tensor, ignored: int | None) -> Tensor | None:
+    """Return 1.0 for each label that counts, float32 like ``y``, and 0.0 for others; None if all count."""
     return None if ignored is None else (y != ignored).to(torch.float32)
 
 
 def per_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """The mean of each sample, (B,), of ``values`` (B, ...): over the entries that count; 0 where none does."""
+    """Return the mean of each sample, (B,), over the entries of ``values`` (B, ...) that count; 0 if none counts."""
     if values.dim() == 1 and counted is None:
         return values
     flat = values.reshape(len(values), -1)
@@ -211,15 +214,15 @@ def per_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def check_smoothing(smoothing: float) -> None:
-    """ModelError for a label smoothing outside [0, 1]."""
+    """Raise ModelError for a label smoothing outside [0, 1]."""
     if not 0.0 <= smoothing <= 1.0:
         raise ModelError(f"label_smoothing lies in [0, 1], found {smoothing}", label_smoothing=smoothing)
 
 
-def cannot_read(loss: Loss, out: TensorSpec, wanted: str) -> ModelError:
-    """The error of a loss that reads outputs ``wanted``, and not ``out``."""
+def output_error(loss: Loss, out: TensorSpec, expected: str) -> ModelError:
+    """Return the error of a loss that reads outputs ``expected``, and not ``out``."""
     return ModelError(
-        f"{type(loss).__name__} reads {wanted} per sample, the model gives {out.shape}: give the model the loss that fits "
+        f"{type(loss).__name__} reads {expected} per sample, the model gives {out.shape}: give the model the loss that fits "
         "its output (`edgefl ls losses`)",
         found=out.shape,
     )

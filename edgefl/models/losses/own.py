@@ -1,4 +1,4 @@
-"""A loss that is a function of the user's own."""
+"""Losses of the user's own: a function, or the loss that the model returns."""
 
 from __future__ import annotations
 
@@ -6,15 +6,210 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MethodType
+from typing import Any, NoReturn
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.loss import Loss
-from edgefl.models.losses.trial import Trial, try_loss
-from edgefl.models.rewritten import Rewriting
+from edgefl.models.python_state.references import References
+from edgefl.models.python_state.snapshots import Snapshot, restoring
+from edgefl.models.torch_functions.rules import RewriteMode
+from edgefl.models.user_code import at_line, defined_at, user_errors
+
+_Function = Callable[[Tensor, Tensor], Tensor]
+_MOST_ROWS, _MOST_ENTRIES = 64, 2**20
+_CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class LossTrial:
+    """Result of a trial run: the label of one sample; ``separable`` if the loss of a sample depends on that sample alone."""
+
+    labels: TensorSpec
+    separable: bool
+
+
+_trials: dict[tuple[object, ...], tuple[_Function | None, LossTrial]] = {}
+
+
+def try_loss(
+    function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
+) -> LossTrial:
+    """Run ``function`` on random outputs and labels, once for each function object, and return the result.
+
+    Args:
+        function: The user's function (outputs, labels) -> one loss or one per sample.
+        name: Its name, for errors.
+        out: Output of one sample.
+        labels: Label of one sample.
+        alone: Evaluation of the same function, one value per sample.
+
+    Raises:
+        ModelError: The function fails, returns something else than a loss, has no gradient, keeps state, draws random
+            numbers, holds trained parameters, or takes values out of tensors.
+    """
+    # A bound method is another object each time.
+    owner, code = (
+        (function.__self__, function.__func__) if isinstance(function, MethodType) else (function, None)
+    )
+    key = (id(owner), id(code), out, labels)
+    if key not in _trials:
+        trial, held = _tried(function, name, out, labels, alone), None
+        try:
+            finalize(owner, _trials.pop, key, None).atexit = False
+        except TypeError:  # no weak reference: keep it alive, so that no other object gets its id
+            held = function
+        _trials[key] = held, trial
+    return _trials[key][1]
+
+
+def _tried(
+    function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
+) -> LossTrial:
+    outputs, y = draw(out, labels)
+    rows = len(outputs)
+    # No leaves, as in training: a function may write into the outputs.
+    given = [(outputs.clone().requires_grad_().clone(), y.clone()) for _ in range(3)]
+    poisoned = torch.cat((outputs[:1], torch.full_like(outputs[1:], torch.nan)))
+    failed = f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}"
+    with (
+        restoring(Snapshot(References(function))),
+        torch.enable_grad(),
+        _LossTrialMode(name),
+        _NoRandomMode(name),
+    ):
+        with user_errors(failed, defined_at(function)):
+            # The first call may fill caches, such as weights that are made once.
+            _check_result(function(*given[0]), name, rows)
+            before = Snapshot(References(function))
+            values = function(*given[1])
+            _check_state(name, before)
+            again = function(*given[2])
+        if not torch.equal(values.detach().nan_to_num(), again.detach().nan_to_num()):
+            raise ModelError(
+                f"the loss {name!r} gives another value when it is called again with the same outputs and labels: expected "
+                "a function of these alone; leave out random numbers and state",
+                loss=name,
+            )
+        with user_errors(f"{failed} of one sample at a time, as evaluation calls it", defined_at(function)):
+            apart = alone(outputs, y)
+        if values.dim() == 0:
+            return LossTrial(labels, separable=False)
+        first = function(poisoned, y.clone())[:1]
+    pairs = ((values.detach(), apart), (first, apart[:1]))
+    separable = all(torch.allclose(*pair, rtol=_CLOSE, atol=_CLOSE, equal_nan=True) for pair in pairs)
+    return LossTrial(labels, separable)
+
+
+def draw(out: TensorSpec, labels: TensorSpec) -> tuple[Tensor, Tensor]:
+    """Return random outputs and labels of a batch: classes in unequal counts, ignored labels among them.
+
+    The number of rows is no size of a sample, so that a result of that size is one value per sample.
+    """
+    generator = torch.Generator().manual_seed(0)
+    fits = max(3, _MOST_ENTRIES // max(1, torch.Size(out.shape).numel()))
+    rows = min(fits, _MOST_ROWS, max(3, 2 * (labels.below or 0) + 1))
+    while rows in out.shape or rows in labels.shape:
+        rows += 1
+    outputs = torch.randn((rows, *out.shape), generator=generator)
+    shape = (rows, *labels.shape)
+    if labels.dtype.is_floating_point:
+        return outputs, torch.rand(shape, generator=generator, dtype=labels.dtype)
+    below = labels.below or 2
+    # The square of a uniform number prefers small classes; one entry of each class that fits comes first.
+    uniform = torch.rand(shape, generator=generator).square()
+    y = (uniform * below).to(labels.dtype).clamp_max(below - 1).flatten()
+    present = torch.arange(min(below, len(y)), dtype=labels.dtype)
+    y[: len(present)] = present
+    y = y[torch.randperm(len(y), generator=generator)]
+    if labels.ignored is not None:
+        y[:: max(2, len(y) // 3)] = labels.ignored
+    return outputs, y.reshape(shape)
+
+
+def _check_result(values: object, name: str, rows: int) -> None:
+    if not isinstance(values, Tensor) or values.shape not in ((), (rows,)):
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ModelError(
+            f"the loss {name!r} gives {found} for {rows} samples: expected one number for each, ({rows},), or one for all, "
+            "(); reduce other sizes by .mean() or .sum()",
+            loss=name,
+        )
+    if not values.dtype.is_floating_point or not values.requires_grad:
+        raise ModelError(
+            f"the loss {name!r} has no gradient with respect to the outputs: expected a float tensor computed from them by "
+            f"operations that torch differentiates, found {values.dtype}; leave out detach, argmax and comparisons",
+            loss=name,
+        )
+
+
+def _check_state(name: str, before: Snapshot) -> None:
+    changed = [each.path for each in before.changes()]
+    if changed:
+        raise ModelError(
+            f"the loss {name!r} changes {changed[0]} each time it runs: expected a function of outputs and labels alone, "
+            "because a graph holds the first value; compute it from these, or train with the final value",
+            loss=name,
+            state=tuple(changed),
+        )
+
+
+class _LossTrialMode(TorchFunctionMode):
+    """Mode that refuses what a trace does not see: values that Python reads, and parameters of the loss."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._loss = name
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called = getattr(func, "__name__", "")
+        if called in ("tolist", "numpy", "__array__"):
+            raise ModelError(
+                f"{called} takes values out of a tensor, and a graph would have those of the first batch in every step: "
+                "compute with tensors alone"
+            )
+        # A look at requires_grad, shape or data of a parameter computes nothing with it.
+        if called not in {"__get__", "detach"}:
+            for leaf in pytree.tree_leaves((args, kwargs or {})):
+                if isinstance(leaf, Tensor) and (isinstance(leaf, nn.Parameter) or _is_trained(leaf)):
+                    raise ModelError(
+                        f"the loss {self._loss!r} reads a parameter of shape {tuple(leaf.shape)}: expected outputs, labels "
+                        "and constants, because training moves the model's parameters alone; register it as a buffer, "
+                        f"take parameter.detach().clone(), or make it a part of the model{at_line()}",
+                        loss=self._loss,
+                        shape=tuple(leaf.shape),
+                    )
+        return func(*args, **(kwargs or {}))
+
+
+def _is_trained(leaf: Tensor) -> bool:
+    return leaf.requires_grad and leaf.is_leaf
+
+
+class _NoRandomMode(TorchDispatchMode):
+    """Mode that refuses random numbers of torch."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._loss = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            raise ModelError(
+                f"the loss {self._loss!r} draws random numbers ({func}): expected the same value for the same outputs and "
+                f"labels; draw in the model's forward instead{at_line()}",
+                loss=self._loss,
+            )
+        return func(*args, **(kwargs or {}))
+
 
 Function = Callable[[Tensor, Tensor], Tensor]
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
@@ -49,11 +244,11 @@ class OwnLoss:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """Name of the function."""
         bare = self.function.func if isinstance(self.function, partial) else self.function
         return getattr(bare, "__name__", type(bare).__name__)
 
-    def reading(self, labels: TensorSpec | None, out: TensorSpec) -> OwnLoss:
+    def with_labels(self, labels: TensorSpec | None, out: TensorSpec) -> OwnLoss:
         """Return the same loss for the labels of the data, unless it has labels of its own.
 
         Args:
@@ -66,7 +261,7 @@ class OwnLoss:
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the training loss of a whole batch, ()."""
-        with Rewriting():
+        with RewriteMode():
             values = self.function(out, y)
         return values if values.dim() == 0 else values.mean()
 
@@ -76,7 +271,7 @@ class OwnLoss:
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample alone, (B,), for evaluation."""
-        with Rewriting():
+        with RewriteMode():
             values, reduced = _one_by_one(self.function, out, y)
             if not reduced:
                 return values
@@ -86,7 +281,7 @@ class OwnLoss:
         return torch.where(empty, torch.zeros_like(values), values)
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        """0: the function says nothing of right and wrong."""
+        """Return 0, because the function does not define right and wrong."""
         return torch.zeros(len(out), dtype=torch.float32, device=out.device)
 
     def label(self, out: TensorSpec) -> TensorSpec:
@@ -98,7 +293,7 @@ class OwnLoss:
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
         return {}
 
-    def _tried(self, out: TensorSpec) -> Trial:
+    def _tried(self, out: TensorSpec) -> LossTrial:
         if self.labels is None:
             raise ModelError(
                 f"the loss {self.name!r} does not say what labels it reads: give `data`, or "
@@ -139,7 +334,7 @@ def _labels_of(function: Function, out: TensorSpec) -> TensorSpec | None:
 
 
 def _one_by_one(function: Function, out: Tensor, y: Tensor) -> tuple[Tensor, bool]:
-    """Return the value of ``function`` for each sample alone, (B,), and whether it reduces a batch to one value."""
+    """Return the value of ``function`` for each sample alone, (B,), and True if it reduces a batch to one value."""
     reduced = False
 
     def alone(row: Tensor, label: Tensor) -> Tensor:
@@ -157,3 +352,44 @@ def _one_by_one(function: Function, out: Tensor, y: Tensor) -> tuple[Tensor, boo
     except (RuntimeError, NotImplementedError):  # custom gradients, writes into tensors, lengths as lists
         values = torch.stack([alone(*pair) for pair in zip(out.unbind(), y.unbind(), strict=True)])
     return values, reduced
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """Loss that a module returns beside its output when its forward gets labels, as models of transformers do.
+
+    When the module is cut, the loss is lifted out of its graph and becomes an :class:`OwnLoss`. It is computed from the
+    output and the labels alone, the same way in training and in inference. The data define a label; labels to ignore must
+    be those that the model ignores, often -100.
+
+    Attributes:
+        labels: name of forward's argument for labels.
+        key: key or attribute of the loss in the returned value.
+    """
+
+    labels: str = "labels"
+    key: str = "loss"
+
+    def each(self, out: Tensor, y: Tensor) -> NoReturn:
+        raise self._refusal()
+
+    def correct(self, out: Tensor, y: Tensor) -> NoReturn:
+        raise self._refusal()
+
+    def label(self, out: TensorSpec) -> NoReturn:
+        raise self._refusal()
+
+    def label_of_data(self, label: TensorSpec | None) -> TensorSpec:
+        """Return one label of the data, which forward gets; raise ModelError if it is unknown."""
+        if label is None:
+            raise ModelError(
+                "the loss `model` does not say what labels it reads: give `data`, or the TensorSpec of one sample's label "
+                "as `labels` of edgefl.submodels.split"
+            )
+        return label
+
+    def _refusal(self) -> ModelError:
+        return ModelError(
+            "the loss `model` is what an nn.Module returns when it is given labels; this model is made of units already: "
+            "name another loss"
+        )

@@ -1,4 +1,4 @@
-"""Numbers: how far off they are."""
+"""Losses for labels that are numbers, by their error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.losses.loss import cannot_read, per_sample
+from edgefl.models.losses.loss import output_error, per_sample
 
 TOLERANCE = 0.5
-"""There is no right or wrong: an entry counts as right within this of its label."""
+"""Largest distance from the label at which an entry counts as right."""
 
 
 class _Regression:
@@ -38,8 +38,8 @@ class _Regression:
 class SquaredError(_Regression):
     """Numbers, by their squared error.
 
-    ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries. There is no right or wrong; an entry
-    counts as right within ``tolerance`` of its label.
+    ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries.
+    An entry counts as right within ``tolerance`` of its label.
     """
 
     tolerance: float = TOLERANCE
@@ -86,7 +86,7 @@ class Quantile(_Regression):
 
     With e = y - out, ``max(q e, (q - 1) e)`` for each level q of ``levels``, mean over levels and entries (Koenker
     and Bassett 1978). out is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). The absolute
-    error that people see is that of the level nearest to the median. ``tolerance`` as in :class:`SquaredError`.
+    error among the metrics belongs to the level nearest to the median. ``tolerance`` as in :class:`SquaredError`.
     """
 
     levels: tuple[float, ...] = (0.5,)
@@ -114,14 +114,14 @@ class Quantile(_Regression):
         if len(self.levels) == 1:
             return super().label(out)
         if out.shape[-1:] != (len(self.levels),):
-            raise cannot_read(self, out, f"(..., {len(self.levels)}) numbers, one for each level,")
+            raise output_error(self, out, f"(..., {len(self.levels)}) numbers, one for each level,")
         return TensorSpec(out.shape[:-1], torch.float32)
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
         return super().sums(self._median(out), y)
 
     def _median(self, out: Tensor) -> Tensor:
-        """The output of the level nearest to the median."""
+        """Return the output of the level nearest to the median."""
         if len(self.levels) == 1:
             return out
         return out[..., min(range(len(self.levels)), key=lambda at: abs(self.levels[at] - 0.5))]

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.given import Given
+from edgefl.models.inputs import InputLayer
 from edgefl.models.partition.normalize import is_random, path_of, random_nodes, writes
 from edgefl.models.partition.tracer import TracedGraph
 from edgefl.models.user_code import source_of
@@ -69,7 +69,7 @@ class Dataflow:
     def is_extra_input(self, node: fx.Node) -> bool:
         """Return True if ``node`` is an input beside the first, which every unit reads for itself."""
         call = self.graph.leaf_call(node)
-        return call is not None and isinstance(self.graph.root.get_submodule(call.path), Given)
+        return call is not None and isinstance(self.graph.root.get_submodule(call.path), InputLayer)
 
     def inputs_of(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes that ``node`` reads, and the earlier operations that write in place to what it reads."""
@@ -91,12 +91,12 @@ class Dataflow:
 
     @cached_property
     def weights_used(self) -> tuple[frozenset[str], ...]:
-        """For each step, the names of the root's state tensors that it uses."""
+        """Names of the root's state tensors that each step uses."""
         return tuple(frozenset(self._state_names(self.dependencies(step))) for step in self.steps)
 
     @cached_property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """For each step, the weights of two or more dimensions that it uses other than element by element."""
+        """Weights of two or more dimensions that each step uses other than element by element."""
         dimensions = {name: tensor.dim() for name, tensor in self.graph.root.state_dict().items()}
         return tuple(
             ()
@@ -111,7 +111,7 @@ class Dataflow:
 
     @cached_property
     def live_values(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """For each step, the values computed so far, the input included, that a later step needs."""
+        """Values live after each step: computed so far, or the input, and needed by a later step."""
         last = {node: index for node, index in self.step_index.items() if index < 0}
         for index, step in enumerate(self.steps):
             for reached in self.dependencies(step):
@@ -126,7 +126,7 @@ class Dataflow:
 
     @cached_property
     def state_on_both_sides(self) -> tuple[frozenset[str], ...]:
-        """For each step, the state tensors used both up to it and after it; tied weights by the first of their names."""
+        """State tensors used both up to each step and after it; tied weights by the first of their names."""
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for index, names in enumerate(self.weights_used):
@@ -233,7 +233,7 @@ class Dataflow:
 
     @cached_property
     def _earlier_writes(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
-        """For each operation, the earlier ones that write to memory that it reads."""
+        """Earlier operations that write to memory that an operation reads."""
         order = {node: position for position, node in enumerate(self.operations)}
         by_reader: dict[fx.Node, list[fx.Node]] = {}
         for group in self._written_groups:

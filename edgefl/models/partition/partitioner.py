@@ -1,8 +1,8 @@
 """Partitioner: chooses the cuts of a traced module, and names the subgraphs between them.
 
-Every point of the graph that one tensor crosses is a candidate. Of these it takes the ones that keep whole what its
-author repeats (a residual block, a transformer layer) and that give every unit at least one kernel (a weight of two
-or more dimensions), so that activations, pooling and norms stay with the layer before them.
+Every point of the graph that one tensor crosses is a candidate. Cuts do not divide the blocks that an author repeats (a
+residual block, a transformer layer). Every unit has at least one kernel (a weight of two or more dimensions), so that
+activations, pooling and norms stay with the layer before them.
 
 Uses of one tensor stay in one unit, unless tied weights, such as a language model's embedding and head, would leave
 little to cut (:meth:`Partitioner.relaxed`).
@@ -44,7 +44,7 @@ def is_layer(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Cut:
+class UnitCut:
     """Boundary between two units, after the step at ``index``; ``path`` is the submodule that the user named, if any."""
 
     index: int
@@ -101,7 +101,7 @@ class Partitioner:
                 users.setdefault(name, set()).add((path_of(step), step.target))
         return frozenset(name for name, uses in users.items() if len(uses) > 1) & flow.shareable_weights
 
-    def propose(self, units: int | None = None) -> list[Cut]:
+    def propose(self, units: int | None = None) -> list[UnitCut]:
         """Return the cuts in order, none of them inside a block.
 
         Args:
@@ -115,7 +115,9 @@ class Partitioner:
         holds = [any(self.dataflow.kernels[a + 1 : b + 1]) for a, b in pairwise(ends)]
         # A cut lies where a kernel follows, and only once a kernel came before.
         cuts = [
-            Cut(index) for each, index in enumerate(candidates) if holds[each + 1] and any(holds[: each + 1])
+            UnitCut(index)
+            for each, index in enumerate(candidates)
+            if holds[each + 1] and any(holds[: each + 1])
         ]
         if units is None:
             return cuts
@@ -123,14 +125,14 @@ class Partitioner:
         sizes = [sum(state[name].numel() for name in each.state_names) for each in self.split(cuts)]
         return [cuts[start - 1] for start in balanced_starts(sizes, units)]
 
-    def at(self, paths: Sequence[str]) -> list[Cut]:
+    def at(self, paths: Sequence[str]) -> list[UnitCut]:
         """Return the cuts behind these submodules, in the order of execution.
 
         Raises:
             ModelError: forward never calls one of them, two lie at one place, or more than one tensor of samples, or
                 state that training moves, is needed on both sides of a cut.
         """
-        cuts = sorted((Cut(self._end_of(path), path) for path in paths), key=lambda cut: cut.index)
+        cuts = sorted((UnitCut(self._end_of(path), path) for path in paths), key=lambda cut: cut.index)
         for before, after in pairwise(cuts):
             if before.index == after.index:
                 raise ModelError(
@@ -147,7 +149,7 @@ class Partitioner:
             raise ModelError(f"the submodule {path!r} is never called in forward", cut=path)
         return self._spans[path][1]
 
-    def _check(self, cut: Cut) -> None:
+    def _check(self, cut: UnitCut) -> None:
         dataflow = self.dataflow
         live = dataflow.live_values[cut.index]
         if len(live) != 1 or not dataflow.is_sample_tensor(live[0]):
@@ -167,7 +169,7 @@ class Partitioner:
                 target=target,
             )
 
-    def split(self, cuts: Sequence[Cut]) -> list[Subgraph]:
+    def split(self, cuts: Sequence[UnitCut]) -> list[Subgraph]:
         """Return the subgraphs between ``cuts``, in order; a cut after the last step separates nothing."""
         dataflow = self.dataflow
         source: fx.Node = dataflow.graph.source
@@ -197,7 +199,7 @@ class Partitioner:
         others = [name for names in self.dataflow.weights_used[steps] for name in sorted(names)]
         return next(iter([*kernels, *others]), "")
 
-    def opened_modules(self, cuts: Sequence[Cut]) -> frozenset[str]:
+    def opened_modules(self, cuts: Sequence[UnitCut]) -> frozenset[str]:
         """Return the paths of the submodules whose code a second trace must follow: a cut lies inside.
 
         Also those that compute the same for every input, such as positions, because each unit computes that for itself.

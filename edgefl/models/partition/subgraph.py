@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from edgefl.models.layers.given import Given
+from edgefl.models.inputs import InputLayer
 from edgefl.models.partition.dataflow import Dataflow
 from edgefl.models.partition.normalize import arguments, origin_of, path_of
 from edgefl.models.partition.tracer import LeafCall, TensorSlot
@@ -113,7 +113,7 @@ class _GraphBuilder:
         source, sample = self._traced.source, dataflow.reread_input
         read = {inner for node in nodes for inner in dataflow.inputs_of(node)}
         if sample is not None and source is not self._subgraph.source and source in read:
-            self._copies[source] = self._call(f"given_{SAMPLE}", Given(SAMPLE, sample), (self._x,), {})
+            self._copies[source] = self._call(f"given_{SAMPLE}", InputLayer(SAMPLE, sample), (self._x,), {})
         for node in nodes:
             self._copies[node] = self._copy(node)
         self._graph.output(self._copies[self._subgraph.result])
@@ -165,7 +165,7 @@ class _GraphBuilder:
         ]
 
     def _copy_dropout(self, node: fx.Node) -> Any:
-        """Return ``F.dropout`` as a layer, whose mode is that of the unit and not of the trace."""
+        """Return ``F.dropout`` as a layer, which follows the mode of the unit and not of the trace."""
         x, rate, training = arguments(node)
         if not training or not rate:
             return self._copies[x]

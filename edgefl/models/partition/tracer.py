@@ -32,17 +32,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.caches import forgotten
-from edgefl.models.draws.generators import watched
-from edgefl.models.draws.steering import Steered
-from edgefl.models.layers.storage import reshaped, without_new
-from edgefl.models.layers.torch_recurrent import recurring
 from edgefl.models.modes import in_mode
-from edgefl.models.own_gradients import Applied, Kind, differentiable
-from edgefl.models.packed import Padded
 from edgefl.models.partition.normalize import arguments, fill_by_size, normalize
 from edgefl.models.partition.output import Output, output_only, replaced_call
-from edgefl.models.user_code import NO_VALUES, blamed, defined_at, place
+from edgefl.models.python_state.snapshots import restored_state
+from edgefl.models.torch_functions.autograd_functions import FunctionLayer, Kind, differentiable
+from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.models.torch_functions.python_random import patched_generators
+from edgefl.models.torch_functions.recurrent import PaddedSequence, recurring
+from edgefl.models.torch_functions.storage import reshaped, without_new
+from edgefl.models.user_code import NO_VALUES, at_line, defined_at, user_errors
 from edgefl.system.collecting import collecting_later
 
 # Two rows: torch takes a size of one for a constant.
@@ -136,8 +135,30 @@ class TracedGraph:
         return lines
 
 
+class _LeafForward(nn.Module):
+    """Call of a leaf module as it was recorded, which :meth:`run` repeats on other tensors."""
+
+    def __init__(self, module: nn.Module, original: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
+        super().__init__()
+        self.module, self.original = module, original
+        self.leaves, self.spec = leaves, spec
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.original(*args, **kwargs)
+
+    def run(self, tensors: list[Tensor]) -> Any:
+        """Return what the module returns for ``tensors`` instead of the recorded ones."""
+        queue = iter(tensors)
+        filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        args, kwargs = pytree.tree_unflatten(filled, self.spec)
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        # A buffer that forward binds to another tensor would keep one without values; functional_call restores it.
+        with TraceableMode():  # torch leaves the outer mode while it handles the call of the operator
+            return torch.func.functional_call(self, state, args, kwargs)
+
+
 @dataclass
-class _Record:
+class _TraceRecord:
     """State of one trace.
 
     Attributes:
@@ -151,7 +172,7 @@ class _Record:
     """
 
     calls: list[LeafCall] = field(default_factory=list)
-    forwards: list[Callable[[list[Tensor]], Any]] = field(default_factory=list)
+    forwards: list[_LeafForward] = field(default_factory=list)
     applied: Counter[str] = field(default_factory=Counter)
     returned: Any = None
     in_leaf: bool = False
@@ -168,7 +189,7 @@ class _Record:
 
 
 # Record of the trace that runs in this thread: torch calls the operator below and the mode without it.
-_active: ContextVar[_Record | None] = ContextVar("active", default=None)
+_active: ContextVar[_TraceRecord | None] = ContextVar("active", default=None)
 
 
 @torch.library.custom_op("edgefl::leaf_module", mutates_args=())
@@ -183,7 +204,7 @@ def _(tensors: list[Tensor], index: int) -> list[Tensor]:
     assert record is not None
     record.in_leaf = True
     try:
-        record.returned = record.forwards[index](tensors)
+        record.returned = record.forwards[index].run(tensors)
     finally:
         record.in_leaf = False
     outputs = [value for value in pytree.tree_leaves(record.returned) if isinstance(value, Tensor)]
@@ -199,9 +220,9 @@ class ModuleTracer:
     Args:
         root: the module.
         sample: one sample of its input, without batch dimension.
-        leaf_modules: paths of the submodules whose calls stay one node. One that is given or returns anything except
-            tensors and plain constants is traced through all the same, as is one whose weights, attributes or mode the
-            code around it changed since ``root`` was called: the unit that calls it later would not.
+        leaf_modules: paths of the submodules whose calls stay one node. One with arguments or results other than tensors
+            and plain constants is traced through nevertheless. So is one whose weights, attributes or mode the code around
+            it changed since ``root`` was called, because the unit that calls it later would not.
         output: the output among several returned tensors.
     """
 
@@ -214,9 +235,9 @@ class ModuleTracer:
             for path, module in root.named_modules()
             if path
             and path in leaf_modules
-            and not isinstance(module, nn.ModuleList | nn.ModuleDict | Applied)
+            and not isinstance(module, nn.ModuleList | nn.ModuleDict | FunctionLayer)
         ]
-        self._record = _Record()
+        self._record = _TraceRecord()
 
     def trace(self, *, training: bool, sketched: bool = False) -> TracedGraph:
         """Return the graph of the module in training or inference.
@@ -229,7 +250,7 @@ class ModuleTracer:
             ModelError: the module cannot be traced, with torch's reason and the line of the user's code; or it returns no
                 such output.
         """
-        self._record = _Record()
+        self._record = _TraceRecord()
         with in_mode(self._root, training=training), self._patched():
             program = export_module(self._root, self._sample, sketched=sketched)
         return _read_program(self._root, program, self._record)
@@ -288,8 +309,10 @@ class ModuleTracer:
         name = f"{kind.__name__}_{record.applied[kind.__name__]}"
         record.applied[kind.__name__] += 1
         layer = self._root._modules.get(name)
-        if not isinstance(layer, Applied) or layer.kind is not kind:  # that of an earlier trace is used again
-            layer = Applied(kind)
+        if (
+            not isinstance(layer, FunctionLayer) or layer.kind is not kind
+        ):  # that of an earlier trace is used again
+            layer = FunctionLayer(kind)
             self._root.add_module(name, layer)
         recorded = len(record.calls)
         result = self._leaf_forward(name, layer, layer.forward)(*args)
@@ -303,7 +326,7 @@ class ModuleTracer:
         return result
 
     def _leaf_forward(self, path: str, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function that runs in place of ``original``, a call of the leaf module at ``path``."""
+        """Return the replacement of ``original``, a call of the leaf module at ``path``."""
         record = self._record
 
         def call_leaf(*args: Any, **kwargs: Any) -> Any:
@@ -313,20 +336,9 @@ class ModuleTracer:
             if module in record.states and record.states[module] != _state_of(module):
                 return original(*args, **kwargs)
 
-            def run(tensors: list[Tensor]) -> Any:
-                queue = iter(tensors)
-                filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-                args, kwargs = pytree.tree_unflatten(filled, spec)
-                state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-                # A buffer that forward binds to another tensor would keep one without values; functional_call restores it.
-                with Steered():  # torch leaves the outer mode while it handles the call of the operator
-                    return torch.func.functional_call(
-                        _Shell(module, original), {f"module.{k}": v for k, v in state.items()}, args, kwargs
-                    )
-
             numbers = iter(range(len(leaves)))
             slots = [TensorSlot(next(numbers)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-            record.forwards.append(run)
+            record.forwards.append(_LeafForward(module, original, leaves, spec))
             record.calls.append(LeafCall(path, pytree.tree_unflatten(slots, spec), ()))
             index = len(record.calls) - 1
             outputs = _call_leaf([leaf for leaf in leaves if isinstance(leaf, Tensor)], index)
@@ -345,17 +357,6 @@ class ModuleTracer:
             return result
 
         return call_leaf
-
-
-class _Shell(nn.Module):
-    """Module that calls ``original`` while ``functional_call`` replaces the tensors of ``module``."""
-
-    def __init__(self, module: nn.Module, original: Callable[..., Any]) -> None:
-        super().__init__()
-        self.module, self.original = module, original
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.original(*args, **kwargs)
 
 
 def _state_of(module: nn.Module) -> Hashable:
@@ -383,14 +384,14 @@ def _is_plain(leaf: object) -> bool:
 
 
 def _is_plain_result(value: Any) -> bool:
-    if type(value) in (tuple, list, Padded):
+    if type(value) in (tuple, list, PaddedSequence):
         return all(map(_is_plain_result, value))
     return value is None or isinstance(value, Tensor)
 
 
 def _position(key: object) -> int:
     assert isinstance(key, SequenceKey | GetAttrKey)
-    return key.idx if isinstance(key, SequenceKey) else Padded._fields.index(key.name)
+    return key.idx if isinstance(key, SequenceKey) else PaddedSequence._fields.index(key.name)
 
 
 def export_module(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> ExportedProgram:
@@ -429,9 +430,9 @@ def _exportable(root: nn.Module) -> Iterator[None]:
         # The cyclic collector would walk through all nodes again and again.
         stack.enter_context(collecting_later())
         # Draws of Python's and numpy's generators would be constants of the graph.
-        stack.enter_context(watched(root))
+        stack.enter_context(patched_generators(root))
         # The module's code caches and counts; tensors without values must not stay there.
-        stack.enter_context(forgotten(root))
+        stack.enter_context(restored_state(root))
         # A parameter that forward makes would be no part of the state.
         stack.enter_context(without_new(root))
         # Functions of torch that no graph can hold are rewritten or refused.
@@ -440,7 +441,7 @@ def _exportable(root: nn.Module) -> Iterator[None]:
     sys.stderr.write(written.getvalue())
 
 
-class _TracedMode(Steered):
+class _TracedMode(TraceableMode):
     """Mode of an export: refuses hooks on tensors, and answers ``requires_grad`` as in training.
 
     A tensor requires a gradient in training if a trained weight had a part in it; the tensors of an export never do.
@@ -452,8 +453,8 @@ class _TracedMode(Steered):
             return _requires_gradient(args, record)
         if func is Tensor.register_hook and not (record is not None and record.in_leaf):
             raise ModelError(
-                f"register_hook changes a gradient where no graph sees it{place()}; write a torch.autograd.Function, or put "
-                "it into a submodule that no cut opens"
+                f"register_hook changes a gradient where no graph sees it{at_line()}; write a torch.autograd.Function, or "
+                "put it into a submodule that no cut opens"
             )
         result = super().__torch_function__(func, types, args, kwargs)
         if record is not None and func not in _DETACHING and _requires_gradient((args, kwargs or {}), record):
@@ -461,7 +462,7 @@ class _TracedMode(Steered):
         return result
 
 
-def _requires_gradient(values: Any, record: _Record | None) -> bool:
+def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
     tensors = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
     return any(each.requires_grad or (record is not None and each in record.trained) for each in tensors)
 
@@ -470,7 +471,7 @@ def _requires_gradient(values: Any, record: _Record | None) -> bool:
 def _explained(action: str) -> Iterator[None]:
     """Raise exceptions as ModelError, as :func:`blamed` does; shorter if the code is right but torch cannot trace it."""
     try:
-        with blamed(action):
+        with user_errors(action):
             yield
     except ModelError as error:
         cause, source = error.__cause__, error.details.get("source")
@@ -482,7 +483,7 @@ def _explained(action: str) -> Iterator[None]:
         raise ModelError(f"{action}: {reason}{at}. {NO_VALUES}", source=source) from cause
 
 
-def _read_program(root: nn.Module, program: ExportedProgram, record: _Record) -> TracedGraph:
+def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecord) -> TracedGraph:
     graph = normalize(program.graph_module)
     (results,) = arguments(graph.output_node())
     outputs = program.graph_signature.user_outputs

@@ -1,4 +1,4 @@
-"""The FEMNIST CNN (embracingfl.md 3.2), the IMDB bidirectional LSTM (embracingfl.md 3.3), and a multi-layer perceptron."""
+"""Small models: the FEMNIST CNN (embracingfl.md 3.2), the IMDB bidirectional LSTM (embracingfl.md 3.3), and perceptrons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec, sequential
 
@@ -52,7 +52,7 @@ def chain(
 
 
 def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 0) -> ModelSpec:
-    """The FEMNIST CNN: two conv-pool units and two dense units, 6,603,710 parameters at the defaults (embracingfl.md 3.2).
+    """Return the FEMNIST CNN: two conv-pool and two dense units, 6,603,710 parameters by default (embracingfl.md 3.2).
 
     Its activations are counted for one sample, as the paper does for this model (embracingfl.md 2.8).
     """
@@ -69,7 +69,7 @@ def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 
         )
 
     sample = TensorSpec((in_channels, size, size))
-    return ModelSpec("cnn", initialised(units, seed), sample, classes, accounting_batch=1)
+    return ModelSpec("cnn", initialize(units, seed), sample, classes, accounting_batch=1)
 
 
 def mlp(
@@ -80,14 +80,14 @@ def mlp(
     hidden: Sequence[int] = (128, 64),
     seed: int = 0,
 ) -> ModelSpec:
-    """Dense layers with ReLU between them: units ``dense1``, ``dense2``, ..., ``head``."""
+    """Return dense layers with ReLU between them: units ``dense1``, ``dense2``, ..., ``head``."""
     widths = [in_channels * size * size, *hidden]
 
     def units() -> nn.Sequential:
         layers = chain("dense", partial(Dense, activation="relu"), widths)
         return sequential([*layers, ("head", Dense(widths[-1], classes, None))])
 
-    return ModelSpec("mlp", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("mlp", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def bilstm(
@@ -99,7 +99,7 @@ def bilstm(
     rate: float = 0.3,
     seed: int = 0,
 ) -> ModelSpec:
-    """The IMDB model: embedding, bidirectional LSTM with dropout, one logit; 3,611,137 parameters (embracingfl.md 3.3).
+    """Return the IMDB model: embedding, bidirectional LSTM, one logit; 3,611,137 parameters (embracingfl.md 3.3).
 
     A sample is ``length`` word numbers (int64). Activations are counted for one sample (embracingfl.md 2.8).
     """
@@ -114,4 +114,46 @@ def bilstm(
         )
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
-    return ModelSpec("bilstm", initialised(units, seed), sample, 2, accounting_batch=1)
+    return ModelSpec("bilstm", initialize(units, seed), sample, 2, accounting_batch=1)
+
+
+HIDDEN = (80, 60)
+
+
+class NormalLinear(nn.Linear):
+    """Dense layer with initial values W ~ N(0, 1 / inputs) and zero biases."""
+
+    def fill(self, generator: torch.Generator) -> None:
+        self.weight.normal_(0.0, self.in_features**-0.5, generator=generator)
+        self.bias.zero_()
+
+
+class EluDense(nn.Module):
+    """Flatten, dense layer with bias, and ELU of slope 1 where ``activate``: (B, ...) -> (B, width)."""
+
+    def __init__(self, inside: int, width: int, *, activate: bool) -> None:
+        super().__init__()
+        self.activate = activate
+        self.dense = NormalLinear(inside, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dense(x.flatten(1))
+        return F.elu(out) if self.activate else out
+
+
+def elu_mlp(
+    *,
+    in_channels: int = 1,
+    size: int = 28,
+    classes: int = 10,
+    hidden: Sequence[int] = HIDDEN,
+    seed: int = 0,
+) -> ModelSpec:
+    """Return Per-FedAvg's MLP: units ``dense1``, ``dense2``, ``head``; 68,270 parameters (1x28x28) or 251,310 (3x32x32)."""
+    widths = [in_channels * size * size, *hidden]
+
+    def units() -> nn.Sequential:
+        layers = chain("dense", partial(EluDense, activate=True), widths)
+        return sequential([*layers, ("head", EluDense(widths[-1], classes, activate=False))])
+
+    return ModelSpec("elu_mlp", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)

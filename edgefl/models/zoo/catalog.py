@@ -1,4 +1,4 @@
-"""The models by name, and anybody's model by ``package.module:factory`` or ``path/to/file.py:factory``."""
+"""Models by name, and models of the user's own by ``package.module:factory`` or ``path/to/file.py:factory``."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.exit_loss import ExitLoss
-from edgefl.models.losses.catalog import fitted
+from edgefl.models.losses.catalog import fit_loss
+from edgefl.models.losses.exit_loss import ExitLoss
 from edgefl.models.losses.loss import Loss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
-from edgefl.models.user_code import blamed, defined_at
+from edgefl.models.user_code import defined_at, user_errors
 from edgefl.models.user_factory import factory_of, importing_for
-from edgefl.models.zoo.basic import bilstm, cnn, mlp
+from edgefl.models.zoo.basic import bilstm, cnn, elu_mlp, mlp
 from edgefl.models.zoo.convnext import convnext
-from edgefl.models.zoo.elu_mlp import elu_mlp
-from edgefl.models.zoo.fafed_cnn import fafed_cifar, fafed_fashion, fafed_mnist
-from edgefl.models.zoo.fedbat_cnn import fedbat_cnn
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
+from edgefl.models.zoo.paper_cnns import fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn
 from edgefl.models.zoo.resnet import resnet8, resnet10, resnet18, resnet20
 from edgefl.models.zoo.transformer import bert, gpt, vit
 
@@ -57,10 +55,15 @@ _OUTPUT = "output"
 
 
 def build_model(name: str, **options: Any) -> ModelSpec:
-    """The model ``name`` with the options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
+    """Build a model.
 
-    ``package.module:factory`` or ``path/to/file.py:factory`` calls a factory of your own (:func:`built`). Raises ModelError
-    with what exists.
+    Args:
+        name: a name of :data:`MODELS`, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own
+            (:func:`build_from_factory`).
+        options: options of its function (``seed``, ``classes``, ``in_channels``, ``size``, ...).
+
+    Raises:
+        ModelError: wrong name or option; the message lists those that exist.
     """
     return model_trained_on(name, options)
 
@@ -68,11 +71,11 @@ def build_model(name: str, **options: Any) -> ModelSpec:
 def model_trained_on(
     name: str, options: Mapping[str, Any], loss: Loss | None = None, labels: TensorSpec | None = None
 ) -> ModelSpec:
-    """The same, trained on ``loss`` (None: its own, or the one that fits) and on ``labels``, one label of the data."""
+    """Build a model for ``loss`` (None: its own, or the one that fits) and ``labels``, one label of the data."""
     if ":" in name:
         own = factory_of(name, "model")
         with importing_for(name):
-            return built(own, name, options, loss, labels)
+            return build_from_factory(own, name, options, loss, labels)
     factory = MODELS.get(name)
     if factory is None:
         known = ", ".join(sorted(MODELS))
@@ -93,11 +96,14 @@ def model_trained_on(
 
 
 def with_loss(spec: ModelSpec, loss: Loss | None, labels: TensorSpec | None = None) -> ModelSpec:
-    """``spec`` trained on ``loss``, at each of its exits where it has some; None: on its own. ModelError if it cannot read
-    the model's output."""
+    """Return ``spec`` with ``loss``, at each of its exits if it has some; None keeps its own.
+
+    Raises:
+        ModelError: the loss cannot read the model's output.
+    """
     if loss is None:
         return spec
-    reading = fitted(loss, spec.boundary(len(spec.units)), labels)
+    reading = fit_loss(loss, spec.boundary(len(spec.units)), labels)
     made = replace(
         spec, loss=replace(spec.loss, base=reading) if isinstance(spec.loss, ExitLoss) else reading
     )
@@ -105,20 +111,27 @@ def with_loss(spec: ModelSpec, loss: Loss | None, labels: TensorSpec | None = No
     return made
 
 
-def built(
+def build_from_factory(
     factory: Callable[..., Any],
     name: str,
     options: Mapping[str, Any],
     loss: Loss | None = None,
     labels: TensorSpec | None = None,
 ) -> ModelSpec:
-    """What a factory of the user's own makes: a ModelSpec, an ``nn.Module`` (cut automatically; an ``nn.Sequential``
-    between its children) or ``(nn.Module, cuts)``.
+    """Build a model by a factory of the user's own.
 
-    ``sample_shape`` (sizes or a :class:`TensorSpec`; or ``in_channels`` and ``size``), ``classes`` and ``seed`` are taken
-    out of ``options`` where the factory does not ask for them, and so is ``output``, which of several things that the
-    module returns is its output (:func:`edgefl.models.split.split`); the rest is passed on. ``loss`` and ``labels`` as in
-    :func:`model_trained_on`. ModelError, with the line, for a factory that fails or returns something else.
+    Args:
+        factory: returns a ModelSpec, an ``nn.Module`` (cut automatically; an ``nn.Sequential`` between its children) or
+            ``(nn.Module, cuts)``.
+        name: its name, for errors and for the model.
+        options: its options. ``sample_shape`` (sizes or a :class:`TensorSpec`; or ``in_channels`` and ``size``),
+            ``classes``, ``seed`` and ``output`` (as of :func:`edgefl.models.split.split`) are only passed to a factory
+            that has them as parameters.
+        loss: as in :func:`model_trained_on`.
+        labels: as in :func:`model_trained_on`.
+
+    Raises:
+        ModelError: the factory fails or returns something else, with the line of its code.
     """
     seed = int(options.get("seed", 0))
     accepted = inspect.signature(factory).parameters
@@ -137,16 +150,16 @@ def built(
     # A factory draws its initial values from torch's global generator: seed it, then put it back as it was.
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        with blamed(f"the factory {name!r} of a model failed", defined_at(factory)):
+        with user_errors(f"the factory {name!r} of a model failed", defined_at(factory)):
             made = factory(**passed)
-    return _placed(factory, lambda: _spec(name, made, layout, loss, labels))
+    return _with_factory_line(factory, lambda: _spec(name, made, layout, loss, labels))
 
 
-def _placed(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
-    """What ``make`` returns; an error that names no line of the user's code gets the factory's."""
+def _with_factory_line(factory: Callable[..., Any], make: Callable[[], ModelSpec]) -> ModelSpec:
+    """Return the result of ``make``; add the factory's line to an error that has no line of the user's code."""
     source = defined_at(factory)
     try:
-        with blamed("a module cannot be cut into units", source):
+        with user_errors("a module cannot be cut into units", source):
             return make()
     except ModelError as error:
         if error.details.get("source") or not source:

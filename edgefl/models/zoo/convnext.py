@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.spec import ModelSpec, sequential
 
 EPS = 1e-6
@@ -27,7 +27,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class Scale(nn.Module):
-    """One learned factor per channel of the last dimension, ``first`` at the beginning."""
+    """One learned factor per channel of the last dimension, with the initial value ``first``."""
 
     def __init__(self, channels: int, first: float) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Scale(nn.Module):
         return x * self.weight
 
     def fill(self, generator: torch.Generator) -> None:
-        """The first value; nothing is drawn."""
+        """Set the initial value, without drawing."""
         self.weight.fill_(self.first)
 
 
@@ -110,7 +110,7 @@ def convnext(
     scale: float = 0.1,
     seed: int = 0,
 ) -> ModelSpec:
-    """ConvNeXt: stem, blocks in stages with a down-sampling unit between them, head.
+    """Return ConvNeXt: stem, blocks in stages with a down-sampling unit between them, head.
 
     The defaults have the widths and depths of the Atto size, with 2x2 patches for 32x32 images. ConvNeXt-T is ``size=224,
     patch=4, widths=(96, 192, 384, 768), depths=(3, 3, 9, 3), classes=1000`` (28,589,128 parameters). ``scale`` is
@@ -132,4 +132,4 @@ def convnext(
             blocks += depth
         return sequential([*layers, ("head", Head(widths[-1], classes))])
 
-    return ModelSpec("convnext", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("convnext", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)

@@ -1,4 +1,4 @@
-"""The LSTM language model of FAFED (fafed.md 4.1): it says, at every position, what the next token is."""
+"""LSTM language model of FAFED (fafed.md 4.1), which predicts the next token at every position."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.layers.recurrent import Lstm
 from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
@@ -54,11 +54,11 @@ def lstm_lm(
     rate: float = 0.5,
     seed: int = 0,
 ) -> ModelSpec:
-    """Embedding, LSTM, decoder. A sample is ``length`` tokens, its label the ``length`` tokens that follow each.
+    """Return embedding, LSTM and decoder. A sample is ``length`` tokens, its label the ``length`` tokens that follow each.
 
     The paper's size is ``vocabulary=33_278, features=650, hidden=650`` (50,065,078 parameters, fafed.md 2.3). Embedding
     and decoder are not tied: a tensor with two names would be trained apart, and its copies would drift. Every
-    sample begins with a zero state; none is carried from one batch to the next.
+    sample begins with a zero state, independent of the batch before.
     """
 
     def units() -> nn.Sequential:
@@ -72,4 +72,4 @@ def lstm_lm(
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
     loss = CausalLM(ignore_index=None, shift=False)
-    return ModelSpec("lstm_lm", initialised(units, seed), sample, vocabulary, loss=loss)
+    return ModelSpec("lstm_lm", initialize(units, seed), sample, vocabulary, loss=loss)

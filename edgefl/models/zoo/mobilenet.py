@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import BatchNorm, BnMode
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.norms import BatchNorm, BnMode
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import Head
 
@@ -27,7 +27,7 @@ STAGES = (
 
 
 class ConvNorm(nn.Module):
-    """Convolution without bias, batch norm, and ReLU6 where ``activate``."""
+    """Convolution without bias, batch norm, and ReLU6 if ``activate``."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ def mobilenet(
     bn_keep: float = 0.9,
     seed: int = 0,
 ) -> ModelSpec:
-    """MobileNetV2: stem, 17 inverted residuals, a 1x1 convolution, head; 2,236,682 parameters at the defaults.
+    """Return MobileNetV2: stem, 17 inverted residuals, a 1x1 convolution, head; 2,236,682 parameters at the defaults.
 
     ``width`` multiplies all channels, rounded to multiples of 8, but never makes the last convolution narrower.
-    With 1,000 classes the tensors are those of the ImageNet original (3,504,872 parameters).
+    With 1,000 classes the tensors equal the ImageNet original's (3,504,872 parameters).
     """
     norm = partial(BatchNorm, mode=bn, keep=bn_keep)
     last = _rounded(1280 * max(1.0, width))
@@ -98,10 +98,10 @@ def mobilenet(
                 inside = outside
         return sequential([*layers, ("last", ConvNorm(inside, last, 1, norm)), ("head", Head(last, classes))])
 
-    return ModelSpec("mobilenet", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("mobilenet", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def _rounded(channels: float) -> int:
-    """The nearest multiple of 8, at least 8, and not more than a tenth below ``channels``."""
+    """Return the nearest multiple of 8, at least 8, and not more than a tenth below ``channels``."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.explicit import BnMode
-from edgefl.models.layers.initial import initialised
-from edgefl.models.layers.norms import GROUPS, MakeNorm, NormKind, make_norm
+from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.norms import GROUPS, BnMode, MakeNorm, NormKind, make_norm
 from edgefl.models.spec import ModelSpec, sequential
 
 WIDTHS = (16, 32, 64)
@@ -86,7 +85,7 @@ def resnet20(
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
-    """ResNet-20: stem, 3 x 3 blocks, head; 272,762 trainable parameters at the defaults (embracingfl.md 3.1).
+    """Return ResNet-20: stem, 3 x 3 blocks, head; 272,762 trainable parameters at the defaults (embracingfl.md 3.1).
 
     The first block of *every* stage, stage 1 included, has a projection shortcut; that is what the paper's counts say.
     """
@@ -106,7 +105,7 @@ def resnet8(
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
-    """ResNet-8: stem, one projection block per stage, head; 78,042 parameters for 28x28x1, 78,330 for 32x32x3."""
+    """Return ResNet-8: stem, one projection block per stage, head; 78,042 parameters for 28x28x1, 78,330 for 32x32x3."""
     layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
     return _resnet("resnet8", 1, in_channels, size, classes, widths, layer, seed)
 
@@ -123,7 +122,7 @@ def resnet10(
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
-    """ResNet-10 of FedBAT: stem, one block per stage, head; 1,228,970 parameters, with 100 classes 1,252,100.
+    """Return ResNet-10 of FedBAT: stem, one block per stage, head; 1,228,970 parameters, with 100 classes 1,252,100.
 
     Shortcuts are projections where a stage changes the shape, hence not in stage 1 (fedbat.md 4.1).
     """
@@ -143,7 +142,7 @@ def resnet18(
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
-    """ResNet-18 for small images: 3x3 stem of stride 1 and no pooling behind it, 4 x 2 blocks; 11,173,962 parameters.
+    """Return ResNet-18 for small images: 3x3 stem of stride 1 and no pooling behind it, 4 x 2 blocks; 11,173,962 parameters.
 
     Shortcuts are projections where a stage changes the shape, hence not in stage 1, as in the ImageNet original.
     """
@@ -176,7 +175,7 @@ def _resnet(
                 inside = width
         return sequential([*layers, ("head", Head(inside, classes))])
 
-    return ModelSpec(name, initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec(name, initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def _conv3(inside: int, outside: int, stride: int) -> nn.Conv2d:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
 
@@ -20,8 +20,8 @@ Pool = Literal["mean", "token"]
 class Attention(nn.Module):
     """Self-attention with ``heads`` heads: (B, T, W) -> (B, T, W).
 
-    softmax(q k^T / sqrt(W / heads)) v per head; ``qkv`` projects to the three at once, ``out`` mixes the heads. What is
-    W at first may be another width between ``qkv`` and ``out``; their weights say which. ``causal``: a position sees those
+    softmax(q k^T / sqrt(W / heads)) v per head; ``qkv`` projects to the three at once, ``out`` mixes the heads. The width
+    between ``qkv`` and ``out`` follows from their weights, and may differ from W. ``causal``: a position attends to those
     before it and itself.
     """
 
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class Positions(nn.Module):
-    """Adds a learned vector per position, (T, W), to those that there are; with ``token``, puts a learned token in front."""
+    """Learned vectors per position, (T, W), that are added to the input; with ``token``, a learned token comes first."""
 
     def __init__(self, length: int, width: int, *, token: bool = False) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Positions(nn.Module):
         return x + (self.weight[: x.shape[1]] if short else self.weight)
 
     def fill(self, generator: torch.Generator) -> None:
-        """Normal values with deviation 0.02."""
+        """Fill with normal values of deviation 0.02."""
         for parameter in self.parameters():
             parameter.normal_(0.0, 0.02, generator=generator)
 
@@ -192,7 +192,7 @@ def vit(
     rate: float = 0.0,
     seed: int = 0,
 ) -> ModelSpec:
-    """Vision Transformer: patch embedding, ``depth`` pre-norm blocks, head; 2,693,194 parameters at the defaults.
+    """Return a Vision Transformer: patch embedding, ``depth`` pre-norm blocks, head; 2,693,194 parameters at the defaults.
 
     ViT-Ti/16 is ``size=224, patch=16, depth=12, pool="token", classes=1000`` (5,717,416 parameters).
     """
@@ -205,7 +205,7 @@ def vit(
         first = PatchEmbedding(in_channels, size, patch, width, token=pool == "token")
         return sequential([("embed", first), *blocks, ("head", PatchHead(width, classes, pool, eps))])
 
-    return ModelSpec("vit", initialised(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("vit", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def bert(
@@ -219,7 +219,7 @@ def bert(
     rate: float = 0.1,
     seed: int = 0,
 ) -> ModelSpec:
-    """BERT-like encoder with a classification head, at the scale of BERT-mini; a sample is ``length`` token numbers.
+    """Return a BERT-like encoder with a classification head, of BERT-mini's scale; a sample is ``length`` token numbers.
 
     Differences from BERT: no segment embeddings and no padding mask (every position attends to all), because one
     tensor crosses between units; no dropout on attention weights, which fused attention has no input for.
@@ -232,7 +232,7 @@ def bert(
         return sequential([("embed", first), *blocks, ("head", PooledHead(width, classes, rate))])
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
-    return ModelSpec("bert", initialised(units, seed), sample, classes)
+    return ModelSpec("bert", initialize(units, seed), sample, classes)
 
 
 def gpt(
@@ -245,8 +245,9 @@ def gpt(
     rate: float = 0.1,
     seed: int = 0,
 ) -> ModelSpec:
-    """GPT-2's shape, small: token and position vectors, causal pre-norm blocks, norm and decoder. A sample is ``length``
-    tokens, its label the ``length`` tokens that follow each; 867,072 parameters at the defaults.
+    """Return a small model of GPT-2's form: token and position vectors, causal pre-norm blocks, norm and decoder.
+
+    A sample is ``length`` tokens, its label the ``length`` tokens that follow each; 867,072 parameters at the defaults.
 
     Embedding and decoder are not tied, so that a tier may hold the decoder alone.
     """
@@ -259,7 +260,7 @@ def gpt(
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
     return ModelSpec(
-        "gpt", initialised(units, seed), sample, vocabulary, loss=CausalLM(ignore_index=None, shift=False)
+        "gpt", initialize(units, seed), sample, vocabulary, loss=CausalLM(ignore_index=None, shift=False)
     )
 
 

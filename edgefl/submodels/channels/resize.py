@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor, fx, nn
 from torch.fx.node import Argument
 
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.submodels.channels.axes import Axes, Axis, atoms, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices, kept
 from edgefl.submodels.channels.trace import Place

@@ -14,12 +14,12 @@ from torch.utils import _pytree as pytree
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
-from edgefl.models.layers.given import Given
+from edgefl.models.inputs import InputLayer
 from edgefl.models.partition.dataflow import Dataflow
 from edgefl.models.partition.subgraph import Subgraph
 from edgefl.models.partition.tracer import ModuleTracer
 from edgefl.models.spec import ModelSpec, sequential
-from edgefl.models.tied import entangled
+from edgefl.models.tied import units_with_tied_weights
 from edgefl.submodels.compaction import ops
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -37,7 +37,7 @@ def as_graphs(spec: ModelSpec) -> nn.Sequential:
     stay layers.
     """
     if spec not in _known:
-        units, whole = copy_module(spec.module).eval().named_children(), entangled(spec.module)
+        units, whole = copy_module(spec.module).eval().named_children(), units_with_tied_weights(spec.module)
         _known[spec] = sequential(
             (name, unit if name in whole else _as_graph(unit, spec.boundary(at)))
             for at, (name, unit) in enumerate(units)
@@ -46,7 +46,7 @@ def as_graphs(spec: ModelSpec) -> nn.Sequential:
 
 
 def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
-    inputs = {path for path, module in unit.named_modules() if isinstance(module, Given)}
+    inputs = {path for path, module in unit.named_modules() if isinstance(module, InputLayer)}
     try:
         traced = ModuleTracer(unit, sample, inputs).trace(training=False)
     except ModelError:

@@ -11,7 +11,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.exits import Branched, ExitSpec, branched
+from edgefl.models.exits import BranchedUnits, ExitSpec, branched
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.importance.maskable import maskable
@@ -23,11 +23,11 @@ from edgefl.wire.tensors import Array
 _LEVEL = "level"
 
 
-class _Joint(Branched):
+class _Joint(BranchedUnits):
     """All exits in every mode, so that whoever follows the model's operations sees each exit read its features."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.every(x)
+        return self.all_exits(x)
 
 
 def branching(spec: ModelSpec) -> ExitSpec:
@@ -72,7 +72,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """The units up to the exit; in training every exit among them speaks (:class:`edgefl.models.exits.Branched`)."""
+        """Units up to the exit; training has an output of every exit (:class:`edgefl.models.exits.BranchedUnits`)."""
         if self.width == 1.0:
             return self._whole
         narrow = self._sliced.suffix.get_submodule(_LEVEL)
@@ -113,7 +113,7 @@ class EarlyExit(Submodel):
         return max((atom.size for atom in channels_of(self._joint).cut()), default=1)
 
     @cached_property
-    def _whole(self) -> Branched:
+    def _whole(self) -> BranchedUnits:
         """The level at full width."""
         return self.spec.level(self.exit)
 

@@ -19,9 +19,9 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.recurrent import BiLstm, Stack
-from edgefl.models.packed import Padded
 from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
 from edgefl.models.tied import state_of
+from edgefl.models.torch_functions.recurrent import PaddedSequence
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Chunk, Submodel
 
@@ -133,10 +133,10 @@ def _counted(part: nn.Module, out: Any) -> int:
         return LSTM_VALUES * part.hidden * len(part.directions) * part.steps
     if isinstance(part, Stack):
         states = out if isinstance(out, Tensor) else out[0]
-        return (2 * part.kind.gates + part.kind.carried) * part.layers * (states.numel() // _ROWS)
+        return (2 * part.kind.gates + part.kind.state_tensors) * part.layers * (states.numel() // _ROWS)
     if isinstance(part, nn.LSTM | nn.GRU):
         values = LSTM_VALUES if isinstance(part, nn.LSTM) else GRU_VALUES
-        states = out[0].padded if isinstance(out[0], Padded) else out[0]
+        states = out[0].padded if isinstance(out[0], PaddedSequence) else out[0]
         return values * part.num_layers * (states.numel() // _ROWS)
     per_sample: int = out.numel() // out.shape[0]
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample

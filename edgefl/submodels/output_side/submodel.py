@@ -10,7 +10,7 @@ from torch import nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.recurrent import BiLstm, truncated
+from edgefl.models.layers.recurrent import BiLstm, truncate
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
 from edgefl.submodels.submodel import Chunk, Submodel, units_with_tensors
@@ -141,7 +141,7 @@ class OutputSide(Submodel):
         whole = self._first_trained
         if not isinstance(whole, BiLstm) or not 0 < self.skip < whole.length or self.cut == 0:
             raise ModelError(f"cannot skip {self.skip} words behind cut {self.cut}", skip=self.skip)
-        return truncated(whole, self.skip)
+        return truncate(whole, self.skip)
 
     def _sizes(self, units: Names) -> list[int]:
         state = self.spec.weights

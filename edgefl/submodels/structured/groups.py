@@ -13,7 +13,7 @@ import numpy.typing as npt
 from torch import nn
 
 from edgefl.errors import ModelError
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom, Axis, Product, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
 from edgefl.models.spec import CONSTANT
-from edgefl.models.user_code import cause_of, innermost
+from edgefl.models.user_code import cause_of, user_line_of
 from edgefl_export.capture.instead import DECOMPOSITION, FORMLESS, name_of
 from edgefl_export.capture.locate import is_compiler, locate, refusal
 from edgefl_export.capture.nodes import schema_arguments
@@ -231,7 +231,7 @@ def _decomposition(function: Function, error: Exception) -> tuple[str, str]:
 
 def _line(error: Exception) -> str:
     """The innermost line of the user's code, or else outside torch and the compiler."""
-    if source := innermost(error):
+    if source := user_line_of(error):
         return f"at {source}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

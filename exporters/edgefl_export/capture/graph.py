@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_aut
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from edgefl.models.layers.layouts import NOWHERE, Listed, closed, opened
+from edgefl.models.torch_functions.layouts import META, ListKey, from_key, layout_key
 from edgefl_export.named import named
 
 Table = Mapping[OpOverload, Callable[..., object]]
@@ -196,8 +196,8 @@ def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
     """Zeros that look like what the op gives on a processor, which multiplies nothing for them."""
-    key = func, closed(args), closed(tuple(kwargs.items())), torch.get_default_dtype()
-    return opened(_result(*key), _REAL)
+    key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
+    return from_key(_result(*key), _REAL)
 
 
 def _row_major(args: Any, kwargs: Any) -> bool:
@@ -210,30 +210,30 @@ def without_values(func: Any, args: Any, kwargs: Any) -> Any:
     """What the op gives, without values; the same of equal arguments is worked out once."""
     if torch.Tag.dynamic_output_shape in func.tags:
         raise DynamicOutputShapeException(func)
-    key = func, closed(args), closed(tuple(kwargs.items())), torch.get_default_dtype()
+    key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
     try:
         hash(key)
     except TypeError:  # an argument that cannot be looked up
-        return opened(_result.__wrapped__(*key))
-    return opened(_result(*key))
+        return from_key(_result.__wrapped__(*key))
+    return from_key(_result(*key))
 
 
 @functools.lru_cache(_KNOWN_RESULTS)
-def _result(func: Any, args: Listed, kwargs: Listed, numbers: torch.dtype) -> Any:
+def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> Any:
     """``numbers``: the type that torch takes for numbers now, which is not passed on."""
-    named = dict(opened(kwargs))
+    named = dict(from_key(kwargs))
     if func.overloadpacket in _BY_DEVICE:
-        return closed(func(*opened(args, _REAL), **named))
+        return layout_key(func(*from_key(args, _REAL), **named))
     try:
-        here = {name: NOWHERE if name == "device" else value for name, value in named.items()}
-        return closed(func(*opened(args), **here))
+        here = {name: META if name == "device" else value for name, value in named.items()}
+        return layout_key(func(*from_key(args), **here))
     except NotImplementedError:  # no form without values: of zeros, which are right as positions too
-        return closed(func(*opened(args, _REAL), **named))
+        return layout_key(func(*from_key(args, _REAL), **named))
 
 
 def _bare(value: Any) -> Any:
     """A tensor without values; what is no tensor as it is."""
-    return closed(value).tensor() if isinstance(value, Tensor) else value
+    return layout_key(value).tensor() if isinstance(value, Tensor) else value
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:

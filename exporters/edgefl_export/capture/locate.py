@@ -27,7 +27,14 @@ _ROOMS = (Path(torch.__file__).resolve().parent, Path(__file__).resolve().parent
 _RUNNERS = tuple(
     folder / room
     for folder in folders("edgefl")
-    for room in ("models/draws", "models/partition", "objective")
+    for room in (
+        "models/partition",
+        "models/torch_functions/control_flow.py",
+        "models/torch_functions/python_random.py",
+        "models/torch_functions/random_inputs.py",
+        "models/torch_functions/random_ops.py",
+        "objective",
+    )
 )
 
 
@@ -243,7 +250,8 @@ def is_compiler(path: Path) -> bool:
 
 
 def _within(rooms: tuple[Path, ...], path: Path) -> bool:
-    return any(room in path.resolve().parents for room in rooms)
+    resolved = path.resolve()
+    return any(room in (resolved, *resolved.parents) for room in rooms)
 
 
 def _generated(module: nn.Module) -> fx.Node | None:

@@ -12,7 +12,7 @@ import torch
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ExportError
 from edgefl.models.copies import copy_module
-from edgefl.models.layers.given import called
+from edgefl.models.inputs import call_with_inputs
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.executorch_file import ExecuTorchFile, ExecuTorchProgram
 from edgefl_export.deploy.onnx_file import OnnxFile, OnnxSession, Rows
@@ -196,7 +196,7 @@ def compare(
         given = subject.rows(group)
         found, expected = forward(group), subject.expected(given)
         inputs = {**given, INPUT: subject.preprocessing(given[INPUT])} if subject.preprocessing else given
-        strayed = max(strayed, float((called(right, _doubled(inputs)) - expected).abs().max()))
+        strayed = max(strayed, float((call_with_inputs(right, _doubled(inputs)) - expected).abs().max()))
         scale = max(scale, float(expected.abs().max()))
         errors.append(float((found - expected).abs().max()))
     error = float(np.max(errors))  # NaN if one is

@@ -15,8 +15,8 @@ from torch.export.graph_signature import InputKind
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl.models.copies import copy_module
-from edgefl.models.layers.given import called
-from edgefl.models.layers.torch_recurrent import recurring
+from edgefl.models.inputs import call_with_inputs
+from edgefl.models.torch_functions.recurrent import recurring
 from edgefl_export.deploy.preprocessing import Preprocessing
 from edgefl_export.deploy.target import DeployTarget
 
@@ -58,7 +58,7 @@ class Subject:
         """Return the output of torch for rows as the file reads them."""
         if self.preprocessing is not None:
             inputs = {**inputs, INPUT: self.preprocessing(inputs[INPUT])}
-        return called(self.module, inputs)
+        return call_with_inputs(self.module, inputs)
 
 
 class Inference(nn.Module):
@@ -75,9 +75,9 @@ class Inference(nn.Module):
         if self.prepare is not None:
             named[INPUT] = self.prepare(named[INPUT])
         if not self.half_floats:
-            return called(self.units, named)
+            return call_with_inputs(self.units, named)
         floats = {name: each.half() if each.is_floating_point() else each for name, each in named.items()}
-        return called(self.units, floats).float()
+        return call_with_inputs(self.units, floats).float()
 
 
 @dataclass(frozen=True, eq=False)

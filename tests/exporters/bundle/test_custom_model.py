@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.layers.visible import visible
+from edgefl.models.copies import trainable_copy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -60,7 +60,7 @@ def test_it_becomes_units_that_compute_the_same(spec: ModelSpec) -> None:
     assert spec.units == ("stem", "layer1_0", "layer1", "layer2", "tail")
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        whole = visible(Net()).eval()
+        whole = trainable_copy(Net()).eval()
     x = torch.rand(2, *SAMPLE)
     assert torch.equal(spec.module.eval()(x), whole(x))
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.objective.objective import Objective
 from edgefl.simulation.average import partial_average

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.layers.initial import initialised
+from edgefl.models.layers.initial import initialize
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import ConvPool, Dense, bilstm, mlp
 from edgefl.models.zoo.language import lstm_lm
@@ -52,7 +52,7 @@ def narrow_cnn() -> ModelSpec:
         dense = [("dense1", Dense(8 * 2 * 2, 24, "relu")), ("dense2", Dense(24, 5, None))]
         return sequential([*convolutions, *dense])
 
-    return ModelSpec("cnn", initialised(units, 1), TensorSpec((1, 8, 8)), 5, accounting_batch=1)
+    return ModelSpec("cnn", initialize(units, 1), TensorSpec((1, 8, 8)), 5, accounting_batch=1)
 
 
 def samples(spec: ModelSpec, count: int, seed: int = 3) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgefl.contract.tensors import Tensors
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.importance.carrier import VALUES
 from edgefl.submodels.importance.submodel import Importance, importance

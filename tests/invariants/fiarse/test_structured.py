@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.carrier import TopK

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.draws.generators import watched
 from edgefl.models.partition.tracer import export_module
 from edgefl.models.split import split
+from edgefl.models.torch_functions.python_random import patched_generators
 from edgefl.objective.objective import Objective
 
 ROWS = TensorSpec((6,))
@@ -228,7 +228,7 @@ def test_numbers_of_a_seed_are_the_same_beside_a_trace() -> None:
 
     wanted = drawn()
     found: list[float] = []
-    with watched(module):
+    with patched_generators(module):
         thread = threading.Thread(target=lambda: found.extend(drawn()))
         thread.start()
         thread.join()

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.draws.steering import Steered
 from edgefl.models.split import split
+from edgefl.models.torch_functions.control_flow import TraceableMode
 from edgefl.objective.objective import Objective
 from edgefl_export.capture.graph import graph_of
 from edgefl_export.capture.trace import capture
@@ -86,7 +86,7 @@ def test_a_gradient_may_be_taken_of_writes_beside_what_is_known() -> None:
 
 
 def test_what_was_written_to_is_known_no_more() -> None:
-    with Steered(), torch.device("meta"):
+    with TraceableMode(), torch.device("meta"):
         mask = torch.zeros(3, 3)
         row, other = mask[0], torch.ones(2)
         other[0] = 5
@@ -117,7 +117,7 @@ def test_a_value_that_depends_on_the_input_is_refused_with_its_line() -> None:
     ],
 )
 def test_what_is_drawn_is_not_known(draw: Callable[[Tensor], object]) -> None:
-    with Steered(), torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
+    with TraceableMode(), torch.device("meta"), pytest.raises(RuntimeError, match="meta"):
         draw(torch.tensor([0.5, 0.5]))
 
     with pytest.raises(RuntimeError, match="out of a tracing tensor"):
@@ -127,7 +127,7 @@ def test_what_is_drawn_is_not_known(draw: Callable[[Tensor], object]) -> None:
 
 
 def test_what_a_call_failed_to_write_is_known_no_more() -> None:
-    with Steered(), torch.device("meta"):
+    with TraceableMode(), torch.device("meta"):
         known = torch.ones(2)
         known.random_(0, 9)
         with pytest.raises(RuntimeError, match="meta"):

@@ -3,13 +3,13 @@
 import torch
 from torch.nn import functional as F
 
-from edgefl.models.layers.layouts import nowhere
+from edgefl.models.torch_functions.layouts import on_meta_device
 
 
 def test_a_result_has_its_layout_and_type_and_writes_and_views_reach_their_tensor() -> None:
     x = torch.empty((2, 3, 4), dtype=torch.int64, device="meta").permute(2, 0, 1)
 
-    with nowhere():
+    with on_meta_device():
         first, second, whole = (F.hardswish(x * factor) for factor in (1.0, 1.0, 1))
         written = second.add_(1)
 

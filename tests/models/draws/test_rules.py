@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.draws.reading import Reading
+from edgefl.models.torch_functions.random_inputs import RandomInputMode
 from tests.models.draws.torch_numbers import Given, Numbers
 
 SHAPE = (3, 4, 6)
@@ -113,7 +113,7 @@ def test_it_computes_what_torch_computes_from_the_same_numbers(name: str) -> Non
     torch.manual_seed(0)
     values = torch.randn(SHAPE)
     results, asked = [], []
-    for mode in (Given, Reading):
+    for mode in (Given, RandomInputMode):
         x, draw = values.clone().requires_grad_(), Numbers()
         with mode(draw):
             out = FUNCTIONS[name](x)
@@ -141,7 +141,7 @@ def test_it_computes_what_torch_computes_from_the_same_numbers(name: str) -> Non
 )
 def test_what_draws_nothing_is_torch_s_own(quiet: Callable[[Tensor], Tensor]) -> None:
     x, draw = torch.randn(SHAPE), Numbers()
-    with Reading(draw):
+    with RandomInputMode(draw):
         found = quiet(x)
 
     assert draw.shapes == []
@@ -149,7 +149,7 @@ def test_what_draws_nothing_is_torch_s_own(quiet: Callable[[Tensor], Tensor]) ->
 
 
 def test_normal_numbers_are_normal() -> None:
-    with Reading(Numbers()):
+    with RandomInputMode(Numbers()):
         drawn = torch.randn(100_000)
 
     assert abs(float(drawn.mean())) < 0.02
@@ -160,7 +160,7 @@ def test_normal_numbers_are_normal() -> None:
 
 def test_the_ends_of_the_interval_give_finite_numbers() -> None:
     ends = torch.tensor([0.0, 1 - 2**-24])
-    with Reading(lambda shape: ends.expand(shape).clone()):
+    with RandomInputMode(lambda shape: ends.expand(shape).clone()):
         assert torch.randn(2).isfinite().all()
         assert F.gumbel_softmax(torch.zeros(3, 2)).isfinite().all()
 
@@ -169,7 +169,7 @@ def test_it_runs_under_the_transforms_of_torch_func() -> None:
     uniform, x = torch.rand(5, 3, 4), torch.randn(5, 3, 4)
 
     def loss(x: Tensor, uniform: Tensor) -> Tensor:
-        with Reading(lambda shape: uniform):
+        with RandomInputMode(lambda shape: uniform):
             return F.dropout(x * x, 0.4).sum() + nn.functional.dropout(x, 0.2, inplace=False).sum()
 
     apart = torch.stack([torch.func.grad(loss)(each, own) for each, own in zip(x, uniform, strict=True)])

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.draws.steering import Steered, without_masking
-from edgefl.models.layers.visible import visible
+from edgefl.models.copies import trainable_copy
 from edgefl.models.split import split
+from edgefl.models.torch_functions.control_flow import TraceableMode, disable_masking
 from edgefl.objective.objective import Objective
 from edgefl_export.capture.trace import capture
 from tests.pairs import slow
@@ -91,7 +91,7 @@ def test_a_layer_that_is_left_out_by_chance_is_always_there_and_people_are_told(
 @pytest.mark.filterwarnings("ignore:a random number steers Python")
 def test_the_likelier_branch_is_taken(unlikely: Callable[[Tensor], Tensor]) -> None:
     for _ in range(20):
-        with Steered():
+        with TraceableMode():
             assert not unlikely(torch.rand(()))
             assert not unlikely(torch.rand(1))
 
@@ -111,7 +111,7 @@ def test_a_mask_is_applied_where_its_values_are_not_known(hidden: bool) -> None:
 
 
 def test_a_mask_with_values_at_hand_is_asked() -> None:
-    with Steered():
+    with TraceableMode():
         assert torch.ones(3, dtype=torch.bool).all()
         assert not torch.tensor([True, False]).all()
 
@@ -158,13 +158,13 @@ def test_numbers_of_python_and_numpy_are_refused() -> None:
     ],
 )
 def test_nothing_but_comparisons_is_made_of_a_number_of_python_s(computed: Callable[[Any], object]) -> None:
-    with Steered(), pytest.raises(ModelError, match="Python's or numpy's generator"):
+    with TraceableMode(), pytest.raises(ModelError, match="Python's or numpy's generator"):
         computed(2 * random.uniform(-0.3, 0.3) + np.float64(1))
 
 
 def test_a_type_that_comes_with_a_place_is_heeded_without_values() -> None:
     x = torch.ones(3, dtype=torch.int64, device="meta")
-    with Steered():
+    with TraceableMode():
         assert x.to("cpu", torch.float32).dtype is torch.float32
         assert x.to(device="cpu", dtype=torch.float64).dtype is torch.float64
         assert x.cpu() is x
@@ -217,11 +217,11 @@ def test_spec_augment_is_switched_off_in_the_copy_and_people_are_told() -> None:
     model = nn.Sequential(nn.Linear(6, 4))
     model.config = Config()
     with pytest.warns(UserWarning, match="SpecAugment of Sequential is off"):
-        made = visible(model)
-        without_masking(made)
+        made = trainable_copy(model)
+        disable_masking(made)
 
     assert not made.config.apply_spec_augment and model.config.apply_spec_augment
     made.config.mask_time_prob = 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        without_masking(made)
+        disable_masking(made)

@@ -28,7 +28,7 @@ from edgefl.models.losses import (
     build,
     own_loss,
 )
-from edgefl.models.losses.catalog import fitted, fitting
+from edgefl.models.losses.catalog import fit_loss, fitting_losses
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model, with_loss
 
@@ -92,7 +92,7 @@ CHOSEN: list[tuple[TensorSpec, TensorSpec | None, TensorSpec | None, Loss]] = [
 def test_the_only_loss_that_fits_is_chosen(
     out: TensorSpec, label: TensorSpec | None, sample: TensorSpec | None, loss: Loss
 ) -> None:
-    assert fitted(None, out, label, sample) == loss
+    assert fit_loss(None, out, label, sample) == loss
 
 
 UNCLEAR: list[tuple[TensorSpec, TensorSpec | None, str]] = [
@@ -114,10 +114,10 @@ def test_where_several_losses_fit_or_none_they_are_listed(
     out: TensorSpec, label: TensorSpec | None, message: str
 ) -> None:
     if message == "ctc":
-        assert fitting(out, label) == ("ctc",)
+        assert fitting_losses(out, label) == ("ctc",)
         return
     with pytest.raises(ModelError, match=message):
-        fitted(None, out, label)
+        fit_loss(None, out, label)
 
 
 def test_a_model_without_a_loss_is_split_with_the_one_that_fits() -> None:
@@ -210,10 +210,10 @@ def test_a_function_reads_the_labels_of_the_data_or_says_what_it_needs() -> None
         ModelError,
         match=r"'relative' does not say what labels it reads: give `data`, or edgefl.losses.own_loss",
     ):
-        fitted(OwnLoss(relative), NUMBERS).label(NUMBERS)
-    assert fitted(OwnLoss(relative), NUMBERS, NUMBERS).label(NUMBERS) == NUMBERS
+        fit_loss(OwnLoss(relative), NUMBERS).label(NUMBERS)
+    assert fit_loss(OwnLoss(relative), NUMBERS, NUMBERS).label(NUMBERS) == NUMBERS
     said = OwnLoss(relative, NUMBERS)
-    assert fitted(said, NUMBERS, labels()) is said and own_loss(said) is said
+    assert fit_loss(said, NUMBERS, labels()) is said and own_loss(said) is said
 
 
 def test_a_file_has_functions_and_classes_of_the_user_s_own(tmp_path: Path) -> None:
@@ -239,6 +239,6 @@ def test_a_file_has_functions_and_classes_of_the_user_s_own(tmp_path: Path) -> N
 
 def test_a_causal_model_is_chosen_for_tokens_only() -> None:
     tokens = TensorSpec((9,), torch.int64, 5)
-    assert "causal_lm" in fitting(TensorSpec((9, 5)), labels(9), tokens)
-    assert fitting(TensorSpec((9, 5)), labels(9), TensorSpec((9, 2))) == ("sequence_cross_entropy",)
-    assert isinstance(fitted(CausalLM(), TensorSpec((9, 5)), labels(9), tokens), CausalLM)
+    assert "causal_lm" in fitting_losses(TensorSpec((9, 5)), labels(9), tokens)
+    assert fitting_losses(TensorSpec((9, 5)), labels(9), TensorSpec((9, 2))) == ("sequence_cross_entropy",)
+    assert isinstance(fit_loss(CausalLM(), TensorSpec((9, 5)), labels(9), tokens), CausalLM)

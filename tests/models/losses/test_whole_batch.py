@@ -24,7 +24,7 @@ from edgefl.errors import ConfigError, ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import OwnLoss, build, own_loss
 from edgefl.models.losses.loss import sums_of, training_loss
-from edgefl.models.losses.trial import draw
+from edgefl.models.losses.own import draw
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
@@ -359,7 +359,7 @@ def test_loss_modules_of_torch_know_their_labels() -> None:
     places = own_loss(nn.CrossEntropyLoss(ignore_index=255))
     assert isinstance(places, OwnLoss)
     pixels = TensorSpec((2, 2), torch.int64, CLASSES, 255)
-    assert places.reading(None, TensorSpec((CLASSES, 2, 2))).labels == pixels
+    assert places.with_labels(None, TensorSpec((CLASSES, 2, 2))).labels == pixels
 
 
 def test_a_loss_module_is_an_argument_and_a_name(tmp_path: Path) -> None:

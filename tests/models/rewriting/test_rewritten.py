@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.draws.steering import Steered
+from edgefl.models.torch_functions.control_flow import TraceableMode
 
 GENERATOR = torch.Generator().manual_seed(0)
 TOKENS = torch.randint(0, 9, (4, 6), generator=GENERATOR)
@@ -40,7 +40,7 @@ def test_a_bag_is_that_of_torch(form: str, mode: str, padding: int | None) -> No
         tokens, offsets = TOKENS.flatten(), torch.tensor([0, 5, 5, 12, *([24] if last else [])])
     weights = torch.rand(tokens.shape, generator=GENERATOR, dtype=torch.float64) if mode == "sum" else None
 
-    with Steered():
+    with TraceableMode():
         found = values(layer, tokens, offsets, weights)
 
     for one, other in zip(found, values(layer, tokens, offsets, weights), strict=True):
@@ -52,7 +52,7 @@ def test_a_bag_is_that_of_torch(form: str, mode: str, padding: int | None) -> No
 )
 def test_what_torch_refuses_is_refused(inputs: tuple[Tensor | None, ...]) -> None:
     layer = nn.EmbeddingBag(9, 3, mode="mean")
-    with pytest.raises((ValueError, NotImplementedError)), Steered():
+    with pytest.raises((ValueError, NotImplementedError)), TraceableMode():
         layer(*inputs)
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.rewritten import bincount, cdist, one_hot
+from edgefl.models.torch_functions.rules import bincount, cdist, one_hot
 
 MODES = ("use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist")
 

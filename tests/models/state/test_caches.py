@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.caches import forgotten
+from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl_export.capture.trace import capture
@@ -74,7 +74,7 @@ def test_what_is_put_into_a_container_that_was_there_is_taken_out(held: Any) -> 
             return x
 
     module, before = Holds(), copy.deepcopy(held)
-    with forgotten(module):
+    with restored_state(module):
         module(torch.ones(2))
     assert module.cache == before
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import edgefl
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.caches import forgotten
 from edgefl.models.partition.tracer import export_module
+from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import run_meta
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
@@ -266,7 +266,7 @@ def test_python_state_of_all_parts_is_as_before(run: str) -> None:
     elif run == "meta":
         run_meta(units, ROWS, 2)
     else:
-        with forgotten(module):
+        with restored_state(module):
             module(torch.ones(2, 6))
             assert module.step == 1 and not hasattr(module, "gone")
     assert _state(module) == before

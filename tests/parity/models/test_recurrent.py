@@ -13,7 +13,7 @@ from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ExportError
-from edgefl.models.draws.reading import Reading
+from edgefl.models.torch_functions.random_inputs import RandomInputMode
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
@@ -61,7 +61,7 @@ def training_step(
         state, uniform = select(tensors, "state"), select(tensors, "noise")
 
         def loss(leaves: Tensors, x: Tensor) -> tuple[Tensor, Tensor]:
-            with Reading.of(noise, uniform):
+            with RandomInputMode.from_numbers(noise, uniform):
                 y = torch.func.functional_call(module, leaves, (x,))
             return (y * torch.cos(3 * y)).sum(), y
 

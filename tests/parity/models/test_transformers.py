@@ -14,7 +14,7 @@ from torch import nn
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.visible import visible
+from edgefl.models.copies import trainable_copy
 from edgefl.models.losses import CrossEntropy, Loss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
@@ -156,7 +156,7 @@ def _made(name: str) -> tuple[nn.Module, ModelSpec]:
 def test_it_becomes_units_between_its_blocks_that_compute_the_same(name: str) -> None:
     model, spec = _made(name)
     assert spec.units == MODELS[name][3]
-    assert len(spec.weights) == len(visible(model).state_dict())
+    assert len(spec.weights) == len(trainable_copy(model).state_dict())
     for rows in (1, 2, 3):
         x = spec.sample.rows(rows)
         batch = torch.randint(0, 50, x.shape) if x.below else torch.randn(x.shape)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.draws.reading import Reading
+from edgefl.models.torch_functions.random_inputs import RandomInputMode
 from tests.parity.ops.case import Case, Family, Uniform, agrees, every
 
 ROWS = (4, 6)
@@ -19,7 +19,7 @@ def drawing(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], 
     """``function``, which draws once, with its numbers as an argument."""
 
     def read(x: Tensor, uniform: Tensor) -> Tensor:
-        with Reading.of(("u",), {"u": uniform}):
+        with RandomInputMode.from_numbers(("u",), {"u": uniform}):
             return function(x)
 
     return read

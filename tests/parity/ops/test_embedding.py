@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.draws.steering import Steered
+from edgefl.models.torch_functions.control_flow import TraceableMode
 from edgefl_export.decompositions.indexing import index_put
 from tests.parity.ops.case import LABELS, Case, Family, Labels, agrees, every
 
@@ -21,7 +21,7 @@ class Bag(nn.Module):
         self.layer = layer
 
     def forward(self, *inputs: Tensor | None) -> Tensor:
-        with Steered():
+        with TraceableMode():
             return self.layer(*inputs)
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.models.layers.explicit import BatchNorm
+from edgefl.models.layers.norms import BatchNorm
 from tests.parity.ops.case import Case, Family, agrees, every
 
 IMAGES = (4, 6, 5, 3)
@@ -35,7 +35,7 @@ CASES: Family = {
         "training, on sequences": Case(nn.BatchNorm1d(5), (4, 5, 7)),
         "frozen": Case(nn.BatchNorm1d(5).eval(), (8, 5)),
     },
-    "edgefl.models.layers.explicit.BatchNorm": {
+    "edgefl.models.layers.norms.BatchNorm": {
         "training": Case(BatchNorm(5), (4, 5, 3, 6)),
         "static": Case(BatchNorm(5, mode="static"), (4, 5, 3, 6)),
         "frozen": Case(BatchNorm(5).eval(), (4, 5, 3, 6)),

@@ -1,8 +1,8 @@
-"""Inputs beside the one that flows from unit to unit: attention masks, token types, a second thing to look at.
+"""Inputs of a model beside the one that flows from unit to unit: attention masks, token types, a second image.
 
-A unit maps one tensor to one tensor. What else a model reads of a sample lies on the device anyway, so that every unit
-may read it again: it enters through a :class:`Given` layer, as a tensor that an algorithm sets by name, like the noise of a
-dropout layer. A cut therefore carries one tensor, however many inputs there are.
+A unit maps one tensor to one tensor. The device holds the whole sample, so that every unit may read its other inputs again.
+They enter through an :class:`InputLayer`, as a tensor that an algorithm sets by name, like the noise of dropout. A cut
+therefore carries one tensor, however many inputs a model has.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.torch_recurrent import recurring
+from edgefl.models.torch_functions.recurrent import recurring
 from edgefl.wire.bundle.manifest import PARTS, SAMPLE
 
 
-class Given(nn.Module):
-    """The rows of input ``name`` that belong to the rows of ``x``: (B, *sample.shape).
+class InputLayer(nn.Module):
+    """Layer that returns the rows of input ``name`` for the rows of ``x``: (B, *sample.shape).
 
     ``value`` is a non-persistent buffer that an algorithm replaces through ``functional_call`` by its port
-    ``batch.<k>.<name>``. Without a replacement it is ones of whole numbers (a mask that hides nothing) or zeros of others.
+    ``batch.<k>.<name>``. Without a replacement it is ones for integers (a mask that hides nothing) and zeros for floats.
     """
 
     value: Tensor
@@ -44,11 +44,13 @@ class Given(nn.Module):
         return f"{self.name!r}, {list(self.sample.shape)}"
 
 
-def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
-    """``module``, whose forward takes ``inputs`` by name, as one that takes the first of them alone: in place.
+def with_one_input(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
+    """Let ``module``, whose forward takes ``inputs`` by name, take only the first of them; change it in place.
 
-    The others come from :class:`Given` layers. The module's state keeps its names. ModelError for a name that forward does
-    not take, or that a batch has for something else.
+    The others come from :class:`InputLayer` layers. The module's state keeps its names.
+
+    Raises:
+        ModelError: forward does not take a name, or a batch uses it for something else.
     """
     kind = type(module)
     first, *others = first_input(kind, inputs)
@@ -58,17 +60,17 @@ def joined(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
 
     def forward(self: Any, x: Tensor) -> Any:
         read = {name: getattr(self, layer)(x) for name, layer in zip(others, layers, strict=True)}
-        called = {first: x, **read}
-        return kind.forward(self, **called) if own is None else own(**called)
+        named = {first: x, **read}
+        return kind.forward(self, **named) if own is None else own(**named)
 
     for name, layer in zip(others, layers, strict=True):
-        module.add_module(layer, Given(name, inputs[name]))
+        module.add_module(layer, InputLayer(name, inputs[name]))
     module.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
     return module
 
 
 def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of ``inputs`` as forward has them: the first, called x, is forward's first that no other one is."""
+    """Return the names of ``inputs`` in forward. If the first is called x, it is forward's first that has no other input."""
     accepted = inspect.signature(kind.forward).parameters
     named = [
         name
@@ -95,24 +97,24 @@ def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list
     return [first, *others]
 
 
-def given(module: nn.Module) -> Mapping[str, TensorSpec]:
-    """One sample of each input beside the first that ``module`` reads, by name."""
+def extra_inputs(module: nn.Module) -> Mapping[str, TensorSpec]:
+    """Return one sample of each input beside the first that ``module`` reads, by name."""
     return {part.name: part.sample for _, part in _layers(module)}
 
 
-def placed(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
-    """``inputs`` by name as the tensors of ``module`` that stand for them, for ``functional_call``."""
+def input_tensors(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
+    """Return ``inputs`` by the names of the buffers of ``module`` that hold them, for ``functional_call``."""
     return {f"{path}.value": inputs[part.name] for path, part in _layers(module) if part.name in inputs}
 
 
-def called(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """What ``module`` gives for the rows ``x`` of ``inputs`` and those of its other inputs, all by name."""
-    tensors = placed(module, {SAMPLE: inputs["x"], **inputs})
-    # Tied names would be swapped twice, and the second swap would stay.
+def call_with_inputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the output of ``module`` for the rows ``x`` of ``inputs`` and those of its other inputs, all by name."""
+    tensors = input_tensors(module, {SAMPLE: inputs["x"], **inputs})
+    # functional_call would replace tied names twice, and restore only one of them.
     with recurring():
         result = torch.func.functional_call(module, tensors, (inputs["x"],), tie_weights=False)
     return cast(Tensor, result)
 
 
-def _layers(module: nn.Module) -> Iterable[tuple[str, Given]]:
-    return ((path, part) for path, part in module.named_modules() if isinstance(part, Given))
+def _layers(module: nn.Module) -> Iterable[tuple[str, InputLayer]]:
+    return ((path, part) for path, part in module.named_modules() if isinstance(part, InputLayer))

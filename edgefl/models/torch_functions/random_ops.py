@@ -1,7 +1,7 @@
-"""What torch's functions that draw random numbers compute, given numbers uniform in [0, 1).
+"""Random operations of torch, computed from given numbers uniform in [0, 1).
 
-Each rule has the arguments of the function whose name it stands under in :data:`RULES`, behind the ``draw`` that gives
-the numbers. One that returns NotImplemented draws nothing in that call, or has no form here.
+Each rule has the arguments of the function whose name is its key in :data:`RULES`, after the ``draw`` of the numbers.
+One that returns NotImplemented draws nothing in that call, or has no form here.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 Draw = Callable[[Sequence[int]], Tensor]
-"""Numbers of this shape, float, uniform in [0, 1), others in each call."""
+"""(shape) -> numbers of this shape, float, uniform in [0, 1), others in each call."""
 Rule = Callable[..., Any]
 
-# exponential_ never gives 0, whose logarithm people take: half the step between two numbers of `draw`.
+# exponential_ never gives 0, because people take its logarithm: half the step between two numbers of `draw`.
 _LEAST = 2.0**-25
-# Of SELU at minus infinity, and of what alpha dropout puts in place of an entry.
+# Minus the value of SELU at minus infinity, by which alpha dropout replaces an entry.
 _ALPHA = 1.7580993408473766
 
 
 def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
-    """Standard normal numbers of ``shape`` (Box and Muller 1958): sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape)."""
+    """Return standard normal numbers: sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape) (Box and Muller 1958)."""
     radius, angle = draw((2, *shape)).unbind()
     return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle)
 
 
 def dropped(draw: Draw, x: Tensor, rate: float) -> Tensor:
-    """``x`` with each entry kept with probability 1 - rate, and scaled by its inverse, else 0."""
+    """Return ``x`` with each entry kept with probability 1 - rate and scaled by its inverse, else 0."""
     return _dropped(draw, x, rate, x.shape)
 
 
@@ -51,7 +51,7 @@ def _dropout_(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _channels(x: Tensor) -> tuple[int, ...]:
-    """One number for each row and channel."""
+    """Return the shape of one number for each row and channel."""
     return (*x.shape[:2], *[1] * (x.dim() - 2))
 
 
@@ -60,7 +60,7 @@ def _feature_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _alpha(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
-    """Klambauer et al. 2017, section 3: mean and variance of SELU's activations stay."""
+    """Drop entries so that mean and variance of SELU's activations stay (Klambauer et al. 2017, section 3)."""
     if rate == 1.0:
         return x * 0.0
     scale = 1.0 / math.sqrt((_ALPHA**2 * rate + 1.0) * (1.0 - rate))
@@ -116,13 +116,13 @@ def _attention(
         scores = torch.where(attn_mask, scores, torch.full_like(scores, -math.inf))
     elif attn_mask is not None:
         scores = scores + attn_mask
-    # A row that may look at nothing has weights of 0.
+    # A row whose mask hides all positions has weights of 0.
     softmax = torch.softmax if attn_mask is None else torch.ops.aten._safe_softmax.default
     return dropped(draw, softmax(scores, -1), dropout_p) @ value
 
 
-def _made(make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """An empty tensor as the arguments of ``torch.rand`` and ``torch.randn``, or of ``torch.rand_like``, ask for."""
+def _empty(make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+    """Return an empty tensor by the arguments of ``torch.rand`` and ``torch.randn``, or of ``torch.rand_like``."""
     options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
     return make(*args, **options)
 
@@ -137,7 +137,7 @@ def _normal_like(draw: Draw, empty: Tensor) -> Tensor:
 
 def _factory(make: Callable[..., Tensor], numbers: Callable[[Draw, Tensor], Tensor]) -> Rule:
     def rule(draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
-        return NotImplemented if "out" in kwargs else numbers(draw, _made(make, *args, **kwargs))
+        return NotImplemented if "out" in kwargs else numbers(draw, _empty(make, *args, **kwargs))
 
     return rule
 
@@ -152,7 +152,7 @@ def _normal(
     if "out" in kwargs:
         return NotImplemented
     if size is not None:
-        return mean + std * _normal_like(draw, _made(torch.empty, size, **kwargs))
+        return mean + std * _normal_like(draw, _empty(torch.empty, size, **kwargs))
     given = torch.broadcast_tensors(*(value for value in (mean, std) if isinstance(value, Tensor)))[0]
     return mean + std * _normal_like(draw, given)
 
@@ -181,27 +181,27 @@ def _exponential_(draw: Draw, x: Tensor, lambd: float = 1.0, **kwargs: Any) -> T
     return x.copy_(torch.log(1.0 - draw(x.shape)).neg().clamp_min(_LEAST) / lambd)
 
 
-def _inside(rule: Rule) -> Rule:
-    """The form of ``rule`` that writes into its input."""
+def _in_place(rule: Rule) -> Rule:
+    """Return the form of ``rule`` that writes into its input."""
 
-    def inside(draw: Draw, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def write(draw: Draw, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = rule(draw, input, *args, **kwargs)
         return result if result is NotImplemented else input.copy_(result)
 
-    return inside
+    return write
 
 
 RULES: Mapping[str, Rule] = {
     "dropout": _dropout,
     "dropout_": _dropout_,
     "feature_dropout": _feature_dropout,
-    "feature_dropout_": _inside(_feature_dropout),
+    "feature_dropout_": _in_place(_feature_dropout),
     "alpha_dropout": _alpha_dropout,
-    "alpha_dropout_": _inside(_alpha_dropout),
+    "alpha_dropout_": _in_place(_alpha_dropout),
     "feature_alpha_dropout": _feature_alpha_dropout,
-    "feature_alpha_dropout_": _inside(_feature_alpha_dropout),
+    "feature_alpha_dropout_": _in_place(_feature_alpha_dropout),
     "rrelu": _rrelu,
-    "rrelu_": _inside(_rrelu),
+    "rrelu_": _in_place(_rrelu),
     "scaled_dot_product_attention": _attention,
     "rand": _factory(torch.empty, _uniform_like),
     "rand_like": _factory(torch.empty_like, _uniform_like),
@@ -214,4 +214,4 @@ RULES: Mapping[str, Rule] = {
     "bernoulli_": _bernoulli_,
     "exponential_": _exponential_,
 }
-"""By the name of the function of torch or method of a tensor; one that ends in ``_`` writes into its first argument."""
+"""Rules by the name of a function of torch or method of a tensor; one that ends in ``_`` writes into its first argument."""

@@ -1,4 +1,4 @@
-"""What a model with early exits is trained on: the losses of its exits, the deeper the heavier (ScaleFL, fiarse.md 3)."""
+"""Loss of a model with early exits: the losses of its exits, the deeper the heavier (ScaleFL, fiarse.md 3)."""
 
 from __future__ import annotations
 
@@ -25,30 +25,33 @@ from edgefl.models.losses.loss import (
 
 TEMPERATURE = 3.0
 WEIGHT = "kd_weight"
-"""Name of the scalar that a server announces, ``hyper.kd_weight``."""
+"""Name of the scalar ``hyper.kd_weight`` that the server announces."""
 
 
 @dataclass(frozen=True)
 class ExitLoss:
-    """``sum_j j / (m (m + 1) / 2) * l_j`` over the exits j = 1..m of an output (B, m, *out), the last one last.
+    """Weighted sum of the losses of exits: ``sum_j j / (m (m + 1) / 2) * l_j`` over j = 1..m of an output (B, m, *out).
 
-    l_m is the ``base`` loss of exit m; for j < m it is that of exit j plus ``kd_weight`` times the divergence
-    ``KL(p_m || p_j)``, p = softmax(z / 3), z the logits, p_m a constant; mean over tokens where there are some. There is
-    no factor 3^2 as in other people's distillation: it is part of ``kd_weight``.
-    An output (B, *out), of the last exit alone, has the base loss. What is right or wrong, the last exit says.
+    l_m is the ``base`` loss of exit m; for j < m it is the loss of exit j plus ``kd_weight`` times the divergence
+    ``KL(p_m || p_j)``, p = softmax(z / 3), z the logits, p_m a constant; a mean over tokens. The usual factor 3^2 of
+    distillation is part of ``kd_weight``. An output (B, *out), of the last exit alone, has the base loss. Accuracy is
+    that of the last exit.
+
+    Attributes:
+        base: loss of one exit.
+        rank: number of dimensions of an output (B, *out); an output of all exits has one more.
+        kd_weight: weight of the divergence; a scalar tensor if it comes from the round.
+        announced: True if training reads the weight of the round, ``hyper.kd_weight``.
     """
 
     base: Loss
-    # Dimensions of an output (B, *out); one with exits has one more.
     rank: int
-    # A scalar tensor where it comes from the round.
     kd_weight: float | Tensor = 0.0
-    # In training the weight is that of the round, ``hyper.kd_weight``.
     announced: bool = False
 
     def __post_init__(self) -> None:
         weight = self.kd_weight
-        if isinstance(weight, Tensor):  # checked where it came from
+        if isinstance(weight, Tensor):  # the server checked it
             return
         if weight < 0.0:
             raise ModelError(f"kd_weight is 0 or more, found {weight}", kd_weight=weight)
@@ -64,7 +67,7 @@ class ExitLoss:
         return (WEIGHT,) if self.announced else ()
 
     def at(self, scalars: Mapping[str, Tensor]) -> ExitLoss:
-        """The same loss with the round's weight of the divergence."""
+        """Return the loss with the round's weight of the divergence."""
         return replace(self, kd_weight=scalars[WEIGHT])
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
@@ -79,11 +82,11 @@ class ExitLoss:
         if out.dim() == self.rank:
             return training_loss(self.base, out, y)
 
-        def apart(last: Tensor, said: Tensor) -> Tensor | float:
-            found = self._distilled(last, said)
-            return batch_mean(self, found, y) if isinstance(found, Tensor) else found
+        def distilled(last: Tensor, early: Tensor) -> Tensor | float:
+            values = self._distilled(last, early)
+            return batch_mean(self, values, y) if isinstance(values, Tensor) else values
 
-        return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), apart)
+        return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), distilled)
 
     def is_separable(self, out: TensorSpec) -> bool:
         return is_separable(self.base, out)
@@ -94,7 +97,7 @@ class ExitLoss:
         loss_of: Callable[[Tensor], Tensor],
         distilled: Callable[[Tensor, Tensor], Tensor | float],
     ) -> Tensor:
-        """Return the weighted mean of what the exits cost, of the shape that ``loss_of`` gives."""
+        """Return the weighted mean of the exits' losses, of the shape that ``loss_of`` returns."""
         *early, last = out.unbind(dim=1)
         count = len(early) + 1
         total = count * loss_of(last)
@@ -102,12 +105,12 @@ class ExitLoss:
             total = total + position * (loss_of(logits) + distilled(last, logits))
         return total / (count * (count + 1) / 2)
 
-    def _distilled(self, last: Tensor, said: Tensor) -> Tensor | float:
-        """What an early exit is to pay for being unlike the last one, (B,)."""
+    def _distilled(self, last: Tensor, early: Tensor) -> Tensor | float:
+        """Return the weighted divergence of an early exit from the last one, (B,)."""
         off = not isinstance(self.kd_weight, Tensor) and not self.kd_weight
         if off or not isinstance(self.base, OfClasses):
             return 0.0
-        return self.kd_weight * divergence(self.base.logits(last).detach(), self.base.logits(said))
+        return self.kd_weight * divergence(self.base.logits(last).detach(), self.base.logits(early))
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
         return self.base.correct(self._last(out), y)
@@ -128,12 +131,12 @@ class ExitLoss:
         return self.base.sums(self._last(out), y) if isinstance(self.base, Measured) else {}
 
     def _last(self, out: Tensor) -> Tensor:
-        """What the last exit says."""
+        """Return the output of the last exit."""
         return out if out.dim() == self.rank else out[:, -1]
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """KL(softmax(teacher / T) || softmax(student / T)) of logits (B, ..., C), per sample: (B,), mean over the rest."""
-    wanted, estimate = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
-    each = (wanted.exp() * (wanted - estimate)).sum(dim=-1)
+    """Return KL(softmax(teacher / T) || softmax(student / T)) of logits (B, ..., C), (B,), a mean over inner sizes."""
+    target, estimate = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
+    each = (target.exp() * (target - estimate)).sum(dim=-1)
     return each.flatten(1).mean(dim=1) if each.dim() > 1 else each

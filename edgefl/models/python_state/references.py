@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.spaces import (
+from edgefl.models.python_state.spaces import (
     ArraySpace,
     CellSpace,
     ClassSpace,

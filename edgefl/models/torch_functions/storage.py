@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.user_code import place
+from edgefl.models.user_code import at_line
 
 
 def memory_of(tensor: Tensor) -> int:
@@ -64,14 +64,14 @@ def _described(tensor: Tensor) -> str:
 
 
 def _assigned(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
-    """Write the values that ``tensor.data = value`` and ``tensor.set_(value)`` give: in a graph no tensor gets memory."""
+    """Write the values of ``tensor.data = value`` and ``tensor.set_(value)``: no tensor of a graph gets other memory."""
     if rest or options or not isinstance(value, Tensor):
         return NotImplemented
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        raise reshaped(_name_of(tensor) or "a tensor", tensor, value, place())
+        raise reshaped(_name_of(tensor) or "a tensor", tensor, value, at_line())
     if tensor.requires_grad and not _name_of(tensor):
         raise ModelError(
-            f"expected tensors that keep the values their gradient belongs to, found new ones by .data{place()}; compute "
+            f"expected tensors that keep the values their gradient belongs to, found new ones by .data{at_line()}; compute "
             "another tensor, such as h = h.clamp(max=1)",
             refused=True,
         )
@@ -80,13 +80,13 @@ def _assigned(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> 
 
 
 def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for a function that changes the shape of its first argument: buffers keep theirs."""
+    """Return the rule for a function that changes the shape of its first argument, which a buffer may not."""
 
     def rule(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if name := _name_of(tensor):
             now = func(tensor.detach().clone(), *args, **kwargs)
             if now.shape != tensor.shape:
-                raise reshaped(name, tensor, now, place())
+                raise reshaped(name, tensor, now, at_line())
         return NotImplemented
 
     return rule
@@ -112,4 +112,4 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     Tensor.set_: _assigned,
     **{func: _keeping(func) for func in _RESHAPING},
 }
-"""Rules by function, as those of :mod:`edgefl.models.rewritten`."""
+"""Rules by function, as those of :mod:`edgefl.models.torch_functions.rules`."""

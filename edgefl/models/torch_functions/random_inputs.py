@@ -1,12 +1,11 @@
-"""Running a model so that what it draws is read from elsewhere than from torch's generator.
+"""Random numbers of a model as inputs instead of draws from torch's generator.
 
 Every random number of a forward comes out of a function of torch, called by the model's code or by a layer of torch's:
-``F.dropout``, ``torch.rand_like``, attention with ``dropout_p``. While :class:`Reading` is on, these compute the same
-from numbers that are given to it. So a draw may stand anywhere, in code that nobody here knows, and the model stays what
-its author wrote::
+``F.dropout``, ``torch.rand_like``, attention with ``dropout_p``. In :class:`RandomInputMode` these compute the same from
+given numbers. So any code may draw, and the model remains as its author wrote it::
 
-    ports = drawn(module, weights, x)                     # what a training pass draws: {"head.dropout.uniform": (4, 8)}
-    with Reading.of(tuple(ports), numbers):
+    ports = random_inputs(module, weights, x)             # of a training pass: {"head.dropout.uniform": (4, 8)}
+    with RandomInputMode.from_numbers(tuple(ports), numbers):
         out = functional_call(module, tensors, (x,))      # from numbers["head.dropout.uniform"]
 """
 
@@ -24,27 +23,30 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.caches import forgotten, move_to_meta
 from edgefl.models.counters import as_integers, counters
-from edgefl.models.draws.generators import watched
-from edgefl.models.draws.rules import RULES, Draw
-from edgefl.models.draws.steering import OnePath, Steered
-from edgefl.models.layers.layouts import nowhere
+from edgefl.models.python_state.snapshots import move_to_meta, restored_state
+from edgefl.models.torch_functions.control_flow import SinglePathMode, TraceableMode
+from edgefl.models.torch_functions.layouts import on_meta_device
+from edgefl.models.torch_functions.python_random import patched_generators
+from edgefl.models.torch_functions.random_ops import RULES, Draw
 
 _IN_PYTHON = ("torch.nn.functional", "torch.nn.init")
 _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-class Reading(Steered):
-    """While it is on, functions that draw get their numbers, uniform in [0, 1), from ``draw``, in the order of calls."""
+class RandomInputMode(TraceableMode):
+    """Mode in which random functions get their numbers, uniform in [0, 1), from ``draw``, in the order of calls."""
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()
         self._draw = draw
 
     @classmethod
-    def of(cls, names: Sequence[str], numbers: Mapping[str, Tensor]) -> Reading:
-        """The first draw reads ``numbers[names[0]]``, and so on. ModelError for one that does not fit or has no number."""
+    def from_numbers(cls, names: Sequence[str], numbers: Mapping[str, Tensor]) -> RandomInputMode:
+        """Return a mode whose first draw reads ``numbers[names[0]]``, the second ``numbers[names[1]]``, and so on.
+
+        Inside, a draw of another shape, or one too many, raises ModelError.
+        """
         waiting = iter(names)
 
         def draw(shape: Sequence[int]) -> Tensor:
@@ -63,8 +65,8 @@ class Reading(Steered):
         return call_with_draws(self, self._draw, func, args, kwargs)
 
 
-def call_with_draws(mode: OnePath, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function of torch, which gets the numbers that it draws from ``draw``; ``mode`` handles what it calls."""
+def call_with_draws(mode: SinglePathMode, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of torch with the numbers of ``draw``; ``mode`` handles the functions that it calls in turn."""
     if (body := _body(func)) is not None:
         with mode:
             return body(*args, **kwargs)
@@ -75,8 +77,10 @@ def call_with_draws(mode: OnePath, draw: Draw, func: Any, args: Any, kwargs: Any
 
 @cache
 def _body(func: Any) -> FunctionType | None:
-    """``func``, written in Python in ``torch.nn.functional`` or ``torch.nn.init``, as a function that a mode is not asked
-    about: but about what it calls. None for all others."""
+    """Return a copy of ``func`` that no mode handles as a whole, so that modes see the functions that it calls.
+
+    Only for functions that are written in Python in ``torch.nn.functional`` or ``torch.nn.init``; None for others.
+    """
     if not isinstance(func, FunctionType) or func.__module__ not in _IN_PYTHON:
         return None
     if not set(_ASKING) & set(func.__code__.co_names):
@@ -89,12 +93,23 @@ def _body(func: Any) -> FunctionType | None:
     return body
 
 
-def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -> dict[str, TensorSpec]:
-    """What ``module`` draws, in its present mode, for the input ``x`` with its state ``weights``: in order, by name.
+def random_inputs(
+    module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec
+) -> dict[str, TensorSpec]:
+    """Return the random numbers that a module draws in its present mode, in order, by a run without values.
 
-    A name is the path of the innermost submodule that draws, and ``uniform``, with a number behind it from the second draw
-    there on. Found by a run without values. One that fails tells what it saw until then: whoever runs the module next
-    meets the failure. ModelError if it draws by Python's or numpy's generator: a graph would hold the same numbers forever.
+    If the run fails, the result has the draws up to then, because the next run of the module reports the failure better.
+
+    Args:
+        module: the module.
+        weights: its state by name.
+        x: a batch of its input.
+
+    Returns:
+        Shapes by name: the path of the innermost submodule that draws and ``uniform``, with a number from its second draw.
+
+    Raises:
+        ModelError: it draws by Python's or numpy's generator, so that a graph would have the same numbers in every step.
     """
     ports: dict[str, TensorSpec] = {}
     running: list[tuple[nn.Module, str]] = []
@@ -109,19 +124,19 @@ def drawn(module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec) -
         ports[name] = TensorSpec(tuple(shape))
         return torch.empty(tuple(shape))
 
-    with nowhere():
+    with on_meta_device():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
         tensors |= as_integers(tensors, counters(module))
-        reading = Reading(draw)
+        mode = RandomInputMode(draw)
         try:
-            with _paths(module, running), watched(module), forgotten(module) as held, reading:
+            with _paths(module, running), patched_generators(module), restored_state(module) as held, mode:
                 for tensor, original in move_to_meta(held):
-                    reading.know(tensor, original)
+                    mode.set_values(tensor, original)
                 torch.func.functional_call(module, tensors, (torch.empty(x.shape, dtype=x.dtype),))
         except ModelError as error:
             if error.details.get("chance"):
                 raise
-        except Exception:  # whoever runs the module next meets it
+        except Exception:  # the next run reports it
             pass
     return ports
 
@@ -136,7 +151,7 @@ def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[No
     def enter(module: nn.Module, _args: Any) -> None:
         caller = running[-1][1] if running else ""
         known = paths.get(id(module), [caller])
-        # One module under several names goes by that which its caller has for it.
+        # A module under several names has the one by which its caller knows it.
         own = next((path for path in known if not caller or path.startswith(f"{caller}.")), known[0])
         running.append((module, own))
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from edgefl.models.references import LruCache, References
-from edgefl.models.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
+from edgefl.models.python_state.references import LruCache, References
+from edgefl.models.python_state.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
 
-# A result may be a tuple or dictionary of tensors.
+# Depth to which the result of a cached function is searched for tensors.
 _LEVELS = 4
 _PLAIN = (dict, list, tuple, set, frozenset)
-_STEERLESS = (Tensor, type(None))
+_NOT_BRANCHED_ON = (Tensor, type(None))
 Held = tuple[Space, dict[Any, Any]]
 
 
 @contextmanager
-def forgotten(module: nn.Module) -> Iterator[list[Held]]:
+def restored_state(module: nn.Module) -> Iterator[list[Held]]:
     """Restore on exit the Python state that the code of ``module`` can change.
 
     Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
@@ -51,11 +51,11 @@ def forgotten(module: nn.Module) -> Iterator[list[Held]]:
 
 @dataclass(frozen=True)
 class StateChange:
-    """A value that is another one than before.
+    """Difference between a value and its snapshot.
 
     Attributes:
-        path: what people know it by.
-        space: where it is kept; None for the entries of a tensor.
+        path: its name for errors.
+        space: its container; None for the entries of a tensor.
         key: its key there.
         tensor: the tensor whose entries changed.
         steers: False for tensors, which Python cannot branch on.
@@ -68,12 +68,12 @@ class StateChange:
     steers: bool = True
 
     def value(self) -> object:
-        """Return the value of now."""
+        """Return the present value."""
         return self.tensor if self.space is None else self.space.read().get(self.key)
 
 
 class Snapshot:
-    """Values of all state that ``references`` found, without the parameters and buffers of ``module`` itself.
+    """Snapshot of all state that ``references`` found, without the parameters and buffers of ``module`` itself.
 
     Attributes:
         tensors: all tensors that were found, with their path.
@@ -97,7 +97,7 @@ class Snapshot:
         ]
 
     def changes(self) -> list[StateChange]:
-        """Return what differs now."""
+        """Return the differences between the snapshot and the present state."""
         found = [
             StateChange(path, tensor=each, steers=False)
             for path, each, _, values, *_ in self._tensors
@@ -113,12 +113,14 @@ class Snapshot:
                         space, SequenceSpace | SetSpace
                     ):  # the list changed, not an item
                         path = path.rpartition("[")[0]
-                    plain = isinstance(before.get(key), _STEERLESS) and isinstance(now.get(key), _STEERLESS)
+                    plain = isinstance(before.get(key), _NOT_BRANCHED_ON) and isinstance(
+                        now.get(key), _NOT_BRANCHED_ON
+                    )
                     found.append(StateChange(path, space, key, steers=not (known and plain)))
         return found
 
     def restore(self) -> None:
-        """Make everything as it was, in place."""
+        """Restore all values in place."""
         for space, before in self._held:
             space.restore(before)
         for _, each, data, values, gradient, learns in self._tensors:
@@ -131,16 +133,16 @@ class Snapshot:
                 each.data.copy_(values)
 
 
-def state_of(module: nn.Module, loss: object) -> Snapshot:
-    """Return a snapshot of what the code of a module and of a loss can change beside the tensors of the module."""
+def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
+    """Return a snapshot of the state that the code of a module and of a loss can change, without the module's tensors."""
     # The losses of edgefl hold those of the user.
     roots = [("loss", each) for each in (loss, *getattr(loss, "__dict__", {}).values())]
     return Snapshot(References(module, roots), module)
 
 
 @contextmanager
-def kept(snapshot: Snapshot) -> Iterator[None]:
-    """Restore on exit what ``snapshot`` holds."""
+def restoring(snapshot: Snapshot) -> Iterator[None]:
+    """Restore the state of ``snapshot`` on exit."""
     try:
         yield
     finally:
@@ -155,7 +157,7 @@ def _is_managed(key: object) -> bool:
 def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
     """Replace the tensors in ``held`` by tensors on the meta device; return each of these with its original.
 
-    An operation refuses arguments on different devices, except numbers. :func:`forgotten` restores the originals.
+    An operation refuses arguments on different devices, except numbers. :func:`restored_state` restores the originals.
     """
     moved: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -1,8 +1,8 @@
-"""Functions that bring gradients of their own: ``torch.autograd.Function``, as people write it.
+"""Support for ``torch.autograd.Function``, which brings a gradient of its own.
 
-``torch.func`` differentiates those alone that keep ``forward`` and ``setup_context`` apart. One of the older form,
+``torch.func`` differentiates only those that keep ``forward`` and ``setup_context`` apart. One of the older form,
 ``forward(ctx, ...)``, gets a twin that does: its ``forward`` runs once for the values, and once more for what it saves.
-Checkpointing is a plain call: what is kept for the backward pass is the compiler's to choose.
+Checkpointing is a plain call, because the compiler chooses what is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import nn
 from torch.autograd import Function
 from torch.utils import checkpoint
 
-from edgefl.models.swapped import Swap, heeding
+from edgefl.models.torch_functions.patches import ThreadPatch
 
 Kind = type[Function]
 Observer = Callable[[Kind, tuple[Any, ...]], Any]
-"""What stands in place of a call of such a function: given its class and its arguments."""
+"""Replacement of a call of such a function: (class, arguments) -> result."""
 
 _original: Any = Function.__dict__["apply"]
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
@@ -31,18 +31,21 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
-    """Inside, ``torch.func`` differentiates functions of the older form too. ``observer``: called in place of each function
-    of this thread that is not torch's own, unless it calls one itself."""
+    """Let ``torch.func`` differentiate functions of the older form inside.
+
+    Args:
+        observer: replaces calls of each function of this thread that is not torch's own, unless it calls one itself.
+    """
     token = _observer.set(observer)
     try:
-        with _ours():
+        with _patch():
             yield
     finally:
         _observer.reset(token)
 
 
-class Applied(nn.Module):
-    """A call of such a function, as a layer."""
+class FunctionLayer(nn.Module):
+    """Layer that calls an autograd function."""
 
     def __init__(self, kind: Kind) -> None:
         super().__init__()
@@ -54,9 +57,9 @@ class Applied(nn.Module):
 
 def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
     if kind is checkpoint.CheckpointFunction:
-        run, _keeps_random_state, *given = args
-        return run(*given)
-    if kwargs:  # which those of the newer form may be given
+        run, _preserve_rng_state, *inputs = args
+        return run(*inputs)
+    if kwargs:  # only the newer form accepts these
         args = inspect.signature(kind.forward).bind(*args, **kwargs).args
     observer = _observer.get()
     if observer is not None and not kind.__module__.startswith("torch."):
@@ -77,21 +80,18 @@ def _uncheckpointed(
     *others: Any,
     **named: Any,
 ) -> Iterator[None]:
-    """Checkpointing without recomputation: the caller runs ``fn`` between the steps of the iterator."""
+    """Replace checkpointing by a plain call: the caller runs ``fn`` between the steps of the iterator."""
     with context_fn()[0]:
         yield
 
 
-_CHECKPOINTING = "_checkpoint_without_reentrant_generator"
-_checkpointing: Any = getattr(checkpoint, _CHECKPOINTING)
-_ours: Swap = Swap(
-    (Function, "apply", classmethod(_apply)),
-    (checkpoint, _CHECKPOINTING, heeding(lambda: _ours, _checkpointing, _uncheckpointed)),
-)
+_patch = ThreadPatch()
+_patch.replace(Function, "apply", classmethod(_apply))
+_patch.replace_function(checkpoint, "_checkpoint_without_reentrant_generator", _uncheckpointed)
 
 
-class _Unheard:
-    """A context that keeps nothing."""
+class _EmptyContext:
+    """Context of a function that saves nothing."""
 
     def __init__(self, count: int) -> None:
         self.needs_input_grad = (True,) * count
@@ -105,10 +105,10 @@ class _Unheard:
 
 @functools.cache
 def _twin(kind: Kind) -> Kind:
-    """``kind`` in the newer form."""
+    """Return a subclass of ``kind`` in the newer form, with ``setup_context`` apart."""
 
     def forward(*args: Any) -> Any:
-        return kind.forward(_Unheard(len(args)), *args)
+        return kind.forward(_EmptyContext(len(args)), *args)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         with torch.no_grad():

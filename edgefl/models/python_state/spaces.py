@@ -1,4 +1,4 @@
-"""Places where Python keeps values by name: dictionaries, lists, arrays, classes, closures and default arguments.
+"""Containers in which Python keeps values by name: dictionaries, lists, arrays, classes, closures and default arguments.
 
 Each can be read, written to, and restored to what was read before.
 """
@@ -24,13 +24,13 @@ class Space(Protocol):
     """A place with values by key."""
 
     def read(self) -> dict[Any, Any]:
-        """Return the values of now."""
+        """Return the present values."""
 
     def write(self, key: Any, value: object) -> None:
-        """Replace one value that is there."""
+        """Replace one existing value."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Make the values those of ``before``. Does not touch what is the same."""
+        """Make the values those of ``before``. Equal values are not written."""
 
 
 class DictSpace:
@@ -48,7 +48,7 @@ class DictSpace:
         return id(self._holder) in holders
 
     def read(self) -> dict[Any, Any]:
-        """Return the values of now."""
+        """Return the present values."""
         if self._names is not None:
             return {name: self._holder[name] for name in self._names if name in self._holder}
         if self._hidden:
@@ -56,7 +56,7 @@ class DictSpace:
         return dict(self._base.items(self._holder))
 
     def write(self, key: Any, value: object) -> None:
-        """Replace one value that is there."""
+        """Replace one existing value."""
         self._base.__setitem__(self._holder, key, value)
 
     def restore(self, before: Mapping[Any, Any]) -> None:
@@ -87,7 +87,7 @@ class _Attributes:
         self._holder = holder
 
     def read(self) -> dict[str, Any]:
-        """Return the values of now."""
+        """Return the present values."""
         raise NotImplementedError
 
     def write(self, key: str, value: object) -> None:
@@ -110,7 +110,7 @@ class SlotSpace(_Attributes):
     _kind = object
 
     def read(self) -> dict[str, Any]:
-        """Return the values of now."""
+        """Return the present values."""
         names = slots_of(type(self._holder))
         return {name: value for name in names if (value := self._value(name)) is not _MISSING}
 
@@ -134,7 +134,7 @@ class SequenceSpace:
         self._holder = holder
 
     def read(self) -> dict[int, Any]:
-        """Return the items of now by index."""
+        """Return the present items by index."""
         return dict(enumerate(self._holder))
 
     def write(self, key: int, value: object) -> None:
@@ -159,7 +159,7 @@ class ArraySpace:
         self.holder = holder
 
     def read(self) -> dict[Any, Any]:
-        """Return the entries of now."""
+        """Return the present entries."""
         return (
             dict(enumerate(self.holder.flat)) if self.holder.dtype.hasobject else {"": self.holder.tobytes()}
         )
@@ -190,11 +190,11 @@ class IteratorSpace:
         self._owner, self._place = owner, place
 
     def is_replaceable(self) -> bool:
-        """Return True if an iterator can be made for the position of now."""
+        """Return True if an iterator can be made for the present position."""
         return self._owner is not None and _is_restorable(tuple(self.read().values()))
 
     def read(self) -> dict[str, Any]:
-        """Return the position of now."""
+        """Return the present position."""
         value = self._place if self._owner is None else self._owner.read().get(self._place)
         return {"": _position(value)} if is_iterator(value) else {}
 
@@ -274,7 +274,7 @@ class SetSpace:
         self._holder = holder
 
     def read(self) -> dict[Any, Any]:
-        """Return the items of now."""
+        """Return the present items."""
         return {each: None for each in self._holder}
 
     def write(self, key: Any, value: object) -> None:
@@ -293,7 +293,7 @@ class ClassSpace(_Attributes):
     _kind = type
 
     def read(self) -> dict[str, Any]:
-        """Return the attributes of now as they are stored, not bound."""
+        """Return the present attributes as they are stored, not bound."""
         return {name: value for name, value in vars(self._holder).items() if not name.startswith("__")}
 
 
@@ -304,7 +304,7 @@ class CellSpace:
         self._holder = holder
 
     def read(self) -> dict[str, Any]:
-        """Return the value of now; empty if the variable has none."""
+        """Return the present value; empty if the variable has none."""
         try:
             return {"": self._holder.cell_contents}
         except ValueError:
@@ -331,7 +331,7 @@ class ContextSpace:
         self._holder = holder
 
     def read(self) -> dict[str, Any]:
-        """Return the value of now; empty if the variable has none."""
+        """Return the present value; empty if the variable has none."""
         return {} if (value := self._holder.get(_MISSING)) is _MISSING else {"": value}
 
     def write(self, key: str, value: object) -> None:
@@ -351,7 +351,7 @@ class DefaultsSpace:
         self._holder = holder
 
     def read(self) -> dict[int, Any]:
-        """Return the defaults of now by index."""
+        """Return the present defaults by index."""
         return dict(enumerate(self._holder.__defaults__ or ()))
 
     def write(self, key: int, value: object) -> None:

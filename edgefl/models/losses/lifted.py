@@ -1,4 +1,4 @@
-"""The loss that a model computes itself, lifted out of its graph: a function of its output and the labels."""
+"""Lifting of the loss that a model computes itself out of its graph: a function of its output and the labels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_map
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.losses.own import OwnLoss
-from edgefl.models.losses.returned import ModelLoss
+from edgefl.models.losses.own import ModelLoss, OwnLoss
 from edgefl.models.modes import keeping_modes
 from edgefl.models.partition.normalize import normalize
 from edgefl.models.partition.output import Output, replaced_forward, select_output, without_cache
@@ -30,7 +29,7 @@ _MOST_SHOWN = 120
 Inputs = TensorSpec | Mapping[str, TensorSpec]
 
 
-def lifted(
+def lift_loss(
     root: nn.Module, sample: Inputs, output: Output, loss: ModelLoss, labels: TensorSpec | None
 ) -> OwnLoss:
     """Return the loss that ``root`` computes from its output and ``labels`` (one sample's label).
@@ -42,14 +41,14 @@ def lifted(
         ModelError: The module cannot be traced. Its loss needs more than the output and the labels, differs between training
             and inference, or counts labels that the data ignore.
     """
-    label = loss.read(labels)
+    label = loss.label_of_data(labels)
     inputs = {"": sample} if isinstance(sample, TensorSpec) else dict(sample)
     parts = []
     for training in (True, False):
-        with keeping_modes(root), _giving_loss(root, tuple(inputs), output, loss), without_cache(root):
+        with keeping_modes(root), _returning_loss(root, tuple(inputs), output, loss), without_cache(root):
             root.train(training)
             algorithm = export_module(root, *inputs.values(), label)
-        parts.append(_Slice(algorithm, root))
+        parts.append(_LossGraph(algorithm, root))
     _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
     function = parts[0].module()
     _check_ignored(function, parts[0].output, label, type(root).__name__)
@@ -89,13 +88,15 @@ def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec,
 
 
 @contextmanager
-def _giving_loss(root: nn.Module, inputs: tuple[str, ...], output: Output, loss: ModelLoss) -> Iterator[None]:
-    """Inside, ``root`` is called with its inputs and the labels, and returns its output and its loss."""
+def _returning_loss(
+    root: nn.Module, inputs: tuple[str, ...], output: Output, loss: ModelLoss
+) -> Iterator[None]:
+    """Let ``root`` take its inputs and the labels inside, and return its output and its loss."""
     original, name = root.forward, type(root).__name__
 
-    def forward(*given: Any) -> tuple[Tensor, Tensor]:
-        first, *others = given[:-1]
-        named = {**dict(zip(inputs[1:], others, strict=True)), loss.labels: given[-1]}
+    def forward(*inputs_and_labels: Any) -> tuple[Tensor, Tensor]:
+        first, *others = inputs_and_labels[:-1]
+        named = {**dict(zip(inputs[1:], others, strict=True)), loss.labels: inputs_and_labels[-1]}
         returned = original(first, **named)
         if isinstance(returned, Tensor):
             raise ModelError(
@@ -110,8 +111,8 @@ def _giving_loss(root: nn.Module, inputs: tuple[str, ...], output: Output, loss:
         yield
 
 
-class _Slice:
-    """The part of a graph between a model's output and its loss."""
+class _LossGraph:
+    """Part of a graph between a model's output and its loss."""
 
     def __init__(self, algorithm: ExportedProgram, root: nn.Module) -> None:
         self._name = type(root).__name__
@@ -123,7 +124,7 @@ class _Slice:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         given = [node for node in inputs if kinds[node.name].kind is InputKind.USER_INPUT]
         self._labels = given[-1]
-        # Buffers, such as weights of the classes, are what they were when the model was cut.
+        # Buffers, such as weights of the classes, keep their values at the time of the cut.
         self._constants = {
             node: root.get_buffer(str(each.target))
             if each.kind is InputKind.BUFFER
@@ -136,7 +137,7 @@ class _Slice:
 
     @property
     def output(self) -> TensorSpec:
-        """The model's output of one sample."""
+        """Output of the model for one sample."""
         value = self._output.meta["val"]
         return TensorSpec(tuple(value.shape[1:]), value.dtype)
 
@@ -179,7 +180,7 @@ class _Slice:
         return module
 
     def _needed(self) -> set[fx.Node]:
-        """All that the loss is computed from, up to the output and the labels."""
+        """Return the nodes that the loss is computed from, up to the output and the labels."""
         nodes: set[fx.Node] = set()
         waiting = [self._loss]
         while waiting:

@@ -1,0 +1,239 @@
+"""Losses for labels that are classes: of a sample, of its pixels or tokens, or several at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.losses.loss import (
+    check_smoothing,
+    class_labels,
+    counted_labels,
+    negative_log_likelihood,
+    output_error,
+    per_sample,
+)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """One class per sample, or one per pixel.
+
+    ``-log softmax(z)[y]`` for logits (B, C) and one class number per sample, y (B,) int64; for logits (B, C, *S) and one
+    class number per place, y (B, *S), as segmentation has them.
+
+    A single logit z means the logits (0, z) of two classes, hence the cross-entropy of sigmoid(z).
+    With ``label_smoothing`` e: ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as torch.
+    Labels ``ignore_index`` count neither as loss nor as right or wrong, and may lie outside the classes (-100, or 255 for
+    the border of an object); a batch's mean is over the others, as torch's.
+    """
+
+    label_smoothing: float = 0.0
+    ignore_index: int | None = None
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        logits, ignored = _pair(out), self.ignore_index
+        values = negative_log_likelihood(logits, class_labels(y, ignored), self.label_smoothing, dim=1)
+        return per_sample(values, counted_labels(y, ignored))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        hits = (_pair(out).argmax(dim=1) == y).to(torch.float32)
+        return per_sample(hits, counted_labels(y, self.ignore_index))
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        counted = counted_labels(y, self.ignore_index)
+        return None if counted is None else counted.reshape(len(y), -1).sum(dim=1)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return _pair(out) if out.dim() == 2 else _pair(out).movedim(1, -1)
+
+    def output(self, logits: Tensor) -> Tensor:
+        return logits if logits.dim() == 2 else logits.movedim(-1, 1)
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        if not out.shape:
+            raise output_error(self, out, "(classes,) or (classes, ...) logits")
+        return TensorSpec(out.shape[1:], torch.int64, max(2, out.shape[0]), self.ignore_index)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy", "f1") if len(out.shape) == 1 else ("accuracy", "iou", "f1")
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        """Return the confusion of each class; of two classes per sample, only of the second, the positive one."""
+        logits = _pair(out)
+        classes = torch.arange(logits.shape[1], device=y.device)
+        first = 1 if logits.shape[1:] == (2,) else 0
+        counted = counted_labels(y, self.ignore_index)
+        return confusion(
+            logits.argmax(dim=1).unsqueeze(-1) == classes[first:], y.unsqueeze(-1) == classes[first:], counted
+        )
+
+
+def confusion(predicted: Tensor, actual: Tensor, counted: Tensor | None = None) -> Tensors:
+    """Return hits ``tp``, false alarms ``fp`` and misses ``fn`` of each class, (B, C) float32, summed over a sample.
+
+    Args:
+        predicted: bool (B, *S, C).
+        actual: bool (B, *S, C).
+        counted: float32 (B, *S), 1 at the entries that count; None if all do.
+    """
+    rows, classes = predicted.shape[0], predicted.shape[-1]
+    positives, truths = (each.to(torch.float32).reshape(rows, -1, classes) for each in (predicted, actual))
+    if counted is not None:
+        weight = counted.reshape(rows, -1, 1)
+        positives, truths = positives * weight, truths * weight
+    hits = (positives * truths).sum(dim=1)
+    return {"tp": hits, "fp": positives.sum(dim=1) - hits, "fn": truths.sum(dim=1) - hits}
+
+
+def _pair(out: Tensor) -> Tensor:
+    """Return logits of at least two classes: those of a single output z are (0, z)."""
+    return torch.cat((torch.zeros_like(out), out), dim=1) if out.shape[1] == 1 else out
+
+
+CROSS_ENTROPY = CrossEntropy()
+"""Default loss of a model of classes."""
+
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy:
+    """Several labels at once: independent yes/no answers.
+
+    Logits z (B, *S), y (B, *S) float32 in [0, 1], mean over a sample's entries of
+    ``max(z, 0) - z*y + log(1 + exp(-|z|))``. An entry is right where z > 0 exactly if y > 1/2. The first dimension of S
+    holds the labels, each with an F1 of its own; others are positions.
+    """
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample(F.binary_cross_entropy_with_logits(out, y, reduction="none"))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return per_sample(((out > 0.0) == (y > 0.5)).to(torch.float32))
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        return TensorSpec(out.shape, torch.float32, 2)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy", "f1")
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        labels = out.shape[1] if out.dim() > 1 else 1
+        predicted, actual = (
+            each.reshape(len(each), labels, -1).movedim(1, -1) for each in (out > 0.0, y > 0.5)
+        )
+        return confusion(predicted, actual)
+
+
+_READS = "(tokens, vocabulary) logits"
+
+
+@dataclass(frozen=True)
+class SequenceCrossEntropy:
+    """One class for each token of a sequence.
+
+    The cross-entropy of every position: logits (B, T, V), y (B, T) int64, mean over tokens. Tokens labelled
+    ``ignore_index`` (-100, or the number of a padding token) count neither as loss nor as right or wrong, and a
+    batch's mean is over the others, as torch's. ``label_smoothing`` as in
+    :class:`~edgefl.models.losses.classification.CrossEntropy`.
+    """
+
+    ignore_index: int | None = None
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        values = negative_log_likelihood(out, class_labels(y, self.ignore_index), self.label_smoothing)
+        return per_sample(values, counted_labels(y, self.ignore_index))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        hits = (out.argmax(dim=-1) == y).to(torch.float32)
+        return per_sample(hits, counted_labels(y, self.ignore_index))
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        counted = counted_labels(y, self.ignore_index)
+        return None if counted is None else counted.sum(dim=1)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return out
+
+    def output(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        if len(out.shape) != 2:
+            raise output_error(self, out, _READS)
+        return TensorSpec(out.shape[:1], torch.int64, out.shape[1], self.ignore_index)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("accuracy", "perplexity")
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        """Return ``nll`` without smoothing, for the perplexity of the model itself, and the number of ``tokens``."""
+        counted = counted_labels(y, self.ignore_index)
+        if counted is None:
+            counted = torch.ones_like(y, dtype=torch.float32)
+        values = negative_log_likelihood(out, class_labels(y, self.ignore_index), 0.0)
+        return {"nll": (values * counted).sum(dim=1), "tokens": counted.sum(dim=1)}
+
+
+@dataclass(frozen=True)
+class CausalLM:
+    """Language modelling: the next token of a sequence.
+
+    Logits (B, T, V) at a token predict the next one, and labels y (B, T) int64 are the tokens themselves. The loss compares
+    ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens. Without ``shift`` labels are the next tokens already.
+
+    Labels ``ignore_index`` do not count: padding, or a prompt that is not to be learned. A padding token has its own
+    number in ``x``; its label is -100, or ``ignore_index`` is its number. ``label_smoothing`` as in
+    :class:`~edgefl.models.losses.classification.CrossEntropy`.
+    """
+
+    ignore_index: int | None = -100
+    label_smoothing: float = 0.0
+    shift: bool = True
+
+    def __post_init__(self) -> None:
+        check_smoothing(self.label_smoothing)
+
+    def each(self, out: Tensor, y: Tensor) -> Tensor:
+        return self._tokens.each(*self._pair(out, y))
+
+    def correct(self, out: Tensor, y: Tensor) -> Tensor:
+        return self._tokens.correct(*self._pair(out, y))
+
+    def weight(self, y: Tensor) -> Tensor | None:
+        return self._tokens.weight(y[:, 1:] if self.shift else y)
+
+    def logits(self, out: Tensor) -> Tensor:
+        return out
+
+    def output(self, logits: Tensor) -> Tensor:
+        return logits
+
+    def label(self, out: TensorSpec) -> TensorSpec:
+        if len(out.shape) != 2 or out.shape[0] < 2:
+            raise output_error(self, out, f"{_READS} of two tokens at least")
+        return self._tokens.label(out)
+
+    def metrics(self, out: TensorSpec) -> tuple[str, ...]:
+        return ("perplexity", "accuracy")
+
+    def sums(self, out: Tensor, y: Tensor) -> Tensors:
+        return self._tokens.sums(*self._pair(out, y))
+
+    def _pair(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits, and the tokens that they predict."""
+        return (out[:, :-1], y[:, 1:]) if self.shift else (out, y)
+
+    @property
+    def _tokens(self) -> SequenceCrossEntropy:
+        return SequenceCrossEntropy(self.ignore_index, self.label_smoothing)

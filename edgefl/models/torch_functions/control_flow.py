@@ -1,0 +1,398 @@
+"""Control flow of a model's code that asks for values which no graph has: random numbers, masks, and constants.
+
+A graph is one path through the code, the same in every step. Code that leaves out a layer if a random number says so
+(layer drop), or skips the work of a mask that is all ones, has two. In :class:`TraceableMode` such a question has one
+answer. Of two paths by chance it is the likelier one, with a warning. A mask always hides something, which is right for
+every mask, because the code then applies it.
+
+Code also asks for numbers of tensors that it has just made of constants: ``torch.linspace(0, 1, 5).tolist()``, a span as
+``torch.tensor(16)``, or if a mask is the causal one. :class:`ConstantValues` computes them by the same calls on values.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from edgefl.models.torch_functions.patches import ThreadPatch
+from edgefl.models.torch_functions.python_random import (
+    DrawnNumber,
+    functions_patch,
+    number_error,
+    warn_of_path,
+)
+from edgefl.models.torch_functions.random_ops import RULES
+from edgefl.models.torch_functions.recurrent import padding, recurring
+from edgefl.models.torch_functions.rules import RULES as REWRITTEN
+from edgefl.system.lazy_modules import is_unused
+
+_FACTORIES = frozenset(
+    {"tensor", "as_tensor", "scalar_tensor", "arange", "linspace", "logspace", "zeros", "ones", "full", "eye"}
+    | {"tril_indices", "triu_indices"}
+)
+_PYTHON_VALUES = frozenset({"item", "tolist", "__bool__", "__int__", "__float__", "__index__"})
+_READING_NUMBERS = frozenset({"clamp", "clip", "clamp_", "arange", "linspace"})
+_WRITING = frozenset({"__setitem__", "__set__"}) | {
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+# Code asks for the values of small tensors only; larger ones would cost time and memory.
+_ENTRIES = 1 << 16
+
+
+class ConstantValues:
+    """Values of the tensors that are the same for every input, while a model runs on tensors without values.
+
+    A mode reports each call. If all its arguments are constants, the same call on their values gives the result's.
+    """
+
+    def __init__(self) -> None:
+        self._values: Any = WeakTensorKeyDictionary()
+
+    def python_value(self, name: str, args: Any) -> Any:
+        """Return what the tensor method ``name`` for a Python value returns; NotImplemented if the value is unknown."""
+        if name in _PYTHON_VALUES and isinstance(args[0], Tensor) and args[0] in self._values:
+            with _plain_torch():
+                return getattr(self._values[args[0]], name)()
+        return NotImplemented
+
+    def add(self, tensor: Tensor, values: Tensor) -> None:
+        """Add a constant ``tensor`` with its ``values``."""
+        if _is_small(values):
+            self._values[tensor] = values
+
+    def update(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """Add the values of ``result`` if all arguments of the call of ``func`` are constants; forget what it overwrote."""
+        written = writes(name, kwargs)
+        results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
+        known = name in _FACTORIES or any(each in self._values for each in _tensors(args, kwargs))
+        inputs = (
+            self._values_of(args, kwargs) if known and (written or results) and name not in RULES else None
+        )
+        if inputs is None or not all(map(_is_small, results)):
+            if written and self._values:
+                self._forget(_tensors(args, kwargs))
+            return
+        with _plain_torch(), torch.no_grad(), _NoDraws():  # type: ignore[no-untyped-call]
+            try:
+                outputs = pytree.tree_leaves(func(*inputs[0], **inputs[1]))
+            except Exception:  # a device without values, or a random number
+                if written:
+                    self._forget(_tensors(args, kwargs))
+                return
+        for each, values in zip(
+            results, (each for each in outputs if isinstance(each, Tensor)), strict=False
+        ):
+            if each.shape == values.shape:
+                self._values[each] = values
+            else:
+                self._values.pop(each, None)
+
+    def with_numbers(self, name: str, args: Any) -> Any:
+        """Return ``args`` with numbers for constants, where torch would read them: bounds of slices, clamp and ranges."""
+        if name in _READING_NUMBERS:
+            return tuple(
+                self._number(each) if place or name in _FACTORIES else each for place, each in enumerate(args)
+            )
+        if name not in ("__getitem__", "__setitem__"):
+            return args
+        index = args[1]
+        parts = tuple(map(self._bounds, index)) if type(index) is tuple else self._bounds(index)
+        return args[0], parts, *args[2:]
+
+    def _bounds(self, part: object) -> object:
+        if not isinstance(part, slice):
+            return part
+        bounds = (part.start, part.stop, part.step)
+        if not any(isinstance(each, Tensor) for each in bounds):
+            return part
+        return slice(*map(self._number, bounds))
+
+    def _number(self, value: object) -> object:
+        if not isinstance(value, Tensor) or value.dim():
+            return value
+        number = self.python_value("item", (value,))
+        return value if number is NotImplemented else number
+
+    def _forget(self, written: Iterable[Tensor]) -> None:
+        """Forget the values of all tensors that share memory with one that a call may have written to."""
+        memory = set(map(_memory, written))
+        for each in [each for each in self._values if None in memory or _memory(each) in memory]:
+            del self._values[each]
+
+    def _values_of(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return the arguments with values for tensors, on the CPU; None if a tensor has none."""
+        leaves, spec = pytree.tree_flatten(
+            (args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
+        )
+        if any(isinstance(leaf, torch.SymInt | torch.SymFloat | torch.SymBool) for leaf in leaves):
+            return None
+        if any(isinstance(leaf, Tensor) and leaf not in self._values for leaf in leaves):
+            return None
+        values: tuple[Any, Any] = pytree.tree_unflatten(
+            [self._values[leaf] if isinstance(leaf, Tensor) else _on_cpu(leaf) for leaf in leaves], spec
+        )
+        return values
+
+
+class _NoDraws(TorchDispatchMode):
+    """Mode that raises at random operations: their results are no constants, because each step draws others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise RuntimeError(f"{func} draws")
+        return func(*args, **(kwargs or {}))
+
+
+def writes(name: str, kwargs: Any) -> bool:
+    """Return True if the function or method of torch of this name writes into an argument."""
+    return (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs
+
+
+def _on_cpu(leaf: object) -> object:
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return all(type(size) is int for size in tensor.shape) and tensor.numel() <= _ENTRIES
+
+
+@contextmanager
+def _plain_torch() -> Iterator[None]:
+    """Hide the calls inside from all modes, and from a gradient that is being taken."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes(), temporarily_clear_interpreter_stack():
+        yield
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """Return a number that is equal for tensors that share memory; None for a tensor without a storage."""
+    with torch._C.DisableTorchFunction():
+        while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            tensor = torch._C._functorch.get_unwrapped(tensor)
+        try:
+            address: int = tensor.untyped_storage()._cdata
+        except (NotImplementedError, RuntimeError):
+            return None
+        return address
+
+
+def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    for each in (*args, *kwargs.values()):
+        for part in each if isinstance(each, list | tuple) else (each,):
+            if isinstance(part, Tensor):
+                yield part
+
+
+_KEPT = "edgefl_grad_enabled"
+
+
+def _enter(self: Any) -> None:
+    # One object may be entered again inside of itself, as a decorator of a recursive function is.
+    self.__dict__.setdefault(_KEPT, []).append(torch.is_grad_enabled())
+    torch._C._set_grad_enabled(not self.mode)
+
+
+def _leave(self: Any, *raised: Any) -> None:
+    torch._C._set_grad_enabled(self.__dict__[_KEPT].pop())
+
+
+inference_as_no_grad = ThreadPatch()
+"""Inside, this thread's ``torch.inference_mode`` only switches gradients off."""
+inference_as_no_grad.replace_function(torch.inference_mode, "__enter__", _enter)
+inference_as_no_grad.replace_function(torch.inference_mode, "__exit__", _leave)
+
+# The middle of the range of a draw, which lies on the likelier side of every threshold.
+_MIDDLE = 0.5
+_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
+    **dict.fromkeys(("lt", "less", "__lt__"), lambda a, b: a < b),
+    **dict.fromkeys(("le", "less_equal", "__le__"), lambda a, b: a <= b),
+    **dict.fromkeys(("gt", "greater", "__gt__"), lambda a, b: a > b),
+    **dict.fromkeys(("ge", "greater_equal", "__ge__"), lambda a, b: a >= b),
+}
+
+
+class SinglePathMode(TorchFunctionMode):
+    """Mode in which a comparison of one drawn number steers Python as most draws would, so that no layer is left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Numbers of torch.rand, and results of comparisons with them; None for a mask's all().
+        self._drawn: Any = WeakTensorKeyDictionary()
+        self._answers: Any = WeakTensorKeyDictionary()
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> Self:
+        self._entered.append(ExitStack())
+        self._entered[-1].enter_context(functions_patch())
+        if "torch._dynamo" in sys.modules and not is_unused("torch._dynamo"):
+            # It would compile code of ours, and set the state of Python's generator at each compilation.
+            self._entered[-1].enter_context(torch.compiler.set_stance("force_eager"))
+        self._prepare(self._entered[-1])
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def _prepare(self, entered: ExitStack) -> None:
+        """Enter further contexts of the mode."""
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._entered.pop().close()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if any(_has_drawn_number(each) for each in (*args, *kwargs.values())):
+            raise number_error()
+        if (value := self._constant(name, args)) is not NotImplemented:
+            return value
+        if name == "__bool__" and args[0] in self._answers:
+            return self._answer(args[0])
+        result = self._run(func, name, args, kwargs)
+        if isinstance(result, Tensor) and all(type(size) is int and size == 1 for size in result.shape):
+            self._note(name, args, result)
+        return result
+
+    def _constant(self, name: str, args: Any) -> Any:
+        """Return the Python value of a tensor that is the same for every input, or NotImplemented."""
+        return NotImplemented
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        return self._called(func, name, args, kwargs)
+
+    def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    def _note(self, name: str, args: Any, result: Tensor) -> None:
+        if name == "rand":
+            self._drawn[result] = True
+        elif name in _COMPARISONS and any(isinstance(arg, Tensor) and arg in self._drawn for arg in args):
+            sides = [_MIDDLE if isinstance(arg, Tensor) and arg in self._drawn else arg for arg in args[:2]]
+            if not any(isinstance(side, Tensor) for side in sides):
+                self._answers[result] = _COMPARISONS[name](*sides)
+
+    def _answer(self, asked: Tensor) -> bool:
+        answer = self._answers[asked]
+        warn_of_path(answer)
+        return bool(answer)
+
+
+class TraceableMode(SinglePathMode):
+    """Mode in which a module can be traced.
+
+    ``mask.all()`` is False if its value is unknown. Functions that no graph can hold are rewritten
+    (:mod:`edgefl.models.torch_functions.rules`). Torch's transformer layers do in inference what they do in training,
+    because their fused kernels and nested tensors have no graph. Packed sequences are padded ones
+    (:mod:`edgefl.models.torch_functions.recurrent`), constants have values, and inference mode only switches gradients off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._constants = ConstantValues()
+
+    def set_values(self, tensor: Tensor, values: Tensor) -> None:
+        """Answer questions for the values of ``tensor``, which has none, from ``values``."""
+        self._constants.add(tensor, values)
+
+    def _prepare(self, entered: ExitStack) -> None:
+        entered.enter_context(padding())
+        entered.enter_context(recurring())
+        entered.enter_context(inference_as_no_grad())
+        entered.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+
+    def _constant(self, name: str, args: Any) -> Any:
+        return self._constants.python_value(name, args)
+
+    def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        if func is Tensor.register_hook and not args[0].requires_grad:
+            return RemovableHandle(OrderedDict())  # in inference there is no gradient to change
+        if func is Tensor.requires_grad_ and _is_traced():
+            return args[0]  # the gradients of weights do not change by it
+        args = self._constants.with_numbers(name, args)
+        if (rule := REWRITTEN.get(func)) is not None:
+            with self:  # for the draws of the rule itself
+                rewritten = rule(*args, **kwargs)
+            if rewritten is not NotImplemented:
+                return rewritten
+        if name in ("cpu", "to") and args[0].is_meta and _to_cpu(name, args, kwargs):
+            # A tensor without values has none to move there.
+            dtypes = [each for each in (*args[1:], *kwargs.values()) if isinstance(each, torch.dtype)]
+            return args[0].to(*dtypes) if dtypes else args[0]
+        result = self._called(func, name, args, kwargs)
+        self._constants.update(func, name, args, kwargs, result)
+        return result
+
+    def _note(self, name: str, args: Any, result: Tensor) -> None:
+        super()._note(name, args, result)
+        if name == "all" and args and not args[0].is_floating_point():
+            self._answers[result] = None
+
+    def _answer(self, asked: Tensor) -> bool:
+        return _truth_of(asked) if self._answers[asked] is None else super()._answer(asked)
+
+
+def _is_traced() -> bool:
+    """Return True inside of a transform of torch.func that is not one of the gradients of the user's own code."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        and not torch._C._functorch.get_inplace_requires_grad_allowed()
+    )
+
+
+def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:
+    where = args[1] if len(args) > 1 else kwargs.get("device")
+    return name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu")
+
+
+def _truth_of(asked: Tensor) -> bool:
+    """Return the truth of ``asked`` if it has a value that is the same for all inputs; else False."""
+    if asked.is_meta or torch.compiler.is_exporting():
+        return False
+    try:
+        return bool(asked)
+    except Exception:  # every tracer has an exception of its own
+        return False
+
+
+def _has_drawn_number(value: Any) -> bool:
+    """Return True for a number of Python's or numpy's generator, and for a list with one."""
+    return type(value) is DrawnNumber or (
+        isinstance(value, list | tuple) and any(map(_has_drawn_number, value))
+    )
+
+
+def disable_masking(module: nn.Module) -> None:
+    """Switch off SpecAugment in the configurations of ``module``, in place, because it draws by numpy."""
+    for part in module.modules():
+        config = part.__dict__.get("config")
+        rates = [getattr(config, name, 0.0) or 0.0 for name in ("mask_time_prob", "mask_feature_prob")]
+        if config is not None and any(rates) and getattr(config, "apply_spec_augment", True):
+            config.apply_spec_augment = False
+            warnings.warn(
+                f"SpecAugment of {type(part).__name__} is off (apply_spec_augment): it chooses what to hide in Python, and "
+                "a graph would hide the same in every step",
+                stacklevel=2,
+            )
+
+
+def disable_expert_dispatch(module: nn.Module) -> None:
+    """Let mixtures of experts in ``module`` read the weights of each row's experts, in place.
+
+    The other implementations gather the rows of each expert first. Their number depends on values, so they have no graph.
+    """
+    for part in module.modules():
+        config: Any = part.__dict__.get("config")
+        if getattr(config, "_experts_implementation", None) and hasattr(part, "_is_expert_parallel"):
+            config._experts_implementation = "batched_mm"  # transformers' name for that

@@ -1,0 +1,332 @@
+"""Recurrent layers of torch in a graph: ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` by the operators of this package.
+
+The modules stay what their authors made them: :data:`RULES` replace the functions that their forward calls. Inside of
+:data:`recurring` the layers also read their list of weights by name, and padded sequences instead of packed ones.
+
+How many rows a packed sequence has at a step depends on values, which no graph can hold. Inside of :data:`padding`,
+``pack_padded_sequence`` returns a :class:`PaddedSequence` instead, and ``pad_packed_sequence`` takes it. The result has the
+length that the padded sequences had, as torch's with ``total_length``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize, rnn
+from torch.nn.utils.rnn import PackedSequence
+
+from edgefl.errors import ModelError
+from edgefl.models.layers.recurrent import GRU, LSTM, CellKind, States, run_layers
+from edgefl.models.torch_functions.patches import ThreadPatch
+from edgefl.models.user_code import at_line
+
+
+class _PaddedFields(NamedTuple):
+    padded: Tensor
+    lengths: Tensor
+
+
+class PaddedSequence(_PaddedFields):
+    """Sequences ``padded`` (T, B, ...) with their ``lengths`` (B,); entries behind the end of a sequence do not count."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise ModelError(
+            f"a packed sequence is padded in a graph, and has no {name!r}{at_line()}: RNN, LSTM and GRU read it, and "
+            "pad_packed_sequence; put other layers before it is packed, or behind pad_packed_sequence",
+            name=name,
+        )
+
+    # So that `isinstance(x, PackedSequence)` in people's code holds.
+    __class__ = property(lambda _: PackedSequence)
+
+    @property
+    def is_padding(self) -> Tensor:
+        """Mask of the entries behind the end of their sequence: bool (T, B)."""
+        steps = torch.arange(self.padded.shape[0], device=self.padded.device)
+        return steps.unsqueeze(1) >= self.lengths
+
+    @property
+    def last(self) -> Tensor:
+        """The last entry of each sequence, (B, ...)."""
+        steps = torch.arange(self.padded.shape[0], device=self.padded.device)
+        at = (steps.unsqueeze(1) == self.lengths - 1).unsqueeze(-1)
+        return torch.where(at, self.padded, self.padded.new_zeros(())).sum(0)
+
+
+def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False) -> PaddedSequence:
+    """Do what ``torch.nn.utils.rnn.pack_padded_sequence`` does; rows keep their order."""
+    sequence = input.transpose(0, 1) if batch_first else input
+    whole = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
+    return PaddedSequence(sequence, whole.to(torch.int64))
+
+
+def unpack(
+    sequence: PaddedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Do what ``torch.nn.utils.rnn.pad_packed_sequence`` does; without ``total_length`` the length of the input stays."""
+    entries, lengths = sequence
+    if total_length is None:
+        warnings.warn(
+            f"pad_packed_sequence{at_line()} gives sequences of {entries.shape[0]} steps, as many as were packed, where "
+            "torch cuts them to the longest of each batch: give total_length, and divide sums over steps by the lengths",
+            stacklevel=2,
+        )
+    behind = sequence.is_padding.reshape(*entries.shape[:2], *[1] * (entries.dim() - 2))
+    whole = torch.where(behind, entries.new_full((), padding_value), entries)
+    if total_length is not None and total_length < entries.shape[0]:
+        whole = whole[:total_length]
+    elif total_length is not None and total_length > entries.shape[0]:
+        more = entries.new_full((total_length - entries.shape[0], *entries.shape[1:]), padding_value)
+        whole = torch.cat((whole, more))
+    return whole.transpose(0, 1) if batch_first else whole, lengths
+
+
+def _copied(function: Any) -> Any:
+    return FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+
+
+_pack, _unpack = _copied(rnn.pack_padded_sequence), _copied(rnn.pad_packed_sequence)
+
+
+# The code that replaces torch's. It has the globals of torch's module, so it imports its names.
+def _packing(input: Any, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True) -> Any:
+    from edgefl.models.torch_functions.recurrent import pack_dispatch
+
+    return pack_dispatch(input, lengths, batch_first, enforce_sorted)
+
+
+def _unpacking(
+    sequence: Any, batch_first: bool = False, padding_value: float = 0.0, total_length: int | None = None
+) -> Any:
+    from edgefl.models.torch_functions.recurrent import unpack_dispatch
+
+    return unpack_dispatch(sequence, batch_first, padding_value, total_length)
+
+
+padding = ThreadPatch()
+"""Inside, packed sequences of this thread are :class:`PaddedSequence`."""
+# The functions' code, because people import the functions by name.
+padding.replace(rnn.pack_padded_sequence, "__code__", _packing.__code__)
+padding.replace(rnn.pad_packed_sequence, "__code__", _unpacking.__code__)
+
+
+def pack_dispatch(input: Any, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any:
+    """Pack as this module does inside of :data:`padding`, as torch does in other threads."""
+    if not padding.is_active():
+        return _pack(input, lengths, batch_first, enforce_sorted)
+    return pack(input, lengths, batch_first)
+
+
+def unpack_dispatch(sequence: Any, *arguments: Any) -> Any:
+    """Unpack padded sequences as this module does, others as torch does."""
+    return (unpack if isinstance(sequence, PaddedSequence) else _unpack)(sequence, *arguments)
+
+
+Weights = Sequence[Tensor]
+Direction = Callable[[Tensor, Weights, States, bool], States]
+"""(sequence (T, B, E), weights, first state, reverse) -> hidden states (T, B, H) and the last state."""
+
+
+def _rule(mode: str, *args: Any) -> Any:
+    """Apply the rule for ``torch.lstm`` and its like; leave packed sequences, whose fourth argument is weights, to torch."""
+    if not isinstance(args[3], bool):
+        return NotImplemented
+    x, first, weights, biases, layers, rate, training, both, batch_first = args
+    out, last = _layers(
+        x.transpose(0, 1) if batch_first else x,
+        (first,) if isinstance(first, Tensor) else tuple(first),
+        list(weights),
+        layers,
+        both,
+        rate if training else 0.0,
+        _direction(mode, biases),
+    )
+    # Contiguous, because torch gives a dense layer that reads a view two ops instead of one.
+    return (out.transpose(0, 1).contiguous() if batch_first else out), *last
+
+
+def _layers(
+    x: Tensor, first: States, weights: Weights, layers: int, both: bool, rate: float, run: Direction
+) -> tuple[Tensor, States]:
+    ends = ("", "_reverse") if both else ("",)
+    count = len(weights) // (layers * len(ends))
+
+    def one(sequence: Tensor, layer: int, end: str, state: States) -> States:
+        start = (layer * len(ends) + ends.index(end)) * count
+        return run(sequence, weights[start : start + count], state, bool(end))
+
+    return run_layers(x, first, layers, ends, lambda _, below: F.dropout(below, rate) if rate else below, one)
+
+
+def _direction(
+    mode: str, biases: bool, lengths: PaddedSequence | None = None, *, has_state: bool = False
+) -> Direction:
+    """Return the function that runs one layer in one direction.
+
+    Args:
+        mode: the kind of layer, as torch names it.
+        biases: True if the layer has biases.
+        lengths: a padded sequence with the lengths of all that the layer reads.
+        has_state: True if the first state is given, so that it may differ from zero.
+    """
+
+    def run(x: Tensor, weights: Weights, first: States, reverse: bool) -> States:
+        padding = None if lengths is None else lengths.is_padding
+        projects = len(weights) > (4 if biases else 2)
+        if mode not in _KINDS or projects:
+            cell = partial(_CELLS[mode], projection=weights[-1]) if projects else _CELLS[mode]
+            return _steps(cell, x, weights, first, reverse, biases, padding)
+        kind = _KINDS[mode]
+        if lengths is None:
+            return kind.run(x, weights, first, reverse)
+        return _run_padded(kind, PaddedSequence(x, lengths.lengths), weights, first, reverse, has_state)
+
+    return run
+
+
+Cell = Callable[[Tensor, States], States]
+
+
+def _rnn(activation: Callable[[Tensor], Tensor], gates: Tensor, _state: States) -> States:
+    return (activation(gates),)
+
+
+def _projected_lstm(gates: Tensor, state: States, *, projection: Tensor) -> States:
+    i, f, g, o = gates.chunk(4, dim=1)
+    c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return F.linear(torch.sigmoid(o) * torch.tanh(c), projection), c
+
+
+_KINDS: Mapping[str, CellKind] = {"LSTM": LSTM, "GRU": GRU}
+_CELLS: Mapping[str, Callable[..., States]] = {
+    "LSTM": _projected_lstm,
+    "RNN_TANH": partial(_rnn, torch.tanh),
+    "RNN_RELU": partial(_rnn, torch.relu),
+}
+
+
+def _steps(
+    cell: Cell,
+    x: Tensor,
+    weights: Weights,
+    state: States,
+    reverse: bool,
+    biases: bool,
+    padding: Tensor | None,
+) -> States:
+    """Run step by step. The state stays where ``padding`` (T, B) is True."""
+    outer, inner = (weights[2], weights[3]) if biases else (None, None)
+    inputs = F.linear(x, weights[0], outer)
+    steps = range(x.shape[0])
+    states: list[Tensor] = []
+    for t in reversed(steps) if reverse else steps:
+        after = cell(inputs[t] + F.linear(state[0], weights[1], inner), state)
+        if padding is not None:
+            column = padding[t].unsqueeze(1)
+            after = tuple(torch.where(column, old, new) for old, new in zip(state, after, strict=True))
+        state = after
+        states.append(state[0])
+    return torch.stack(states[::-1] if reverse else states), *state
+
+
+def _run_padded(
+    kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool, has_state: bool
+) -> States:
+    """Run over sequences of different lengths.
+
+    Backwards, padding comes first. A first state of zeros stays zero there; any other needs reversed sequences.
+    """
+    if not reverse or not has_state:
+        return _run_gated(kind, x, weights, first, reverse)
+    reversed_sequence = PaddedSequence(x.padded.gather(0, _reversed_positions(x, x.padded)), x.lengths)
+    states, *last = _run_gated(kind, reversed_sequence, weights, first, False)
+    return states.gather(0, _reversed_positions(x, states)), *last
+
+
+def _run_gated(kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool) -> States:
+    """Run with a further input that opens or closes the gates where a sequence has ended, so that the state stays.
+
+    An LSTM's h follows the gate o and does not stay, so it is read at the last entry.
+    """
+    kernel, recurrent, *biases = weights
+    size = recurrent.shape[1]
+    column = torch.cat([kernel.new_full((size, 1), each) for each in kind.hold])
+    entries = torch.cat((x.padded, x.is_padding.unsqueeze(-1).to(x.padded.dtype)), dim=2)
+    states, *last = kind.run(
+        entries, [torch.cat((kernel, column), dim=1), recurrent, *biases], first, reverse
+    )
+    if kind.state_tensors > 1 and not reverse:
+        last[0] = PaddedSequence(states, x.lengths).last
+    return states, *last
+
+
+def _reversed_positions(x: PaddedSequence, entries: Tensor) -> Tensor:
+    """Return the position of each entry of ``entries`` (T, B, F) if every sequence is reversed without its padding."""
+    steps = torch.arange(entries.shape[0], device=entries.device).unsqueeze(1)
+    places = torch.where(x.is_padding, steps, x.lengths - 1 - steps)
+    return places.unsqueeze(-1).expand(entries.shape)
+
+
+RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
+    torch.lstm: partial(_rule, "LSTM"),
+    torch.gru: partial(_rule, "GRU"),
+    torch.rnn_tanh: partial(_rule, "RNN_TANH"),
+    torch.rnn_relu: partial(_rule, "RNN_RELU"),
+}
+"""Rules by function; a rule returns NotImplemented for a call that it leaves to torch."""
+
+
+def _forward(original: Callable[..., Any], self: nn.RNNBase, input: Any, hx: Any = None) -> Any:
+    if not isinstance(input, PaddedSequence):
+        return original(self, input, hx)
+    self._update_flat_weights()
+    sizes = [self.proj_size or self.hidden_size] + [self.hidden_size] * (self.mode == "LSTM")
+    rows = self.num_layers * (2 if self.bidirectional else 1)
+    first = (hx,) if isinstance(hx, Tensor) else hx
+    if first is None:
+        first = tuple(input.padded.new_zeros(rows, input.padded.shape[1], size) for size in sizes)
+    out, last = _layers(
+        input.padded,
+        first,
+        cast(list[Tensor], self._flat_weights),
+        self.num_layers,
+        self.bidirectional,
+        self.dropout if self.training else 0.0,
+        _direction(self.mode, self.bias, input, has_state=hx is not None),
+    )
+    return PaddedSequence(out, input.lengths), last if len(last) > 1 else last[0]
+
+
+def _gather_weights(self: nn.RNNBase) -> None:
+    """Gather the weights as torch does, which reads none twice: a parametrization moves its state with each read."""
+    for name in self._flat_weights_names:
+        if parametrize.is_parametrized(self, name):
+            hasattr(self, name)
+            getattr(self, name)
+            break
+    self._init_flat_weights()
+
+
+recurring = ThreadPatch()
+"""Inside, torch's recurrent layers of this thread read :class:`PaddedSequence`, and their weights by name."""
+for _kind in (nn.RNN, nn.LSTM, nn.GRU):
+    recurring.replace_function(_kind, "forward", partial(_forward, _kind.forward))
+recurring.replace_function(nn.RNNBase, "_update_flat_weights", _gather_weights)
