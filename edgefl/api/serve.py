@@ -24,9 +24,9 @@ from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import Event
-from edgefl_server.rounds import AnotherConfiguration, check_configuration
+from edgefl_server.round_driver import AnotherConfiguration, check_configuration
 from edgefl_server.service import Service
-from edgefl_server.shards.hiring import workers_of
+from edgefl_server.shards.pool import WorkerOptions
 from edgefl_server.storage.audit import Audit
 from edgefl_server.storage.feed import Feed
 from edgefl_server.storage.history import History
@@ -97,7 +97,7 @@ class Server:
                 device=device,
                 signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
                 enrolled=Path(enrolled) if enrolled else None,
-                crew=workers_of(read.server),
+                workers=WorkerOptions.of(read.server),
             )
             _write_down(read, folder / CONFIG_NAME)
         except AnotherConfiguration as error:

@@ -188,7 +188,7 @@ class Simulated:
                 },
                 together=self.federation.simulation.together,
                 device=self.device,
-                warn=warn,
+                on_warning=warn,
             )
             left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
             with tracked(self.federation, self.dataset.name, self.folder, warn) as trackers:

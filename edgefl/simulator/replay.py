@@ -7,8 +7,9 @@ wait for nobody, and that the journal keeps. The same updates in the same rounds
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from edgefl.errors import ConfigError, StoreError
@@ -16,10 +17,10 @@ from edgefl.simulator.downlink import Downloads
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
-from edgefl_server.active_round import Began, active_round, concluded
 from edgefl_server.coordinator.collapse import NEVER, Best
 from edgefl_server.coordinator.states import OpenRound, Outcome
 from edgefl_server.publish.model import Model
+from edgefl_server.rounds import RoundModel, begin_aggregation, conclude_round
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.journal import Journal, Run
 
@@ -95,19 +96,14 @@ class Replay:
     def _repeated(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
         """The model after a round, the number of its updates, and of those that came late."""
         model, spec = self._models[ended.number], self._spec
-        received = self._received(model)
-        active = active_round(
+        start = self._round_model(model)
+        active = begin_aggregation(
             spec,
             ended,
-            model,
-            received=received,
+            start,
             device=self._device,
             sums=None,
-            sent_bytes=0,
-            older={
-                number: Began(self._models[number], self._received(self._models[number]))
-                for number in ended.older
-            },
+            older={number: self._round_model(self._models[number]) for number in ended.older},
         )
         updates = late = 0
         for stored in self._journal.accepted(self._run, ended.number):
@@ -121,11 +117,11 @@ class Replay:
             update = decode(Update, stored.data)
             active.aggregator.add(active.check(update).added, stored.weight, stored.share)
             updates, late = updates + 1, late + (update.round < ended.number)
-        done = concluded(spec, ended, active, model, received=received, devices=devices, best=Best())
+        done = conclude_round(spec, ended, active, start, devices=devices, best=Best())
         return done.weights, updates, late
 
-    def _received(self, model: Model) -> Callable[[], Arrays]:
-        return lambda: self._downloads.received(model)
+    def _round_model(self, model: Model) -> RoundModel:
+        return RoundModel(model, partial(self._downloads.received, model))
 
 
 def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:

@@ -11,8 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 
-from edgefl.errors import ParticipationError
+from edgefl.errors import EdgeflError, ParticipationError
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.downlink import Downloads, Fetched
@@ -26,17 +27,24 @@ from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
 from edgefl_device.store.carry_choice import RoundToBegin
-from edgefl_server.active_round import Began, Conclusion, active_round, concluded, measured
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.coordinator import attendance, states
 from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator.backend import perform
 from edgefl_server.coordinator.collapse import Best
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
 from edgefl_server.coordinator.record import Record
 from edgefl_server.coordinator.roster import Device, tier_of
-from edgefl_server.coordinator.states import Actions, OpenRound, State
+from edgefl_server.coordinator.states import OpenRound, State
 from edgefl_server.publish.model import Model
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.rounds import (
+    RoundConclusion,
+    RoundModel,
+    begin_aggregation,
+    compares_updates,
+    conclude_round,
+)
 from edgefl_server.run_spec import RunSpec
 
 RUN = "simulation"
@@ -58,7 +66,7 @@ class Rounds:
     update_bytes: Mapping[str, int]
     together: int = 1
     device: str = "auto"
-    warn: Callable[[str], None] = lambda _: None
+    on_warning: Callable[[str], None] = lambda _: None
 
     def __post_init__(self) -> None:
         self._rules = replace(self.spec.rules, run=RUN)
@@ -67,14 +75,32 @@ class Rounds:
         self._best = Best()
         known = self.spec, self._rules, self.functions, self.data, self.downloads
         self._versions = Versions(*known, self.fleet, self.update_bytes)
+        self._tally = Tally(0.0, {})
+        self._aggregation: RoundAggregation | None = None
+        self._pending: deque[states.Action] = deque()
+        self._ended: list[Ended] = []
+        self._is_finished = False
 
     def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
-        """Every round that is left. ParticipationError where the algorithm needs clients that the run has not."""
+        """Simulate every round that is left.
+
+        Args:
+            weights: Model to begin with.
+            standing: Progress of an earlier simulation, or of none.
+            resumed: True if an earlier simulation published the model.
+
+        Yields:
+            Each round that ended.
+
+        Raises:
+            ParticipationError: If the algorithm needs clients that the run lacks.
+            DivergedError: If training diverged on the clients.
+        """
         self._now, self._best = standing.now, standing.best
-        model = Model.of(self.spec, standing.number, weights)
-        (self.downloads.resume if resumed else self.downloads.publish)(model)
-        state = replace(
-            coordinator.initial(model.version, self._now),
+        self._model = Model.of(self.spec, standing.number, weights)
+        (self.downloads.resume if resumed else self.downloads.publish)(self._model)
+        self._state = replace(
+            coordinator.initial(self._model.version, self._now),
             next_round=standing.number + 1,
             devices=self._devices(),
             position=standing.position,
@@ -83,59 +109,80 @@ class Rounds:
             refused=standing.refused,
             record=Record.read(standing.took_part, standing.turnouts),
         )
-        state, actions = coordinator.step(self._rules, state, states.Tick(), self._now)
-        if not actions:
-            state, actions = self._waited(state)
-        if not actions:
-            needed = attendance.presence(self._rules, state, self._now).needed
+        self._pending, self._is_finished = deque(), False
+        self._step(states.Tick())
+        if not self._pending:
+            self._wait()
+        if not self._pending:
+            needed = attendance.presence(self._rules, self._state, self._now).needed
             raise ParticipationError(
-                f"round {state.next_round} cannot open: it needs {needed} clients, and the tiers have "
-                f"{len(state.devices)}; lower round.min_reports, or raise the count of a tier",
+                f"round {self._state.next_round} cannot open: it needs {needed} clients, and the tiers have "
+                f"{len(self._state.devices)}; lower round.min_reports, or raise the count of a tier",
                 needed=needed,
             )
-        pending, active, tally = deque(actions), None, Tally(time.perf_counter(), {})
-        while pending:
-            match pending.popleft():
-                case states.Open(round=opened) if self._rules.buffered:
-                    tally = Tally(time.perf_counter(), {})
-                    state, more, active = self._collect(state, opened, model, tally)
-                    pending.extend(more)
-                case states.Open(round=opened):
-                    received = self.downloads.received(model) if measured(self.spec) else {}
-                    tally, active = Tally(time.perf_counter(), {}), self._active(opened, model, received)
-                    state, more = self._report(state, opened, active, model, received, tally)
-                    pending.extend(more)
-                case states.Close(round=opened) if active is not None:
-                    done = self._concluded(opened, active, model, state)
-                    if done.undone:
-                        self.warn(done.failed)
-                    outcome: states.Outcome = "abandoned" if done.failed else "closed"
-                    model, row = self._end(opened, active, done, tally, state, outcome, done.failed)
-                    ready = states.ModelReady(model.version, done.failed, done.undone)
-                    state, more = coordinator.step(self._rules, state, ready, self._now)
-                    yield Ended(row, model.weights, self._standing(opened.number, state))
-                    pending.extend(more)
-                case states.Abandon(round=opened, text=text) if active is not None:
-                    model, row = self._end(
-                        opened, active, Conclusion(model.weights), tally, state, "abandoned", text
-                    )
-                    yield Ended(row, model.weights, self._standing(opened.number, state))
-                case states.Warn(text=text):
-                    self.warn(text)
-                case states.Refuse() as refuse:
-                    raise refuse.error
-                case states.Finish():
-                    return
-            if not pending and state.phase == "waiting":
-                state, more = self._waited(state)
-                pending.extend(more)
+        # One action at a time: whoever consumes the rounds reads each one before a later action ends the run.
+        while self._pending and not self._is_finished:
+            perform((self._pending.popleft(),), self)
+            yield from self._ended
+            self._ended.clear()
+            if not self._pending and self._state.phase == "waiting":
+                self._wait()
 
-    def _waited(self, state: State) -> tuple[State, Actions]:
-        """No round opens by itself: what follows once the coordinator's patience is over."""
-        if (later := coordinator.wake_at(self._rules, state, self._now)) is None:
-            return state, ()
-        self._now = later
-        return coordinator.step(self._rules, state, states.Tick(), later)
+    def _step(self, event: states.Event) -> None:
+        """Let the coordinator take a step, and queue its actions."""
+        self._state, actions = coordinator.step(self._rules, self._state, event, self._now)
+        self._pending.extend(actions)
+
+    def _wait(self) -> None:
+        """Advance the simulated time to the coordinator's next deadline, if no round opens by itself."""
+        if (later := coordinator.wake_at(self._rules, self._state, self._now)) is not None:
+            self._now = later
+            self._step(states.Tick())
+
+    # -- actions of the coordinator --------------------------------------------------------------------------
+
+    def open_round(self, opened: OpenRound) -> None:
+        """Train the clients of a round, and report their answers to the coordinator."""
+        self._tally = Tally(time.perf_counter(), {})
+        if self._rules.buffered:
+            self._collect(opened)
+        else:
+            self._report(opened)
+
+    def send_task(self, assignment: Assignment) -> None:
+        """Do nothing: clients receive their tasks when the round opens, and lose none."""
+
+    def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
+        """Do nothing: :class:`~edgefl.simulator.versions.Versions` has assigned these tasks already."""
+
+    def close_round(self, ended: OpenRound) -> None:
+        """Compute the new model, and report it to the coordinator."""
+        aggregation = self._open_aggregation()
+        devices = len(self._state.members) if self._rules.all_needed else len(self._state.devices)
+        start = RoundModel(self._model, partial(self.downloads.received, self._model))
+        done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
+        if done.undone:
+            self.warn(done.failed)
+        row = self._end(ended, done, "abandoned" if done.failed else "closed", done.failed)
+        self._step(states.ModelReady(self._model.version, done.failed, done.undone))
+        self._ended.append(Ended(row, self._model.weights, self._standing(ended.number, self._state)))
+
+    def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
+        """End a round without a new model."""
+        row = self._end(ended, RoundConclusion(self._model.weights), "abandoned", text)
+        self._ended.append(Ended(row, self._model.weights, self._standing(ended.number, self._state)))
+
+    def warn(self, text: str) -> None:
+        """Report a warning."""
+        self.on_warning(text)
+
+    def finish(self) -> None:
+        """End the simulation."""
+        self._is_finished = True
+
+    def refuse(self, error: EdgeflError) -> None:
+        """End the simulation with an error."""
+        raise error
 
     # -- clients ---------------------------------------------------------------------------------------------
 
@@ -153,62 +200,57 @@ class Rounds:
         needs = {tier.name: tier.memory_bytes for tier in self._rules.tiers}
         return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self.data.samples.items()}
 
-    def _report(
-        self,
-        state: State,
-        opened: OpenRound,
-        active: RoundAggregation,
-        model: Model,
-        received: Arrays,
-        tally: Tally,
-    ) -> tuple[State, Actions]:
+    def _report(self, opened: OpenRound) -> None:
         """Train as many clients as the round wants, in the order in which they would report."""
+        received = self.downloads.received(self._model) if compares_updates(self.spec) else {}
+        start = RoundModel(self._model, lambda: received)
+        self._aggregation = self._begin_aggregation(opened, start, {})
         index = self.spec.index(opened.position)
         hyper = self.spec.hyper_at(opened.number, opened.position)
         tiers = {each.tier for each in opened.assignments.values()}
         fetched = {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers}
         weights = {tier: own.weights for tier, own in fetched.items()}
-        self.trainers.begin(RoundTask(opened, model, weights, hyper, received), active)
-        tally.work |= self._work(opened, fetched)
-        waiting = deque(self._arrivals(opened, tally.work))
-        actions: Actions = ()
-        while waiting and not actions and state.round is not None:
-            lacking = state.round.goal - len(state.round.with_status("accepted"))
+        task = RoundTask(opened, self._model, weights, hyper, received)
+        self.trainers.begin(task, self._aggregation)
+        self._tally.work |= self._work(opened, fetched)
+        waiting = deque(self._arrivals(opened, self._tally.work))
+        while waiting and not self._pending and self._state.round is not None:
+            lacking = self._state.round.goal - len(self._state.round.with_status("accepted"))
             arrived = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
             self._now, wanted = opened.opened + arrived[-1][0], [each for _, each in arrived]
-            portions = self._portions(wanted, opened, state.base)
+            portions = self._portions(wanted, opened, self._state.base)
             answers: dict[str, states.Answered | states.Declined] = {
                 each.device: states.Declined(each.device, each.nonce, NO_CARRY) for each in wanted
             }
             for report in self.trainers.train(portions, self.carries.read):
-                tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes
-                answers[report.client] = self._take(report, opened, state.base, tally)
-            state, actions = _answered(self._rules, state, list(answers.values()), self._now)
-        if not actions:
+                self._tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes
+                answers[report.client] = self._take(report, opened, self._state.base)
+            self._step(states.Answers(tuple(answers.values())))
+        if not self._pending:
             self._now = opened.deadline
-            state, actions = coordinator.step(self._rules, state, states.Tick(), self._now)
-        return state, actions
+            self._step(states.Tick())
 
-    def _collect(
-        self, state: State, opened: OpenRound, model: Model, tally: Tally
-    ) -> tuple[State, Actions, RoundAggregation]:
-        """Train those whose updates a version takes that waits for nobody."""
+    def _collect(self, opened: OpenRound) -> None:
+        """Train the clients whose updates an asynchronous version takes."""
         versions = self._versions
-        window, reports, active = versions.collect(
-            state,
+        window, reports, self._aggregation = versions.collect(
+            self._state,
             opened,
-            model,
+            self._model,
             self._now,
-            active=lambda older: self._active(opened, model, versions.received(opened.number), older),
+            active=lambda older: self._begin_aggregation(
+                opened, RoundModel(self._model, lambda: versions.received(opened.number)), older
+            ),
             train=self._train,
         )
-        self._now, tally.energy_j = window.now, window.energy_j
-        tally.staleness = [opened.number - task.round for task in window.taken]
+        self._state, self._now = window.state, window.now
+        self._tally.energy_j = window.energy_j
+        self._tally.staleness = [opened.number - task.round for task in window.taken]
         for task in window.taken:
-            tally.down_bytes += versions.fetched(task).nbytes
+            self._tally.down_bytes += versions.fetched(task).nbytes
             own = replace(opened, assignments=Assignments({task.device: task}))
-            self._take(reports[task.nonce], own, opened.number, tally)
-        return window.state, window.actions, active
+            self._take(reports[task.nonce], own, opened.number)
+        self._pending.extend(window.actions)
 
     def _train(self, task: RoundTask, active: RoundAggregation) -> Iterator[Report]:
         self.trainers.begin(task, active)
@@ -261,14 +303,14 @@ class Rounds:
         algorithm = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
         return RoundToBegin(RUN, f"{RUN}/{algorithm}/{assignment.tier}", opened.number, base)
 
-    def _take(self, report: Report, opened: OpenRound, base: int, tally: Tally) -> states.Answered:
+    def _take(self, report: Report, opened: OpenRound, base: int) -> states.Answered:
         """Write down what a client reported, and what it keeps."""
         if report.refused:
             return states.Answered(report.client, accepted=False, reason=report.refused)
-        tally.up_bytes += report.up_bytes
-        tally.up_float32_bytes += report.up_float32_bytes
+        self._tally.up_bytes += report.up_bytes
+        self._tally.up_float32_bytes += report.up_float32_bytes
         if math.isfinite(report.loss):
-            tally.losses[report.client] = report.loss
+            self._tally.losses[report.client] = report.loss
         if report.carry:
             task = opened.assignments[report.client]
             self.carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
@@ -276,53 +318,22 @@ class Rounds:
 
     # -- models ----------------------------------------------------------------------------------------------
 
-    def _active(
-        self,
-        opened: OpenRound,
-        model: Model,
-        received: Arrays,
-        older: Mapping[int, Began] | None = None,
+    def _begin_aggregation(
+        self, opened: OpenRound, start: RoundModel, older: Mapping[int, RoundModel]
     ) -> RoundAggregation:
-        return active_round(
-            self.spec,
-            opened,
-            model,
-            received=lambda: received,
-            device=self.device,
-            sums=self._sums,
-            sent_bytes=0,
-            older=older,
-        )
+        return begin_aggregation(self.spec, opened, start, device=self.device, sums=self._sums, older=older)
 
-    def _concluded(
-        self, ended: OpenRound, active: RoundAggregation, model: Model, state: State
-    ) -> Conclusion:
-        members = len(state.members) if self._rules.all_needed else len(state.devices)
-        received = self.downloads.received
-        return concluded(
-            self.spec,
-            ended,
-            active,
-            model,
-            received=lambda: received(model),
-            devices=members,
-            best=self._best,
-        )
+    def _open_aggregation(self) -> RoundAggregation:
+        assert self._aggregation is not None, "the coordinator ends rounds that it has opened"
+        return self._aggregation
 
-    def _end(
-        self,
-        ended: OpenRound,
-        active: RoundAggregation,
-        done: Conclusion,
-        tally: Tally,
-        state: State,
-        outcome: states.Outcome,
-        text: str,
-    ) -> tuple[Model, Row]:
+    def _end(self, ended: OpenRound, done: RoundConclusion, outcome: states.Outcome, text: str) -> Row:
+        """Publish the model after a round, evaluate it, and return the round's row."""
+        aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
-        self._sums = active.aggregator.released()
-        model = Model.of(self.spec, ended.number, weights)
-        self.downloads.publish(model)
+        self._sums = aggregation.aggregator.released()
+        self._model = Model.of(self.spec, ended.number, weights)
+        self.downloads.publish(self._model)
         metrics: dict[str, float] = {}
         if self.spec.evaluate is not None and self.spec.evaluates(ended.number, outcome):
             judged = None if done.undone else done.metrics
@@ -331,7 +342,7 @@ class Rounds:
             metrics = {name: value for name, value in found.items() if math.isfinite(value)}
         loss = metrics.pop("loss", None)
         losses = [tally.losses[name] for name in sorted(tally.losses)]
-        row = Row(
+        return Row(
             round=ended.number,
             outcome=outcome,
             accuracy=metrics.get("accuracy"),
@@ -354,7 +365,6 @@ class Rounds:
             metrics=metrics,
             fairness=state.record.fairness(state.devices.members),
         )
-        return model, row
 
     def _energy(self, ended: OpenRound, tally: Tally) -> float:
         """Joules of all selected clients but those that declined, which did nothing."""
@@ -378,12 +388,3 @@ class Rounds:
             took_part=dict(state.record.of),
             turnouts=tuple(map(dict, state.record.turnouts)),
         )
-
-
-def _answered(
-    rules: states.Rules, state: State, answers: Sequence[states.Answered | states.Declined], now: float
-) -> tuple[State, Actions]:
-    """The state after all ``answers``, of which only the last can end the round: the coordinator looks at them once."""
-    if state.round is None or not answers:
-        return state, ()
-    return coordinator.step(rules, state, states.Answers(tuple(answers)), now)

@@ -17,12 +17,12 @@ from edgefl.simulator.fleet import Fleet, Work
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.tasks import Report, RoundTask
 from edgefl.wire.tensors import Arrays
-from edgefl_server.active_round import Began
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
 from edgefl_server.publish.model import Model
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.rounds import RoundModel
 from edgefl_server.run_spec import RunSpec
 
 _MOST_TICKS = 1_000
@@ -94,7 +94,7 @@ class Versions:
         model: Model,
         now: float,
         *,
-        active: Callable[[Mapping[int, Began]], RoundAggregation],
+        active: Callable[[Mapping[int, RoundModel]], RoundAggregation],
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> tuple[Window, Mapping[str, Report], RoundAggregation]:
         """A version gone through and its clients trained: what it came to, the reports by the nonces of their tasks, and the
@@ -127,9 +127,9 @@ class Versions:
         live = {number: self._given[number] for number in opened.older}
         self._given = {**live, opened.number: given}
 
-    def _began(self, number: int) -> Began:
+    def _began(self, number: int) -> RoundModel:
         given = self._given[number]
-        return Began(given.model, lambda: given.received)
+        return RoundModel(given.model, lambda: given.received)
 
     def _trained(
         self,

@@ -11,7 +11,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
     """Base of all events; ``event`` in the JSON is the class's name in lower case."""
 
 
-class EventSink(Protocol):
+class EventListener(Protocol):
     """Receiver of events."""
 
     def emit(self, event: Event) -> None: ...

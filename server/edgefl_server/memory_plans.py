@@ -16,29 +16,29 @@ from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import REPORTED, DeviceSeen, Warned
 
 NAME = "memory_plans.json"
-MOST_RAISED = 2.0
-"""Times the exporter's plan: reports of devices are not trusted beyond it."""
-LEAST_DEVICES = 3
-"""Devices of a tier that report before its plan is raised: one that lies does not decide."""
-MOST_DEVICES = 1000
+MAX_FACTOR = 2.0
+"""Largest multiple of the exporter's plan: reports of devices are not trusted beyond it."""
+MIN_DEVICES = 3
+"""Devices of a tier that report before its plan is raised: one malicious device does not decide."""
+MAX_DEVICES = 1000
 """Devices of a tier whose peaks are compared."""
 
 
 def read_raised(folder: Path) -> dict[str, int]:
-    """Return the plans of the run in ``folder`` that were raised, in bytes by tier. None were if the file cannot be read."""
+    """Return the raised plans of the run in ``folder``, in bytes by tier; an empty dict if the file cannot be read."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / NAME).read_bytes(), type=dict[str, int])
     return {}
 
 
 class MemoryPlans:
-    """Plans of the tiers of a run, kept in its folder.
+    """Memory plans of the tiers of a run, stored in its folder.
 
     The plan of a tier is raised to the median of its devices' peaks, and lowered again with it.
 
     Args:
-        folder: of the run.
-        planned: bytes by tier, as the exporter planned them.
+        folder: Folder of the run.
+        planned: Plans of the exporter, in bytes by tier.
     """
 
     def __init__(self, folder: Path, planned: Mapping[str, int]) -> None:
@@ -46,44 +46,48 @@ class MemoryPlans:
         self._planned = planned
         self._raised = {tier: count for tier, count in read_raised(folder).items() if tier in planned}
         self._peaks: dict[str, dict[str, int]] = {tier: {} for tier in planned}
+        self._applied: tuple[Rules, Rules] | None = None
 
-    def asked(self, rules: Rules) -> Rules:
-        """Return ``rules`` with the raised plans, where a tier asks its devices for memory."""
-        tiers = (
-            replace(tier, raised_bytes=self._raised.get(tier.name, 0)) if tier.memory_bytes else tier
-            for tier in rules.tiers
-        )
-        return replace(rules, tiers=tuple(tiers))
+    def apply(self, rules: Rules) -> Rules:
+        """Return ``rules`` with the raised plans in the tiers that require memory."""
+        if self._applied is None or self._applied[0] is not rules:
+            tiers = tuple(
+                replace(tier, raised_bytes=self._raised.get(tier.name, 0)) if tier.memory_bytes else tier
+                for tier in rules.tiers
+            )
+            self._applied = rules, replace(rules, tiers=tiers)
+        return self._applied[1]
 
     def report(self, event: DeviceSeen) -> Warned | None:
-        """Compare the peak of a round with its tier's plan.
+        """Compare the peak of a device's round with its tier's plan.
+
+        Args:
+            event: Report of the device.
 
         Returns:
             A warning if the plan was raised.
         """
         tier, planned = event.tier, self._planned.get(event.tier, 0)
         peaks = self._peaks.get(tier, {})
-        if (
-            event.stage != REPORTED
-            or not planned
-            or (len(peaks) >= MOST_DEVICES and event.device not in peaks)
-        ):
+        is_new = event.device not in peaks
+        if event.stage != REPORTED or not planned or (is_new and len(peaks) >= MAX_DEVICES):
             return None
         used = event.peak_bytes - event.idle_bytes
         peaks[event.device] = max(used, peaks.get(event.device, 0))
-        if len(peaks) < LEAST_DEVICES:
+        if len(peaks) < MIN_DEVICES:
             return None
         plan = self._raised.get(tier, planned)
-        found = max(planned, min(median_low(peaks.values()), int(MOST_RAISED * planned)))
-        if found == plan:
+        measured = max(planned, min(median_low(peaks.values()), int(MAX_FACTOR * planned)))
+        if measured == plan:
             return None
-        self._raised[tier] = found
-        with suppress(OSError):  # it is written again after a restart, by the next reports
+        self._raised[tier] = measured
+        self._applied = None
+        with suppress(OSError):  # after a restart the next reports write it again
             write_text(self._folder / NAME, msgspec.json.encode(self._raised).decode())
-        if found < plan:
+        if measured < plan:
             return None
         text = (
-            f"rounds of tier {tier!r} take {mebibytes(found)} on devices, planned {mebibytes(plan)}: the plan is raised; "
+            f"rounds of tier {tier!r} take {mebibytes(measured)} on devices, planned {mebibytes(plan)}: the plan is raised; "
             "give small devices another tier, or set memory_budget"
         )
         return Warned(tier=tier, text=text)

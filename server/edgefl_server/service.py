@@ -1,5 +1,7 @@
-"""The server process: one broker session, one loop, one journal. All decisions are the coordinator's
-(:mod:`edgefl_server.decisions` carries them out).
+"""The server process: one broker session, one inbox and one loop.
+
+Messages become events of the coordinator in :class:`~edgefl_server.message_handler.MessageHandler`, and its actions are
+performed in :class:`~edgefl_server.round_driver.RoundDriver`. The service passes things between them::
 
     Service(spec, Address("localhost", 1883), Path("out"), emit=print).run()
 """
@@ -7,17 +9,17 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl.errors import StoreError
 from edgefl.setup.processor import processor
-from edgefl.system.clock import steady_time
+from edgefl.system.clock import Clock, steady_time
 from edgefl.wire.bundle.archive import Signer
-from edgefl.wire.mqtt import session as broker
 from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner
@@ -30,51 +32,53 @@ from edgefl.wire.mqtt.events import (
     Refusal,
     check_limit,
 )
-from edgefl.wire.mqtt.messages import Ack
 from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch
+from edgefl.wire.mqtt.session import Session, inbox_of
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl_server import events
-from edgefl_server.announcer import Announcer
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.states import State
-from edgefl_server.decisions import Decisions
-from edgefl_server.device_news import DeviceNews, LoadNews
-from edgefl_server.identity.door import Door
+from edgefl_server.evaluator import Evaluation, Evaluator
+from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
-from edgefl_server.link import Link
 from edgefl_server.memory_plans import MemoryPlans
+from edgefl_server.message_handler import Handled, MessageHandler
 from edgefl_server.operations.operations import Given, Operations, Probe
-from edgefl_server.patience import Patience
+from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.watch import Watch
-from edgefl_server.pulse import Chores, Pulse
-from edgefl_server.reception import Reception, Tellers
-from edgefl_server.rounds import Rounds
+from edgefl_server.reporter import Reporter
+from edgefl_server.round_driver import RoundDriver, RunStart
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.scoring import Scored, Verdicts
-from edgefl_server.shards.crew import Around, Crew
-from edgefl_server.shards.hiring import ALONE, Workers
-from edgefl_server.shards.messages import FromWorker
+from edgefl_server.shards.messages import FromWorker, WorkerSettings
+from edgefl_server.shards.pool import WorkerOptions, WorkerPool
 from edgefl_server.storage.checkpoints import Checkpoints
-from edgefl_server.storage.device_writes import DeviceWrites
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import journal_at, place_of, store_at
+from edgefl_server.storage.retrying import RetryingJournal, RetryPolicy
+from edgefl_server.tick_scheduler import TickScheduler
+from edgefl_server.updates.rate_limit import RateLimiter
+from edgefl_server.updates.receiver import Reply, UpdateReceiver
 from edgefl_server.updates.retained import RetainedMessageCleaner
+from edgefl_server.updates.upload_scheduler import UploadScheduler
 
-_LONGEST_WAIT_S, _FAREWELL_S = 60.0, 5.0
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Put into the inbox to end the loop; the run can be taken up later."""
-
-
-InboxEvent = Event | FromWorker | Scored | Neighbours | Given | Probe | Stop
-"""What the service waits for: news of the session, of workers, evaluations and neighbours, orders, or that it is to end."""
+_MAX_WAIT_S = 60.0
+_DELIVERY_S = 5.0
+"""Seconds at the end of a run for the broker to confirm the last messages."""
+_TIMERS_S = 0.05
+"""Seconds between two looks at the timers while messages come in quick succession."""
 
 
 @dataclass(frozen=True)
-class _KeyNumbers:
-    """Numbers of the server's messages, in its registry."""
+class StopRequested:
+    """Event of the inbox: end the loop. The run can be resumed later."""
+
+
+InboxEvent = Event | FromWorker | Evaluation | Neighbours | Given | Probe | StopRequested
+
+
+@dataclass(frozen=True)
+class _StoredCounter:
+    """Storage of the server's message numbers, in its registry."""
 
     registry: Registry
 
@@ -82,21 +86,31 @@ class _KeyNumbers:
         return self.registry.number()
 
     def keep_number(self, number: int) -> None:
-        with suppress(StoreError):  # the clock stays ahead of what a full disk did not keep
+        with suppress(StoreError):  # the clock stays ahead of a number that a full disk did not store
             self.registry.keep_number(number)
 
 
 class Service:
-    """A federation's server. ``run`` returns when all rounds are done or :meth:`stop` was called.
+    """Server of a federation.
 
-    ParticipationError from ``run`` if an algorithm needs every device and the run ends for want of one, or of its updates.
+    A full disk does not end it: what is not written is not acknowledged, and a round ends once there is room.
 
-    ``signer`` has the key that signs all that the server says (by default ``out/signing.key``). ``enrolled`` is the list of
-    the devices that are let in; without it the first key of each name is trusted, and kept in ``out/devices.sqlite``.
-    ``database`` is any SQLAlchemy URL (default: ``out/journal.sqlite``); ``device`` is where updates are summed. ``crew``
-    says who takes updates: processes of this machine, where it has several workers (:mod:`edgefl_server.shards`). ``clock``
-    gives epoch seconds, and is never set back. A disk that is full ends nothing: what was not written is not acknowledged,
-    and a round ends once there is room.
+    Args:
+        spec: Specification of the run.
+        address: Address of the broker.
+        out: Folder of the run.
+        emit: Receives the events for people.
+        database: SQLAlchemy URL of the journal. Default: ``journal.sqlite`` in ``out``.
+        device: Processor that sums updates: ``"cpu"``, ``"cuda"`` or ``"auto"``.
+        signer: Key that signs the server's messages. Default: ``signing.key`` in ``out``.
+        enrolled: List of the devices that may take part. Default: the first key of each name is trusted, and stored in
+            ``devices.sqlite`` in ``out``.
+        workers: Workers that receive updates in place of the server.
+        clock: Epoch seconds, never set back.
+
+    Attributes:
+        driver: Driver of the rounds.
+        is_resumed: True if an earlier process began the run.
     """
 
     def __init__(
@@ -110,312 +124,359 @@ class Service:
         device: str = "auto",
         signer: Signer | None = None,
         enrolled: Path | None = None,
-        crew: Workers = ALONE,
-        clock: Callable[[], float] = steady_time,
+        workers: WorkerOptions | None = None,
+        clock: Clock = steady_time,
     ) -> None:
-        self._plans = MemoryPlans(out, spec.planned_bytes)
-        spec = replace(spec, rules=self._plans.asked(spec.rules))
-        self._spec = spec
-        self._address = address
-        self._listener = emit
-        self._clock = clock
-        self._device = device
+        workers = workers or WorkerOptions()
+        workers.check(spec)
+        self._address, self._device, self._clock = address, device, clock
         self._signer = signer or Signer(out / "signing.key")
-        self._secret = self._signer.keys.client_secret
+        self._inbox: Inbox[InboxEvent] = inbox_of(spec.limits)
+        database = database or journal_at(out.resolve() / "journal.sqlite")
+        updates = place_of(workers.updates, spec.federation, out.resolve())
+        self._journal = _open_journal(spec, database, updates)
+        start = RunStart.find(self._journal, spec)
+        self._spec, self._start = start.spec, start
+        self.is_resumed = start.resumed
+        self._rules = start.spec.rules
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
-        self._speaker = MessageSigner(self._signer.keys, MessageCounter(_KeyNumbers(self._registry), clock()))
-        self._topics = Topics(spec.federation)
-        self._checkpoints = Checkpoints(out)
-        journal = database or journal_at(out.resolve() / "journal.sqlite")
-        updates = place_of(crew.updates, spec.federation, out.resolve())
-        self._journal = Journal(
-            journal,
+        self._connect()
+        memory_plans = MemoryPlans(out, spec.planned_bytes)
+        self._reporter = Reporter(self._spec, emit, memory_plans, clock)
+        self._policy = RetryPolicy(spec.limits.retry_pause_s, self._reporter)
+        settings = WorkerSettings(
+            0,
+            workers.workers or 1,
             spec.federation,
-            store_at(updates),
-            keep=spec.keep_updates,
-            versions=1 + spec.rules.max_staleness,
-        )
-        self._inbox: Inbox[InboxEvent] = broker.inbox_of(spec.limits)
-        self._load = LoadNews(spec.limits.notice_s, self._emit)
-        self._patience = Patience(spec.limits.retry_pause_s, self._troubled)
-        self._session = broker.Session(
+            self._rules,
+            spec.limits,
             address,
-            client_id(self._secret, "server", spec.federation, style=address.client_ids),
-            limits=spec.limits,
-            events=self._inbox,
+            database,
+            updates,
+            enrolled is not None,
         )
-        self._rounds = Rounds(
-            spec,
-            self._journal,
-            self._checkpoints,
-            self._session,
-            device=device,
-            signer=self._signer,
-            seal=self._speaker.seal,
-            clock=clock,
-            persist=self._patience.persist,
-        )
-        self._rules = self._rounds.rules
-        self._verdicts = Verdicts(
-            spec,
-            self._rules,
-            self._journal,
-            self._patience.persist,
-            self._emit,
-            load=lambda number: spec.model_of(self._checkpoints.load(number)),
-            done=self._inbox.put,
-        )
-        self._publisher = self._rounds.announcements.publisher
-        self._watch = Watch(self._publisher, self._signer.keys.public, self._emit, clock)
-        self._writes = DeviceWrites(self._journal)
-        self._pulse = Pulse(self._rules)
-        self._chores = Chores()
-        self._link = Link(address, spec.federation, self._emit, clock)
-        self._announcer = Announcer(spec, self._rules, self._emit)
-        self._news = DeviceNews(self._rules, spec.limits.notice_s, self._emit)
-        name = client_id(self._secret, "look-server", spec.federation, style=address.client_ids)
-        search = NeighbourSearch(address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
-        self._lookout = NeighbourMonitor(search, self._inbox, spec.limits.notice_s)
-        self._leftovers = RetainedMessageCleaner(self._session, self._topics)
-        tellers = Tellers(
-            answer=self._answer,
-            emit=self._emit,
-            troubled=self._troubled,
-            news=self._news,
-            announcer=self._announcer,
-        )
-        self._decisions = Decisions(
-            rounds=self._rounds,
-            journal=self._journal,
-            patience=self._patience,
-            pulse=self._pulse,
-            writes=self._writes,
-            verdicts=self._verdicts,
-            announcer=self._announcer,
-            news=self._news,
-            emit=self._emit,
-            quiet=self._inbox.empty,
-            clock=clock,
-        )
-        door = Door(self._registry, self._announcer.noted, enrolled=enrolled is not None, clock=clock)
-        self._reception = Reception(
-            spec,
-            self._rules,
-            self._journal,
-            self._decisions,
-            tellers,
-            door=door,
-            watch=self._watch,
-            clock=clock,
-            persist=self._patience.persist,
-        )
-        self._operations = Operations(out, self, self._rounds, self._inbox, self._emit)
-        self._stopped = False
-        self._last_answer = Delivery(None)
-        around = Around(
-            course=self._decisions,
-            tellers=tellers,
-            keys=lambda device: tuple(self._patience.persist(lambda: self._registry.keys(device))),
-            send_task=self._decisions.send_task,
-            deliver=self._inbox.put,
-            persist=self._patience.persist,
-            clock=clock,
-        )
-        told = crew.told(spec, self._rules, address, journal, updates, enrolled=enrolled is not None)
-        self._crew = Crew(told, self._journal, crew.hire, around)
-        state = self._reception.at_start(self._rounds.initial_state(held=self._operations.holds))
-        self._decisions.begin(state, self._reception, self._crew)
-        if state.round is not None and not self._crew.there:  # devices may have been told of shards
+        self._build(settings, workers, out, memory_plans)
+        state = self._handler.admit_known(self.driver.journaled_state(held=self._operations.holds))
+        self.driver.resume(state)
+        if state.round is not None and not self._pool.has_workers:
+            # Devices may have their tasks from a server with workers, and send to topics of shards.
             self._session.subscribe([self._topics.all_shards])
+
+    def _connect(self) -> None:
+        """Create the session, which is started by :meth:`run`, and all that sends through it."""
+        spec, address, secret = self._spec, self._address, self._signer.keys.client_secret
+        self._topics = Topics(spec.federation)
+        counter = MessageCounter(_StoredCounter(self._registry), self._clock())
+        self._message_signer = MessageSigner(self._signer.keys, counter)
+        name = client_id(secret, "server", spec.federation, style=address.client_ids)
+        self._session = Session(address, name, limits=spec.limits, events=self._inbox)
+        name = client_id(secret, "look-server", spec.federation, style=address.client_ids)
+        search = NeighbourSearch(address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
+        self._neighbours = NeighbourMonitor(search, self._inbox, spec.limits.notice_s)
+        self._cleaner = RetainedMessageCleaner(self._session, self._topics)
+        self._offline_since: float | None = self._clock()
+        self._last_delivery = Delivery(None)
+
+    def _build(
+        self, settings: WorkerSettings, workers: WorkerOptions, out: Path, memory_plans: MemoryPlans
+    ) -> None:
+        """Create the handler of messages and the driver of rounds."""
+        spec, reporter, clock = self._spec, self._reporter, self._clock
+        checkpoints = Checkpoints(out)
+        announcements = Announcements(
+            spec,
+            self._rules.run,
+            self._session,
+            checkpoints.model.parent,
+            sign=self._signer.sign,
+            seal=self._message_signer.seal,
+        )
+        self._publisher = announcements.publisher
+        self._watch = Watch(self._publisher, self._signer.keys.public, reporter.emit, clock)
+        journal = RetryingJournal(self._journal, self._policy)
+        self._evaluator = Evaluator(spec, journal, checkpoints, self._inbox, reporter)
+        rate_limiter = RateLimiter(spec.limits)
+        scheduler = UploadScheduler(spec.limits.asked_bytes, clock)
+        self._receiver = UpdateReceiver(
+            self._rules, self._journal, spec.limits, reporter, rate_limiter, scheduler
+        )
+        self._pool = WorkerPool(
+            settings, workers.launcher, journal, self._registry, reporter, self._inbox, clock
+        )
+        authenticator = Authenticator(self._registry, reporter, enrolled=settings.enrolled, clock=clock)
+        self._handler = MessageHandler(
+            spec,
+            self._journal,
+            self._receiver,
+            rate_limiter,
+            authenticator,
+            reporter,
+            self._watch,
+            memory_plans,
+        )
+        self.driver = RoundDriver(
+            self._start,
+            journal,
+            checkpoints,
+            announcements,
+            self._receiver,
+            self._pool,
+            self._evaluator,
+            reporter,
+            memory_plans,
+            self._device,
+            clock,
+        )
+        self._operations = Operations(out, self, self.driver, self._inbox, reporter.emit)
+        self._ticks = TickScheduler(self._rules)
+        self._timers_at = 0.0
+        self._is_stopped = False
 
     @property
     def state(self) -> State:
-        return self._decisions.state
+        """State of the coordinator."""
+        return self.driver.state
 
-    @state.setter
-    def state(self, state: State) -> None:
-        self._decisions.state = state
+    @property
+    def refused(self) -> Counter[str]:
+        """Numbers of messages that were not read, stored or answered, by reason."""
+        counts = Counter({**self._handler.refused, "inbox full": self._inbox.dropped})
+        return counts + self._pool.refused
 
-    def advance(self, event: states.Event) -> None:
-        """The coordinator's next step, and all that follows from it."""
-        self._decisions.advance(event)
+    @property
+    def held_bytes(self) -> int:
+        """Memory of unfinished updates."""
+        return self._receiver.held_bytes
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until all rounds are over."""
+        """Serve until all rounds are over, or until :meth:`stop`.
+
+        Raises:
+            ParticipationError: If an algorithm needs every device, and the run ends because one or its updates are missing.
+            DivergedError: If training diverged on the devices.
+            BrokerError: If the broker refuses the connection for good.
+        """
         try:
-            self._announcer.started(
+            self._reporter.report_start(
                 self.state,
-                resumed=self._rounds.resumed,
+                resumed=self.is_resumed,
                 device=processor(self._device),
                 server_key=self._signer.public_key,
             )
             self._session.subscribe(self._topics.server_filters)
-            self._leftovers.subscribe(shards=not self._crew.there)
-            self._rounds.announce(self.state)
-            self._announcer.announced(self._publisher.current)
+            self._cleaner.subscribe(shards=not self._pool.has_workers)
+            self.driver.announce()
+            self._reporter.check_announcement(self._publisher.current)
             self._operations.start()
             self._session.start()
-            self._verdicts.take_up()
-            self._announcer.waiting(self.state, self._clock())
-            while not self._stopped and not self._is_over():
-                self._next()
-            if not self._stopped:
+            self._evaluator.resume()
+            self._reporter.report_waiting(self.state)
+            while self._is_running and not self._is_over():
+                self.step()
+            if self._is_running:
                 self._finish()
         finally:
-            self._verdicts.stop()
+            self._evaluator.stop()
             self._operations.stop()
-            self._crew.stop()
+            self._pool.stop()
             self._session.stop()
             self._publisher.close()
-            self._journal.close()
-            self._registry.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close the journal and the registry of a service that does not run."""
+        self._journal.close()
+        self._registry.close()
 
     def stop(self) -> None:
-        """End :meth:`run` soon; callable from any thread and from a signal handler."""
-        self._patience.end()
-        self._inbox.put(Stop())
+        """End :meth:`run` soon. May be called from any thread and from a signal handler."""
+        self._policy.stop()
+        self._inbox.put(StopRequested())
 
     def halt(self) -> None:
-        """End :meth:`run` behind what it does now, on its own thread."""
-        self._stopped = True
-        self._emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
+        """End :meth:`run` after the current step, on its own thread."""
+        self._is_stopped = True
+        self._reporter.emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
+
+    @property
+    def is_online(self) -> bool:
+        """True while the broker is connected."""
+        return self._offline_since is None
+
+    @property
+    def _is_running(self) -> bool:
+        return not self._is_stopped and self._reporter.is_open
 
     def _is_over(self) -> bool:
-        said = self._link.is_up and not self._publisher.asking
-        return self.state.phase == "done" and not self._verdicts.pending and said
+        is_announced = self.is_online and not self._publisher.asking
+        return self.state.phase == "done" and not self._evaluator.pending and is_announced
 
-    def _next(self) -> None:
-        self._reception.step()
-        self._operations.step(judged=self._link.is_up and not self._verdicts.pending)
-        now = self._clock()
-        quiet = self._inbox.empty()
-        if self._link.is_up and not self._crew.in_trouble and self._pulse.due(self.state, now, quiet=quiet):
-            self.advance(states.Tick())
+    def step(self) -> None:
+        """Do what is due, then wait for one event of the inbox and handle it."""
+        if self._receiver.due_in(self.state) == 0.0:
+            self._flush()
+            self._request_uploads()
+        self._operations.step(judged=self.is_online and not self._evaluator.pending)
+
+        # No deadline passes while devices cannot reach the server, or while some updates cannot be received.
+        now, quiet = self._clock(), self._inbox.empty()
+        has_time = self.is_online and not self._pool.is_stalled
+        if has_time and self._ticks.is_due(self.state, now, quiet=quiet):
+            self.dispatch(states.Tick())
             return
-        self._write_devices(quiet=quiet)
-        self._rounds.tidy(quiet=quiet)
+        self.driver.write_devices(quiet=quiet)
+        self.driver.release_memory(quiet=quiet)
+
+        # The timers are not looked at for each message of a burst.
+        timeout = 0.0
+        if quiet or time.monotonic() - self._timers_at >= _TIMERS_S:
+            self._timers_at = time.monotonic()
+            timeout = self._run_timers()
         try:
-            event = self._inbox.get(timeout=self._timeout() if quiet or self._chores.due() else 0.0)
+            event = self._inbox.get(timeout=timeout)
         except queue.Empty:
-            if self._link.is_up and not self._reception.intake.has_batch and not self._crew.in_trouble:
-                self.advance(states.Tick())  # no deadline passes while nobody can reach us
+            has_time = self.is_online and not self._pool.is_stalled
+            if has_time and not self._receiver.has_batch:
+                self.dispatch(states.Tick())
             return
-        self._handle(event)
+        self.handle(event)
 
-    def _handle(self, event: InboxEvent) -> None:
+    def handle(self, event: InboxEvent) -> None:
+        """Handle one event of the inbox."""
         check_limit(event, self._address)
         match event:
             case IncomingMessage() if event.topic == self._topics.current_round:
                 self._watch.came(event.payload, retained=event.retained)
             case IncomingMessage():
-                self._came(event)
+                self._handle_message(event)
             case FromWorker():
-                if (news := self._crew.heard(event)) is not None:
-                    self.advance(news)
+                self._apply(self._pool.handle(event, self.state))
             case Connected(resumed):
-                self._up(resumed)
+                self._handle_connection(resumed=resumed)
             case Disconnected():
                 self._watch.disconnected()
-                self._link.down(event)
+                if self._offline_since is None:
+                    self._offline_since = self._clock()
+                self._reporter.report_offline(event)
             case Refusal():
-                self._announcer.denied(event.topic, event.text(self._address))
-            case Scored():
-                self._verdicts.tell(event, heard=lambda: not self._stopped)
+                self._reporter.report_denied(event.topic, event.text(self._address))
+            case Evaluation():
+                self._evaluator.report(event)
             case Neighbours():
-                self._announcer.neighbours(self.state, event)
+                self._reporter.report_neighbours(self.state, event)
             case Given() | Probe():
                 self._operations.take(event)
-            case Stop():
+            case StopRequested():
                 self.halt()
 
-    def _came(self, message: IncomingMessage) -> None:
-        erased = self._leftovers.erase(message)
-        if self._crew.there and self._leftovers.is_for_worker(message):
-            return  # what a worker heard live is not known here
-        if erased:
-            self._reception.littered(message)
-        else:
-            self._reception.take(message)
+    def _handle_message(self, message: IncomingMessage) -> None:
+        is_erased = self._cleaner.erase(message)
+        if self._pool.has_workers and self._cleaner.is_for_worker(message):
+            return  # the worker itself received it, or the server removed it
+        if is_erased:
+            self._apply(self._handler.handle_retained(message, self.state))
+            return
+        handled = self._handler.handle(message, self.state, self.driver.aggregation)
+        if self._receiver.due_in(self.state) == 0.0:
+            self._flush()
+        self._apply(handled)
+        self._request_uploads()
 
-    def _timeout(self) -> float:
+    def _handle_connection(self, *, resumed: bool) -> None:
+        """Publish the state of the run after a connection, whatever the broker and the devices know."""
         now = self._clock()
-        crew = self._crew.step(now)
-        if not self._link.is_up:  # without a broker no device can meet a deadline
-            return _LONGEST_WAIT_S if crew is None else crew
-        wake = self._pulse.wake_at(self.state, now)
-        waits = (
-            None if wake is None or self._crew.in_trouble else wake - now,
-            crew,
-            self._writes.wait(),
-            self._reception.intake.due_in(self.state),
-            self._limited(now),
-            self._news.step(self.state, now),
-            self._watch.step(),
-            self._lookout.step(alone=self._announcer.lacks_devices),
-            self._leftovers.step(shards=not self._crew.there),
-        )
-        return max(0.0, min([_LONGEST_WAIT_S, *(wait for wait in waits if wait is not None)]))
-
-    def _up(self, resumed: bool) -> None:
-        """Connected: whatever happened meanwhile, make the broker and the devices know where the run is."""
-        self._news.reconnected()
-        self.advance(states.Outage(self._link.up()))
-        self._rounds.announce(self.state)
+        offline_s, self._offline_since = now - (self._offline_since or now), None
+        self._reporter.report_online(str(self._address))
+        self.dispatch(states.Outage(offline_s))
+        self.driver.announce()
         self._watch.connected(resumed=resumed)
-        self._decisions.send_open_tasks()
+        self.driver.send_open_tasks()
 
-    def _answer(self, device: str, ack: Ack) -> None:
-        # A device that does not get it sends again, and is answered again.
-        topic, expires_s = self._topics.device(device).acks, self._spec.limits.round_deadline_s
-        self._last_answer = self._session.publish(topic, self._speaker.seal(topic, ack), expires_s=expires_s)
-        self._operations.sent(self._last_answer)
+    # -- what follows from an event --------------------------------------------------------------------------
 
-    def _write_devices(self, *, quiet: bool) -> None:
-        """Journal what is new of devices: at once while it is quiet, else now and then, many of them in one step."""
-        try:
-            self._writes.write(quiet=quiet)
-        except StoreError as error:
-            self._troubled(error)
+    def dispatch(self, event: states.Event) -> None:
+        """Let the coordinator take a step. Updates that came before the event count before it."""
+        settle = self._ticks.settles(event, self._clock(), quiet=self._inbox.empty())
+        if settle and not isinstance(event, states.Answers):
+            self._flush()
+        self.driver.dispatch(event, settle=settle)
+
+    def _apply(self, handled: Handled) -> None:
+        self._send(handled.replies)
+        for event in handled.events:
+            self.dispatch(event)
+        for task in handled.tasks:
+            self.driver.send_task(task)
+
+    def _flush(self) -> None:
+        """Journal the waiting updates, and acknowledge them before the round may close."""
+        received = self.driver.flush()
+        self._send(received.replies)
+        if received.answers:
+            self.dispatch(states.Answers(received.answers))
+
+    def _request_uploads(self) -> None:
+        """Request the updates of the devices whose turn begins."""
+        if self.state.round is None:
+            return
+        received = self._receiver.request_uploads(self.state.round)
+        self._send(received.replies)
+        if received.answers:
+            self.dispatch(states.Answers(received.answers))
+
+    def _send(self, replies: tuple[Reply, ...]) -> None:
+        """Send acknowledgements. A device that does not receive its own sends again, and is answered again."""
+        for reply in replies:
+            topic = self._topics.device(reply.device).acks
+            payload = self._message_signer.seal(topic, reply.ack)
+            self._last_delivery = self._session.publish(
+                topic, payload, expires_s=self._spec.limits.round_deadline_s
+            )
+            self._operations.sent(self._last_delivery)
+
+    def _run_timers(self) -> float:
+        """Do periodic work that is due, and return the seconds until some is due again."""
+        now = self._clock()
+        pool = self._pool.step(self.state, now)
+        if not self.is_online:  # without a broker no device can meet a deadline
+            return _MAX_WAIT_S if pool is None else pool
+        wake = None if self._pool.is_stalled else self._ticks.wake_at(self.state, now)
+        waits = (
+            None if wake is None else wake - now,
+            pool,
+            self.driver.write_devices_in(),
+            self._receiver.due_in(self.state),
+            self._reporter.report_refused(self.refused),
+            self._reporter.report_awaited(self.state),
+            self._watch.step(),
+            self._neighbours.step(alone=self._reporter.lacks_devices),
+            self._cleaner.step(shards=not self._pool.has_workers),
+        )
+        return max(0.0, min([_MAX_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
     def _finish(self) -> None:
-        """Write the model if it is trained, make sure the devices know, and leave nothing queued for us at the broker."""
-        refused = self._decisions.refused
-        finished = self._rounds.finish() if refused is None else None
-        self._publisher.wait_delivered(_FAREWELL_S)
-        self._last_answer.wait(_FAREWELL_S)  # workers may have taken updates until the end of the last round
+        """Write the trained model, inform the devices, and leave nothing queued for the server at the broker."""
+        error = self.driver.refusal_error
+        finished = self.driver.write_model() if error is None else None
+        self._publisher.wait_delivered(_DELIVERY_S)
+        self._last_delivery.wait(
+            _DELIVERY_S
+        )  # workers may have received updates until the end of the last round
         self._session.unsubscribe(self._topics.server_filters)
-        if refused is not None:
-            raise refused
+        if error is not None:
+            raise error
         if finished is not None:
-            self._emit(finished)
+            self._reporter.emit(finished)
 
-    # -- telling people --------------------------------------------------------------------------------------
 
-    def _limited(self, now: float) -> float | None:
-        """Tell what was turned away, if it is time. Seconds until it is next; None if there is nothing to tell."""
-        counts = Counter({**self._reception.turned_away, "inbox full": self._inbox.dropped})
-        counts += Counter(self._crew.turned_away)
-        return self._load.step({why: count for why, count in counts.items() if count}, now)
-
-    def _troubled(self, error: StoreError) -> None:
-        self._load.troubled(error, self._clock())
-
-    def _compare_memory(self, event: events.DeviceSeen) -> None:
-        """Raise or lower the memory that the device's tier asks for."""
-        warned = self._plans.report(event)
-        self._decisions.set_rules(self._plans.asked(self._rules))
-        if warned is not None:
-            self._listener(warned)
-
-    def _emit(self, event: events.Event) -> None:
-        """Tell; a listener that fails costs its own news only, one that has gone away ends the service."""
-        try:
-            self._listener(event)
-            if isinstance(event, events.DeviceSeen) and event.stage == events.REPORTED:
-                self._compare_memory(event)
-        except BrokenPipeError:
-            self._stopped = True
-        except Exception:
-            return  # its own fault, and there is nobody else to tell
+def _open_journal(spec: RunSpec, database: str, updates: str) -> Journal:
+    """Open the journal at the URL ``database``, which stores the updates' bytes at ``updates``."""
+    return Journal(
+        database,
+        spec.federation,
+        store_at(updates),
+        keep=spec.keep_updates,
+        versions=1 + spec.rules.max_staleness,
+    )

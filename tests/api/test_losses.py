@@ -26,8 +26,8 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.one_line import parse_loss
 from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed
-from edgefl_server.scoring import Scored, round_closed
 from edgefl_server.storage.history import History
 
 HERE = Path(__file__).resolve()
@@ -300,7 +300,7 @@ def told(number: int, metrics: dict[str, float]) -> RoundClosed:
         "text": "",
     }
     details |= {"down_bytes": 1, "up_bytes": 1, "server_down_bytes": 1}
-    return round_closed(Scored(number, metrics), "closed", details, "perplexity")
+    return round_closed(Evaluation(number, metrics), "closed", details, "perplexity")
 
 
 def test_history_and_curves_have_every_metric_by_name(tmp_path: Path) -> None:

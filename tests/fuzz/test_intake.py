@@ -11,7 +11,7 @@ import pytest
 from benchmarks.fuzz.corpus import mutated, random_topic
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.events import Connected, IncomingMessage
 from edgefl.wire.mqtt.messages import Hello, Progress, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server import events
@@ -34,15 +34,14 @@ def told() -> list[events.Event]:
 def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
     """A server with an open round and no broker: what it would be sent is handed to it."""
     made = Service(plan_for("f", LIMITS), NOWHERE, tmp_path, emit=told.append, device="cpu")
-    made._up(resumed=False)
+    made.handle(Connected(resumed=False))
     topics = Topics("f").device(DEVICE)
     hello = Hello(agent="a", memory_bytes=1 << 30, cores=1, samples=10, engines={})
-    made._handle(IncomingMessage(topics.status, encode(Status(online=True))))
-    made._handle(IncomingMessage(topics.hello, encode(hello)))
+    made.handle(IncomingMessage(topics.status, encode(Status(online=True))))
+    made.handle(IncomingMessage(topics.hello, encode(hello)))
     assert made.state.round is not None
     yield made
-    made._journal.close()
-    made._registry.close()
+    made.close()
 
 
 def genuine(service: Service) -> list[bytes]:
@@ -94,13 +93,13 @@ def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
             if rng.random() < 0.3
             else f"{root}/devices/{rng.choice(names)}/{rng.choice(leaves)}"
         )
-        service._handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
+        service.handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
 
-    assert service._reception.intake.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
+    assert service.held_bytes <= LIMITS.max_pending_bytes + LIMITS.chunk_bytes
     reported = [event for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"]
     assert reported == [], "every update was changed"
     assert all(
-        array.tobytes() == WEIGHTS[name].tobytes() for name, array in service._rounds.model.weights.items()
+        array.tobytes() == WEIGHTS[name].tobytes() for name, array in service.driver.model.weights.items()
     )
     assert sum(len(str(event)) for event in told) < MESSAGES * 2_000
 
@@ -109,7 +108,7 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     rng, root, corpus = random.Random(6), Topics("f").root, genuine(service)
     for _ in range(500):
         topic = f"{root}/devices/stranger/{rng.choice(('hello', 'updates/1/0', 'declines', 'progress'))}"
-        service._handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
+        service.handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
     opened = service.state.round
     assert opened is not None
     own = opened.assignments[DEVICE]
@@ -117,7 +116,7 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
     for chunk in chunks_of(encode(update), own.nonce, 1024):
         assert isinstance(chunk, UpdateChunk)
-        service._handle(IncomingMessage(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
+        service.handle(IncomingMessage(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
 
     assert [
         event.device for event in told if isinstance(event, events.DeviceSeen) and event.stage == "reported"
@@ -132,5 +131,5 @@ def test_topics_with_too_few_and_too_many_numbers_are_no_topics(service: Service
         for payload in payloads:
             for device in (DEVICE, "nobody"):
                 topic = f"{Topics('f').root}/devices/{device}/{leaf}{numbers}"
-                service._handle(IncomingMessage(topic, payload))
+                service.handle(IncomingMessage(topic, payload))
     assert service.state.round is not None

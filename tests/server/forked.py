@@ -6,12 +6,10 @@ import multiprocessing
 import os
 import socket
 import subprocess
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from edgefl_server.shards import process
-from edgefl_server.shards.messages import News, Told
-from edgefl_server.shards.process import ProcessHand
+from edgefl_server.shards.process import ProcessLauncher, WorkerProcess
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.server.killed.kill_me", "tests.server.shards.loaded"])
@@ -44,6 +42,8 @@ def _work(there: Connection) -> None:
     process.main(os.dup(there.fileno()))
 
 
-def forked_hand(told: Told, deliver: Callable[[News], None]) -> ProcessHand:
-    """The product's hand, but for how its process begins."""
-    return ProcessHand(told, deliver, _Worker)
+class ForkedLauncher(ProcessLauncher):
+    """The product's launcher, but for how its processes begin."""
+
+    def start(self, there: socket.socket) -> WorkerProcess:
+        return _Worker(there)

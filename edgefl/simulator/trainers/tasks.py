@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from edgefl.wire.tensors import Arrays
-from edgefl_server.active_round import Began
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import Model
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.rounds import RoundModel
 
 ReadCarry = Callable[[int], Arrays]
 """What a client kept, by the number that :class:`Portion` has."""
@@ -20,7 +20,7 @@ ReadCarry = Callable[[int], Arrays]
 @dataclass(frozen=True)
 class RoundTask:
     """A round under way. ``weights``: what clients read of the model, by tier and label of the port; ``received``: the
-    model as they have it, where what is added of an update depends on that (:func:`edgefl_server.active_round.measured`),
+    model as they have it, where what is added of an update depends on that (:func:`edgefl_server.rounds.compares_updates`),
     else empty. ``since``: the model of an earlier round, which clients began with that are trained now; None:
     ``model``."""
 
@@ -37,10 +37,16 @@ class RoundTask:
         return self.since or self.model
 
     @property
-    def older(self) -> Mapping[int, Began]:
-        """The same by the number of its round, where that is an earlier one."""
+    def start(self) -> RoundModel:
+        """Model of the round."""
+        received = self.received
+        return RoundModel(self.model, lambda: received)
+
+    @property
+    def older(self) -> Mapping[int, RoundModel]:
+        """Model of an earlier round that its clients begin with, by number of the round."""
         since, received = self.since, self.received
-        return {} if since is None else {since.number + 1: Began(since, lambda: received)}
+        return {} if since is None else {since.number + 1: RoundModel(since, lambda: received)}
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ from edgefl.simulator.plan import Plan
 from edgefl.simulator.trainers.local_rounds import LocalRounds
 from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
 from edgefl.wire.tensors import Arrays
-from edgefl_server.active_round import active_round
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.rounds import begin_aggregation
 from edgefl_server.run_spec import RunSpec
 
 Method = Literal["build", "begin", "train", "collect"]
@@ -86,15 +86,8 @@ class Worker:
         """The reports of the clients in ``dealt``."""
         if self._active is None:
             task = self._task
-            self._active = active_round(
-                self._spec,
-                task.opened,
-                task.model,
-                received=lambda: task.received,
-                device="cpu",
-                sums=self._sums,
-                sent_bytes=0,
-                older=task.older,
+            self._active = begin_aggregation(
+                self._spec, task.opened, task.start, device="cpu", sums=self._sums, older=task.older
             )
         active = self._active
         return [

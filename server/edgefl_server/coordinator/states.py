@@ -218,7 +218,10 @@ class State:
 class DeviceHello(msgspec.Struct, frozen=True):
     """A device's introduction: live, after each connection it makes, or retained, after each of ours.
 
-    ``online``: what its status said, where that came before the first hello. ``again``: only its conditions are new.
+    Attributes:
+        online: False if a status came before the first hello, and said so.
+        again: True if only the conditions are new.
+        message: The encoded hello, for the journal.
     """
 
     device: str
@@ -227,6 +230,7 @@ class DeviceHello(msgspec.Struct, frozen=True):
     online: bool = True
     conditions: Conditions = UNKNOWN_CONDITIONS
     again: bool = False
+    message: bytes = b""
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):

@@ -31,34 +31,35 @@ class Given:
     order: AnyOrder | None
 
 
-class Course(Protocol):
-    """The run that orders are about."""
+class RunControl(Protocol):
+    """Control of the run that orders are about."""
 
-    state: State
+    @property
+    def state(self) -> State: ...
 
-    def advance(self, event: states.Event) -> None: ...
+    def dispatch(self, event: states.Event) -> None: ...
 
     def halt(self) -> None:
         """End the service; the run can be taken up later."""
 
 
 class Models(Protocol):
-    """The models of the run: ``go_back`` makes one after an earlier round the current one, ``refusal`` says why that cannot
-    be, or nothing."""
+    """Models of the run: ``roll_back`` restores the one after an earlier round, ``rollback_refusal`` returns the reason why
+    that is impossible, or an empty text."""
 
-    def refusal(self, state: State, to: int) -> str: ...
+    def rollback_refusal(self, number: int) -> str: ...
 
-    def go_back(self, state: State, to: int) -> State: ...
+    def roll_back(self, number: int) -> None: ...
 
 
 class Operator:
     """Takes orders out of ``mailbox``."""
 
     def __init__(
-        self, mailbox: Mailbox, course: Course, models: Models, emit: Callable[[events.Event], None]
+        self, mailbox: Mailbox, control: RunControl, models: Models, emit: Callable[[events.Event], None]
     ) -> None:
         self._mailbox = mailbox
-        self._course = course
+        self._control = control
         self._models = models
         self._emit = emit
         self._due: list[Given] = []
@@ -81,7 +82,7 @@ class Operator:
                 self._due.append(given)
                 self._hold()
             case RollBack(version=version):
-                if text := self._models.refusal(self._course.state, version):
+                if text := self._models.rollback_refusal(version):
                     self._end(given, done=False, text=text)
                 else:
                     self._due.append(given)
@@ -100,31 +101,31 @@ class Operator:
 
     def step(self, *, judged: bool) -> None:
         """Do what waited for the round to end. ``judged``: the models of all rounds have been evaluated."""
-        if not self._due or self._course.state.phase != "waiting":
+        if not self._due or self._control.state.phase != "waiting":
             return
         given = self._due[0]
         if isinstance(given.order, Drain):
             self._due.remove(given)
             self._end(given, done=True)
-            self._course.halt()
+            self._control.halt()
         elif isinstance(given.order, RollBack) and judged:
             self._due.remove(given)
             self._roll_back(given, given.order.version)
             self._hold()
 
     def _roll_back(self, given: Given, version: int) -> None:
-        text = self._models.refusal(self._course.state, version)  # rounds have ended since it came
+        text = self._models.rollback_refusal(version)  # rounds have ended since it came
         if not text:
             try:
-                self._course.state = self._models.go_back(self._course.state, version)
+                self._models.roll_back(version)
             except StoreError as error:
                 text = error.message
-        model = self._course.state.model_version[:12]
+        model = self._control.state.model_version[:12]
         told = text or f"the model is that after round {version} again, {model}"
         self._end(given, done=not text, text=told, version=version)
 
     def _hold(self) -> None:
-        self._course.advance(states.Hold(bool(self._due) or self._mailbox.paused))
+        self._control.dispatch(states.Hold(bool(self._due) or self._mailbox.paused))
 
     def _end(self, given: Given, *, done: bool, text: str = "", version: int = -1) -> None:
         assert given.order is not None
@@ -239,12 +240,12 @@ __all__ = ["Given", "Operations", "Probe"]
 
 
 class Operations:
-    """Of the server in ``folder``, whose rounds are ``course`` and whose models are ``models``."""
+    """Of the server in ``folder``, whose run is ``control``'s and whose models are ``models``."""
 
     def __init__(
         self,
         folder: Path,
-        course: Course,
+        control: RunControl,
         models: Models,
         inbox: Inbox[Any],
         emit: Callable[[events.Event], None],
@@ -252,7 +253,7 @@ class Operations:
         mailbox = Mailbox(folder)
         self._inbox = inbox
         self._emit = emit
-        self._operator = Operator(mailbox, course, models, emit)
+        self._operator = Operator(mailbox, control, models, emit)
         self._watcher = Watcher(mailbox, inbox.put)
 
     @property

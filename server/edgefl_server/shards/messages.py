@@ -1,32 +1,63 @@
-"""Messages between the server and its workers, over a private pipe."""
+"""Messages between the server and its aggregation workers, over a private connection, and the shards they are dealt by.
+
+A device's shard follows from its name alone, so it is the same for any number of workers: a run that continues with more
+workers, or without any, receives what devices computed before.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 import msgspec
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.messages import Ack
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, TurnLost
 from edgefl_server.events import Event
 from edgefl_server.identity.registry import DeviceKey
 from edgefl_server.round_aggregation import RoundAggregationSpec
+from edgefl_server.updates.receiver import Reply
+
+SHARDS = 64
+"""Shards of a federation, and so the largest number of workers."""
 
 Keys = Mapping[str, tuple[DeviceKey, ...]]
 """All keys that devices of these names ever had, the oldest first."""
 
 
-@dataclass(frozen=True)
-class Told:
-    """Settings of a worker: number ``worker`` of ``workers``, connected to the broker at ``address``.
+def shard_of(device: str) -> int:
+    """Return the shard of a device, from 0."""
+    return crc32(device.encode()) % SHARDS
 
-    ``database`` is the journal's URL, ``updates`` where the bytes of updates go (a folder, or an fsspec URL). ``enrolled``:
-    devices have to be on a list.
+
+def shards_of(worker: int, workers: int) -> range:
+    """Return the shards of worker number ``worker``, from 0."""
+    return range(worker, SHARDS, workers)
+
+
+def worker_of(device: str, workers: int) -> int:
+    """Return the number of the worker that receives a device's updates."""
+    return shard_of(device) % workers
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Settings of a worker.
+
+    Attributes:
+        worker: Number of this worker, from 0.
+        workers: Number of workers.
+        federation: Name of the federation.
+        rules: Rules of the run.
+        limits: The worker's share of the federation's limits.
+        address: Address of the broker.
+        database: URL of the journal.
+        updates: Folder or fsspec URL of the updates' bytes.
+        enrolled: True if devices have to be on a list.
     """
 
     worker: int
@@ -40,31 +71,31 @@ class Told:
     enrolled: bool
 
 
-# -- messages of the server --------------------------------------------------------------------------------------
+# -- commands of the server --------------------------------------------------------------------------------------
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Take the updates of a round, of which ``opened`` has the tasks of this worker's devices, with their ``keys``."""
+    """Receive the updates of a round. ``opened`` has the tasks of this worker's devices only, with their ``keys``."""
 
     opened: OpenRound
     spec: RoundAggregationSpec
     keys: Keys
 
 
-class Know(msgspec.Struct, frozen=True):
-    """Keys of devices, as they are now; of one that is no device of the run: None."""
+class UpdateKeys(msgspec.Struct, frozen=True):
+    """Replace the keys of devices. None: the name is no device of the run."""
 
     keys: Mapping[str, tuple[DeviceKey, ...] | None]
 
 
-class Declined(msgspec.Struct, frozen=True):
+class Decline(msgspec.Struct, frozen=True):
     """A device will send no update for the open round."""
 
     device: str
 
 
 class End(msgspec.Struct, frozen=True):
-    """The round has ended: return the sum of its updates, if ``summed``."""
+    """The round has ended: return the sum of its updates if ``summed``."""
 
     round: int
     summed: bool
@@ -74,52 +105,54 @@ class Stop(msgspec.Struct, frozen=True):
     """Stop the worker."""
 
 
-Order = Begin | Know | Declined | End | Stop
+Command = Begin | UpdateKeys | Decline | End | Stop
 
 # -- messages of a worker ----------------------------------------------------------------------------------------
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The worker takes updates of that round now (0: there is none), and whatever was sent before may be lost: devices are
-    to hear of their tasks (again)."""
+    """The worker receives updates of that round now (0: no round is open).
 
-    round: int
-
-
-class Took(msgspec.Struct, frozen=True):
-    """Results of updates: ``answers`` for the coordinator, ``acks`` for the devices, ``events`` for people.
-
-    Accepted updates have been journaled.
+    Earlier updates may be lost, so the server sends the open tasks of its devices again.
     """
 
     round: int
-    acks: tuple[tuple[str, Ack], ...] = ()
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """Results of updates: ``answers`` for the coordinator, ``replies`` for devices, ``events`` for people.
+
+    Accepted updates are in the journal.
+    """
+
+    round: int
+    replies: tuple[Reply, ...] = ()
     answers: tuple[Answered | TurnLost, ...] = ()
     events: tuple[Event, ...] = ()
 
 
 class Summed(msgspec.Struct, frozen=True):
-    """Sum of the updates of a round, whose :func:`digest` is ``taken``; None without updates or without a request."""
+    """Sum of a round's updates, and their :func:`digest`. The sum is None without updates, or if it was not requested."""
 
     round: int
     partial: PartialSum | None
-    taken: str
+    digest: str
 
 
-class WhoIs(msgspec.Struct, frozen=True):
-    """An unknown device sends messages."""
+class KeyRequest(msgspec.Struct, frozen=True):
+    """An unknown device sends messages: return its keys."""
 
     device: str
 
 
-class Troubled(msgspec.Struct, frozen=True):
-    """The journal, or the place of the bytes, cannot be written: nothing is taken until it can be."""
+class StorageFailed(msgspec.Struct, frozen=True):
+    """The journal or the updates' bytes cannot be written. The worker receives nothing until they can be."""
 
     text: str
 
 
-class TurnedAway(msgspec.Struct, frozen=True):
-    """Number of messages that were not read or not kept since the worker began, by reason."""
+class RefusedCounts(msgspec.Struct, frozen=True):
+    """Numbers of messages that were not read or stored since the worker began, by reason."""
 
     counts: Mapping[str, int]
 
@@ -127,21 +160,21 @@ class TurnedAway(msgspec.Struct, frozen=True):
 class Died(msgspec.Struct, frozen=True):
     """The worker has ended."""
 
-    why: str
+    reason: str
 
 
-News = Ready | Took | Summed | WhoIs | Troubled | TurnedAway | Died
+WorkerMessage = Ready | Progressed | Summed | KeyRequest | StorageFailed | RefusedCounts | Died
 
 
 class FromWorker(msgspec.Struct, frozen=True):
-    """``hired``: which of those that had this number one after the other said it."""
+    """Message of a worker. ``generation`` distinguishes the workers that had this number one after the other."""
 
     worker: int
-    hired: int
-    news: News
+    generation: int
+    message: WorkerMessage
 
 
-def digest(taken: Mapping[str, str]) -> str:
+def digest(digests: Mapping[str, str]) -> str:
     """Return one digest of the accepted updates, given by device: equal updates have equal digests."""
-    text = "\n".join(f"{device} {taken[device]}" for device in sorted(taken))
+    text = "\n".join(f"{device} {digests[device]}" for device in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,6 +1,6 @@
-"""Workers as processes of this machine, each at the other end of a pipe. They end when the server does, however it does.
+"""Workers as processes of this machine, each at the other end of a pipe. They end with the server, however it ends.
 
-``python -m edgefl_server.shards.process DESCRIPTOR`` is what such a process runs.
+Such a process runs ``python -m edgefl_server.shards.process DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from edgefl.errors import StoreError
 from edgefl.system.python import start_module
-from edgefl_server.shards.messages import Died, News, Order, Stop, Told
-from edgefl_server.shards.worker import Worker
+from edgefl.wire.mqtt.events import EventSink
+from edgefl_server.shards.messages import Command, Died, Stop, WorkerMessage, WorkerSettings
+from edgefl_server.shards.worker import AggregationWorker
 
-_FAREWELL_S = 5.0
-"""For a worker to leave the broker; what it has not journaled is nobody's loss."""
+_STOP_S = 5.0
+"""Seconds for a worker to leave the broker. What it has not journaled is sent again by the devices."""
 
-PATIENCE_S = 30.0
-"""For a worker to read what it is told: one that stands still does not hold up its server."""
+SEND_S = 30.0
+"""Seconds for a worker to read a command: one that hangs must not block its server."""
 
 
-class Begun(Protocol):
-    """A process that runs :func:`main`, as :class:`subprocess.Popen` has it."""
+class WorkerProcess(Protocol):
+    """Process that runs :func:`main`, with the interface of :class:`subprocess.Popen`."""
 
     @property
     def pid(self) -> int: ...
@@ -40,104 +40,131 @@ class Begun(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-def begin(there: socket.socket) -> Begun:
-    """A Python of its own, with the worker's end of the pipe. Ctrl-C is for the server, which then ends it."""
-    return start_module("edgefl_server.shards.process", there)
+class ProcessLauncher:
+    """Factory of workers that are processes of this machine.
+
+    Args:
+        send_s: Seconds after which a worker is killed that reads nothing.
+    """
+
+    def __init__(self, send_s: float = SEND_S) -> None:
+        self._send_s = send_s
+
+    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessWorkerHandle:
+        """Start a worker. Raises StoreError if the machine has no room for a process."""
+        here: socket.socket | None = None
+        try:
+            here, there = socket.socketpair()
+            with there:
+                process = self.start(there)
+        except OSError as error:
+            if here is not None:
+                here.close()
+            raise StoreError(
+                f"no worker can be started: {error.strerror or error}; set server.workers lower, or raise what the machine "
+                "allows of processes, memory and open files (`ulimit -a`)"
+            ) from error
+        return ProcessWorkerHandle(process, here, settings, sink, self._send_s)
+
+    def start(self, there: socket.socket) -> WorkerProcess:
+        """Start a Python with the worker's end of the pipe. It ignores Ctrl-C, which is for the server: that ends it."""
+        return start_module("edgefl_server.shards.process", there)
 
 
-def _begun(begin: Callable[[socket.socket], Begun]) -> tuple[Begun, socket.socket]:
-    """The process, and this end of the pipe to it."""
-    here: socket.socket | None = None
-    try:
-        here, there = socket.socketpair()
-        with there:
-            return begin(there), here
-    except OSError as error:
-        if here is not None:
-            here.close()
-        raise StoreError(
-            f"no worker can be started: {error.strerror or error}; set server.workers lower, or raise what the machine "
-            "allows of processes, memory and open files (`ulimit -a`)"
-        ) from error
+class ProcessWorkerHandle:
+    """Server's end of one worker process.
 
-
-class ProcessHand:
-    """The server's end. ``deliver`` gets what the worker says, on a thread of its own; :class:`Died` is its last word.
-    StoreError where the machine has no room for a process. One that reads nothing for ``patience_s`` is killed."""
+    Args:
+        process: Process of the worker.
+        here: Server's end of the pipe.
+        settings: Settings of the worker.
+        sink: Receives the worker's messages, on a thread; :class:`Died` is the last one.
+        send_s: Seconds after which a worker is killed that reads nothing.
+    """
 
     def __init__(
         self,
-        told: Told,
-        deliver: Callable[[News], None],
-        begin: Callable[[socket.socket], Begun] = begin,
-        patience_s: float = PATIENCE_S,
+        process: WorkerProcess,
+        here: socket.socket,
+        settings: WorkerSettings,
+        sink: EventSink[WorkerMessage],
+        send_s: float = SEND_S,
     ) -> None:
-        self._process, here = _begun(begin)
-        whole, part = divmod(round(patience_s * 1_000_000), 1_000_000)
-        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, part))
+        self._process = process
+        seconds, microseconds = divmod(round(send_s * 1_000_000), 1_000_000)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
         self._connection = Connection(here.detach())
-        self._deliver = deliver
+        self._sink = sink
         self._sending = threading.Lock()
-        self._send(told)
-        threading.Thread(target=self._hear, name=f"worker-{told.worker}", daemon=True).start()
+        self._send(settings)
+        threading.Thread(target=self._receive, name=f"worker-{settings.worker}", daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, order: Order) -> None:
-        """A worker that is gone hears nothing, which is told elsewhere."""
-        self._send(order)
+    def send(self, command: Command) -> None:
+        """Send a command. A worker that is gone receives nothing; its :class:`Died` message reports that."""
+        self._send(command)
 
     def kill(self) -> None:
-        """At once; whatever it did not journal is lost."""
+        """End the worker at once. Updates that it did not journal are lost."""
         self._process.kill()
         self._process.wait()
 
-    def end(self) -> None:
-        """Let it leave the broker, and wait for that."""
-        self.tell(Stop())
+    def stop(self) -> None:
+        """Stop the worker, and wait until it has left the broker."""
+        self._send(Stop())
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_FAREWELL_S)
+            self._process.wait(_STOP_S)
         self.kill()
 
-    def _send(self, thing: Told | Order) -> None:
+    def _send(self, message: WorkerSettings | Command) -> None:
         with self._sending:
             try:
-                self._connection.send(thing)
-            except OSError:  # it is gone, or stands still: behind half of a message nothing can be said
+                self._connection.send(message)
+            except OSError:  # it is gone or hangs; after a part of a message the pipe cannot be used any more
                 self._process.kill()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             while True:
-                self._deliver(self._connection.recv())
+                self._sink.put(self._connection.recv())
         except (EOFError, OSError):
             code = self._process.wait()
-            why = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            self._deliver(Died(why))
+            self._sink.put(
+                Died(f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
+            )
+
+
+class _PipeSink:
+    """Sink that sends a worker's messages to the server."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def put(self, message: WorkerMessage, /) -> None:
+        with suppress(OSError):  # the server is gone, which the other thread notices
+            self._connection.send(message)
+
+
+def _listen(connection: Connection, worker: AggregationWorker) -> None:
+    """Pass the server's commands to the worker, and end the process soon after the server."""
+    try:
+        while True:
+            worker.send(connection.recv())
+    except (EOFError, OSError):
+        worker.send(Stop())
+        time.sleep(_STOP_S)
+        os._exit(0)
 
 
 def main(descriptor: int) -> None:
-    """The worker's end."""
+    """Run a worker at the worker's end of the pipe, which is the file ``descriptor``."""
     connection = Connection(descriptor)
-
-    def say(news: News) -> None:
-        with suppress(OSError):  # the server is gone, which the other thread hears
-            connection.send(news)
-
-    def listen(worker: Worker) -> None:
-        try:
-            while True:
-                worker.tell(connection.recv())
-        except (EOFError, OSError):
-            worker.tell(Stop())
-            time.sleep(_FAREWELL_S)
-            os._exit(0)
-
-    worker = Worker(connection.recv(), say)
-    threading.Thread(target=listen, args=(worker,), daemon=True).start()
-    with suppress(StoreError):  # told before, again and again
+    worker = AggregationWorker(connection.recv(), _PipeSink(connection))
+    threading.Thread(target=_listen, args=(connection, worker), daemon=True).start()
+    with suppress(StoreError):  # reported before, at each retry
         worker.run()
 
 

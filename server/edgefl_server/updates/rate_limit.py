@@ -29,12 +29,12 @@ _ANSWERS_BURST = 32.0
 RETURNS_S = 10.0
 """Devices without a place that come back, a second."""
 
-Kind = Literal["message", "answer", "unverified", "copy"]
+RateKind = Literal["message", "answer", "unverified", "copy"]
 """What a rate is for: a device's message other than a chunk; an answer to a message that the device signed; an answer to one
 that anybody may have sent under its name; an answer to a copy of what the server has. Separate rates keep an attacker from
 using up what the device itself needs."""
 
-_REFUSED: dict[Kind, str] = {
+_REFUSED: dict[RateKind, str] = {
     "message": "messages too often",
     "answer": "objections too often",
     "unverified": "objections too often",
@@ -91,7 +91,7 @@ class RateLimiter:
         self._limits = limits
         self.counts: Counter[str] = Counter()
         messages, strangers = limits.device_messages_s, limits.stranger_messages_s
-        self._buckets: dict[Kind, TokenBuckets] = {
+        self._buckets: dict[RateKind, TokenBuckets] = {
             "message": TokenBuckets(messages, max(1.0, messages * _BURST_S), clock),
             "answer": TokenBuckets(_ANSWERS_S, _ANSWERS_BURST, clock),
             "unverified": TokenBuckets(_ANSWERS_S, _ANSWERS_BURST, clock),
@@ -128,7 +128,7 @@ class RateLimiter:
             return "" if devices < self._limits.max_devices else "too many devices"
         return "" if self._strangers.allow("") else "unknown names"
 
-    def allow(self, kind: Kind, device: str, *, is_known: bool = True) -> bool:
+    def allow(self, kind: RateKind, device: str, *, is_known: bool = True) -> bool:
         """Return True if a device's rate of this kind permits one more, and count it otherwise.
 
         Chunks of updates have no rate: :class:`~edgefl_server.updates.receiver.UpdateReceiver` limits their bytes.

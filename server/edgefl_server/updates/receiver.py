@@ -22,7 +22,7 @@ from edgefl_server.aggregate.aggregator import Checked
 from edgefl_server.coordinator.claims import Claim, addressed, weigh
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
-from edgefl_server.events import EventSink, Rejected, UpdateAccepted, Warned
+from edgefl_server.events import EventListener, Rejected, UpdateAccepted, Warned
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.round_rows import RoundOver
@@ -38,6 +38,8 @@ BATCH_S = 0.05
 """A batch is journaled when it has so many updates, or bytes, or its first update has waited so long."""
 _ENVELOPE_FACTOR = 4
 """Size of the smallest chunks' messages as a multiple of their data."""
+MAX_ROUNDS = 2**31
+"""Numbers of rounds lie below, whatever a topic says."""
 _NONCE = re.compile(r"[0-9a-f]{24}")
 
 
@@ -108,7 +110,7 @@ class UpdateReceiver:
         rules: Rules,
         journal: Journal,
         limits: Limits,
-        events: EventSink,
+        events: EventListener,
         rate_limiter: RateLimiter,
         scheduler: UploadScheduler,
     ) -> None:

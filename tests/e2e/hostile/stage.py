@@ -120,7 +120,7 @@ class Stage:
 
     @property
     def turned_away(self) -> dict[str, int]:
-        return dict(self.server.service._reception.turned_away)
+        return dict(self.server.service.refused)
 
 
 class Tap:

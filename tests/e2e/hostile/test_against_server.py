@@ -187,7 +187,7 @@ def test_a_device_that_floods_costs_itself(stage: MakeStage, connect: SessionFac
             loud.publish(topic, seal(topic, chunk), qos=0)
     last = loud.publish(SECOND.hello, seal(SECOND.hello, HELLO))
     assert last.wait(60.0)
-    wait_until(lambda: fleet.server.service._reception.intake.held_bytes > 1000, "pieces that are kept")
+    wait_until(lambda: fleet.server.service.held_bytes > 1000, "pieces that are kept")
     fleet.goes_on(opened=opened)
     assert fleet.turned_away["messages too often"] > 0 and fleet.turned_away["objections too often"] > 0
 

@@ -13,13 +13,13 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, Form, Section, Values
-from edgefl_server.active_round import active_round
 from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import Model
+from edgefl_server.rounds import RoundModel, begin_aggregation
 from edgefl_server.run_spec import AggregateSpec
 from tests.server.fleet import plan_for
 
@@ -229,14 +229,12 @@ def test_a_round_bounds_what_is_not_trained_and_takes_its_median_where_a_file_as
         1, "v", 0.0, 9.0, 1, Assignments({"strong-0": Assignment("strong-0", "strong", 0, "n")})
     )
 
-    active = active_round(
+    active = begin_aggregation(
         plan,
         opened,
-        Model.of(plan, 0, plan.initial),
-        received=lambda: plan.initial,
+        RoundModel(Model.of(plan, 0, plan.initial), lambda: plan.initial),
         device="cpu",
         sums=None,
-        sent_bytes=0,
     )
 
     bounds = active.aggregator._statistics

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 
 from edgefl.wire.mqtt.envelope import MessageSigner
-from tests.server.identity.lab import Gate
+from tests.server.identity.lab import Lab
 from tests.wire.mqtt.speakers import speaker_in
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite")
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    gate = Lab(tmp_path / "devices.sqlite")
     yield gate
     gate.registry.close()
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "devices.sqlite", enrolled=True)
+def fleet(tmp_path: Path) -> Iterator[Lab]:
+    gate = Lab(tmp_path / "devices.sqlite", enrolled=True)
     yield gate
     gate.registry.close()
 

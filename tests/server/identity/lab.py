@@ -1,4 +1,4 @@
-"""A door of a list of devices, and what a phone says at it."""
+"""An authenticator, and messages of a phone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.identity.door import Door
+from edgefl_server.events import Event, Noted
+from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -31,8 +32,8 @@ def topic_of(message: Message) -> str:
 
 
 @dataclass
-class Gate:
-    """A door of a list of devices, which a test may close and open again."""
+class Lab:
+    """Authenticator of a registry that a test may restart, and the notices of new keys."""
 
     path: Path
     enrolled: bool = False
@@ -44,10 +45,16 @@ class Gate:
 
     def restart(self) -> None:
         self.registry = Registry(self.path, "demo")
-        self.door = Door(self.registry, self.notes.append, enrolled=self.enrolled, clock=lambda: self.now)
+        self.authenticator = Authenticator(
+            self.registry, self, enrolled=self.enrolled, clock=lambda: self.now
+        )
+
+    def emit(self, event: Event) -> None:
+        assert isinstance(event, Noted)
+        self.notes.append(event.text)
 
     def take(self, payload: bytes, message: Message) -> Message:
-        return self.door.open(type(message), "phone", topic_of(message), payload)
+        return self.authenticator.open(type(message), "phone", topic_of(message), payload)
 
     def say(self, speaker: MessageSigner, message: Message) -> bytes:
         payload = speaker.seal(topic_of(message), message)

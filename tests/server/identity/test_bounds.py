@@ -14,10 +14,10 @@ from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Hello, Message, Status
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.identity.registry import Registry
-from tests.server.identity.lab import CHUNK, MINE, Gate, hello, rotated, topic_of
+from tests.server.identity.lab import CHUNK, MINE, Lab, hello, rotated, topic_of
 
 
-def test_a_key_follows_another_only_so_often(lab: Gate, phone: MessageSigner, tmp_path: Path) -> None:
+def test_a_key_follows_another_only_so_often(lab: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     lab.say(phone, hello())
     lab.say(rotated(tmp_path / "phone.key", 0, lab.now), hello())
     hasty = rotated(tmp_path / "phone.key", 1, lab.now)
@@ -30,7 +30,7 @@ def test_a_key_follows_another_only_so_often(lab: Gate, phone: MessageSigner, tm
 
 
 def test_a_device_has_few_keys_however_often_they_follow_each_other(
-    lab: Gate, phone: MessageSigner, tmp_path: Path
+    lab: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
     lab.registry.revoke("phone")
@@ -47,11 +47,11 @@ def test_a_device_has_few_keys_however_often_they_follow_each_other(
     lab.say(phone, CHUNK)
 
 
-def test_names_on_first_use_are_bounded(lab: Gate, phone: MessageSigner) -> None:
+def test_names_on_first_use_are_bounded(lab: Lab, phone: MessageSigner) -> None:
     def come(name: str) -> None:
         topic = Topics("demo").device(name).hello
         payload = phone.seal(topic, hello())
-        lab.door.admit(lab.door.check(Hello, name, topic, payload, most_devices=3))
+        lab.authenticator.accept(lab.authenticator.verify(Hello, name, topic, payload, max_devices=3))
 
     for name in ("a", "b", "c", "b"):
         come(name)
@@ -78,7 +78,7 @@ def full_disk(path: Path, on: bool = True) -> None:
 
 @pytest.mark.parametrize("how", ["first-use", "rotation", "token"])
 def test_a_full_disk_keeps_nobody_out(
-    lab: Gate, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, how: str
+    lab: Lab, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, how: str
 ) -> None:
     greeting = hello()
     if how == "token":
@@ -95,7 +95,7 @@ def test_a_full_disk_keeps_nobody_out(
     said = lab.say(phone, greeting)
     lab.say(phone, Status(online=True))
     lab.say(phone, CHUNK)
-    assert "disk is full" in str(lab.door.trouble()) and lab.door.trouble() is None
+    assert "disk is full" in str(lab.authenticator.take_error()) and lab.authenticator.take_error() is None
     lab.refuses_of(thief, hello(), "wrong-key")
     assert lab.registry.all() == before
     last = lab.say(phone, greeting)
@@ -115,7 +115,7 @@ def test_a_full_disk_keeps_nobody_out(
 
 
 def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
-    lab: Gate, phone: MessageSigner, thief: MessageSigner
+    lab: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     full_disk(lab.path)
     lab.say(thief, hello())
@@ -132,12 +132,12 @@ def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
 
 
 def test_nothing_is_written_of_a_message_that_was_only_checked(
-    lab: Gate, phone: MessageSigner, tmp_path: Path
+    lab: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     def check(speaker: MessageSigner, message: Message) -> None:
         before = lab.registry.all()
         topic = topic_of(message)
-        lab.door.check(type(message), "phone", topic, speaker.seal(topic, message))
+        lab.authenticator.verify(type(message), "phone", topic, speaker.seal(topic, message))
         assert lab.registry.all() == before
 
     check(phone, hello())

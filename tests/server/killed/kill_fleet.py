@@ -6,8 +6,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.shards.hiring import Workers
-from edgefl_server.shards.process import ProcessHand
+from edgefl_server.shards.pool import WorkerOptions
 from tests.server.fleet import plan_for
 from tests.server.killed.kill_me import LIMITS, run
 
@@ -34,5 +33,4 @@ def serve_24(events: Connection, port: int, federation: str, out: Path) -> None:
 
 def serve_with_workers(database: str, events: Connection, port: int, federation: str, out: Path) -> None:
     """200 devices for a while, two workers, and a journal in a database that others look into."""
-    crew = Workers(2, ProcessHand, "")
-    run(plan_of(federation, 200, LONG), events, port, out, crew=crew, database=database)
+    run(plan_of(federation, 200, LONG), events, port, out, workers=WorkerOptions(2), database=database)

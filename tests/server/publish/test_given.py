@@ -83,14 +83,14 @@ def test_a_second_run_in_a_folder_publishes_its_own_weights(
     again = start(replace(plan, initial=other), tmp_path, "two")
 
     for service in (started, again):
-        told = service._rounds.announcements
+        told = service.driver.announcements
         found: Arrays = {}
         for ref in told.published:
             data = decompress(ref, told.publisher.travelling(ref.sha256), 1 << 20)
             found |= tensors.load(data)
         assert len(told.published) == len(UNITS)
         assert all(found[name].tobytes() == other[name].tobytes() for name in other)
-    assert again._rounds.resumed
+    assert again.is_resumed
 
 
 def start(plan: RunSpec, out: Path, database: str) -> Any:

@@ -34,7 +34,7 @@ def test_after_a_cut_nothing_is_published_again_that_the_broker_still_has(
     assert isinstance(connection, socket.socket)
     connection.shutdown(socket.SHUT_RDWR)
     server.wait_for(Online)
-    wait_until(lambda: server.service._publisher.online, "the broker told what it has")
+    wait_until(lambda: server.service.driver.announcements.publisher.online, "the broker told what it has")
     session.publish(fence, b"end", retain=True)
 
     seen = []

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from edgefl.config import parse
 from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
-from edgefl_server.active_round import active_round
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.claims import weight_cap
@@ -19,6 +18,7 @@ from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import DeviceHello, OpenRound, Rules
 from edgefl_server.publish.model import Model
+from edgefl_server.rounds import RoundModel, begin_aggregation
 from tests.server.fleet import plan_for
 
 RULES = Rules("run", 0, 1, (TierRule("strong", ("*",)),), min_devices=2)
@@ -94,14 +94,12 @@ def test_the_sums_have_room_for_what_may_come_and_an_update_weighs_no_more_than_
     tasks = {names[each.device]: replace(each, tier="strong") for each in current.assignments.values()}
     model = Model.of(spec, 0, spec.initial)
 
-    active = active_round(
+    active = begin_aggregation(
         spec,
         replace(current, assignments=Assignments(tasks)),
-        model,
-        received=dict,
+        RoundModel(model, dict),
         device="cpu",
         sums=None,
-        sent_bytes=0,
     )
 
     assert active.aggregator.weight_limit == 100 + 100 + 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,16 @@ from safetensors.numpy import save
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.events import Connected, IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Progress, Status, Task, UpdateChunk, encode
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.coordinator import roster
+from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import Tick
-from edgefl_server.events import DeviceLost, DeviceSeen, Event, Limited, Rejected, RoundClosed, Warned
+from edgefl_server.events import DeviceLost, DeviceSeen, Event, Rejected, RoundClosed, Warned
+from edgefl_server.publish.announcements import Announcements
 from edgefl_server.service import Service
 from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
 from tests.server.service.served import MakeDevice
@@ -39,7 +42,7 @@ class Flooded:
         self.events: list[Event] = []
         plan = plan_for(federation, limits, **rules)
         self.service = Service(plan, NOBODY, out, emit=self.events.append, clock=lambda: self.now)
-        self.service._link.down_since = None
+        self.service.handle(Connected(resumed=False))
         self.topics = Topics(federation)
         self.path = out / "journal.sqlite"
 
@@ -48,9 +51,9 @@ class Flooded:
         self.service._inbox.put(IncomingMessage(f"{self.topics.root}/devices/{name}/{leaf}", payload))
 
     def work(self) -> None:
-        while not self.service._inbox.empty() or self.service._reception.intake.has_batch:
-            self.service._next()
-        self.service._write_devices(quiet=True)
+        while not self.service._inbox.empty() or self.service._receiver.has_batch:
+            self.service.step()
+        self.service.driver.write_devices(quiet=True)
 
     def rows(self, table: str) -> int:
         with sqlite3.connect(self.path) as journal:
@@ -89,8 +92,7 @@ def test_strangers_leave_no_rows_and_cost_no_writes(flooded: Any) -> None:
     assert not server.service.state.devices and not written
     assert len(server.seen(Rejected)) <= 100
     server.now += 60.0
-    server.service._limited(server.now)
-    assert server.seen(Limited)[-1].counts["unknown names"] > 1000
+    assert server.service.refused["unknown names"] > 1000
 
 
 def test_many_hellos_at_once_are_written_together(flooded: Any) -> None:
@@ -103,11 +105,7 @@ def test_many_hellos_at_once_are_written_together(flooded: Any) -> None:
 
 
 def test_a_device_that_fits_no_tier_has_no_row(flooded: Any) -> None:
-    server = flooded()
-    plan = server.service._decisions._rules
-    server.service._decisions._rules = replace(
-        plan, tiers=tuple(replace(t, memory_bytes=1 << 40) for t in plan.tiers)
-    )
+    server = flooded(tiers=(TierRule("strong", (), 1 << 40), TierRule("weak", (), 1 << 40)))
     server.hear("nobody", "hello", hello())
     server.work()
     assert server.rows("devices") == 0
@@ -125,13 +123,13 @@ def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:
     for name in ("strong-0", "strong-1"):
         server.hear(name, "hello", hello())
     server.work()
-    server.service.advance(Tick())
+    server.service.dispatch(Tick())
     assert server.service.state.phase == "open"
     for _ in range(20):
         server.now += 1.0
         server.hear("strong-0", "progress", PROGRESS)
         server.hear("strong-0", "progress", PROGRESS)  # the inbox is never empty
-        server.service._next()
+        server.service.step()
     assert server.service.state.round is None, "the round should have ended at its deadline"
 
 
@@ -191,8 +189,8 @@ def test_a_device_may_send_its_update_a_few_times_and_no_more(
         chunk = UpdateChunk(nonce=nonce, sha256=f"{number:064}", index=0, count=3, size=3000, data=data)
         server.hear("strong-0", "updates/1/0", chunk)
     server.work()
-    assert server.service._reception._gate.counts["updates too often"] > 100
-    assert server.service._reception.intake.held_bytes < 10_000
+    assert server.service.refused["updates too often"] > 100
+    assert server.service.held_bytes < 10_000
 
 
 def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: Path) -> None:
@@ -205,7 +203,7 @@ def test_what_goes_over_a_devices_share_is_not_written(flooded: Any, tmp_path: P
         status = Status(online=bool(number % 2))
         server.hear("strong-0", "status", speaker.seal(mine.status, status))
     server.work()
-    assert server.service._reception._gate.counts["messages too often"] > 700
+    assert server.service.refused["messages too often"] > 700
     assert server.service._registry._db.total_changes - before < 300
 
 
@@ -222,36 +220,41 @@ def test_copies_of_what_a_device_said_cost_it_nothing_and_change_nothing(
     for leaf, payload in said.items():
         server.hear("strong-0", leaf, payload)
     server.work()
-    server.service.advance(Tick())
+    server.service.dispatch(Tick())
     assert server.service.state.phase == "open"
     sent: list[Any] = []
-    monkeypatch.setattr(
-        server.service._rounds.announcements, "send_task", lambda *task, **_: sent.append(task)
-    )
+    monkeypatch.setattr(Announcements, "send_task", lambda _, *task, **__: sent.append(task))
 
     for _ in range(300):
         for leaf, payload in said.items():
             server.hear("strong-0", leaf, payload)
     server.work()
 
-    assert not sent and set(server.service._reception._gate.counts) <= {"progress too often"}
+    assert not sent and set(server.service.refused) <= {"progress too often"}
     assert len(server.seen(DeviceSeen)) == 1
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello(samples=7)))
     server.work()
     assert server.service.state.devices["strong-0"].samples == 7 and len(sent) == 1
 
 
-def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(flooded: Any, tmp_path: Path) -> None:
+def test_what_others_send_in_a_devices_name_keeps_no_answer_from_it(
+    flooded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = flooded(rounds=2, min_devices=2, min_reports=2)
     said: list[Ack] = []
-    server.service._reception.tellers = replace(
-        server.service._reception.tellers, answer=lambda _device, ack: said.append(ack)
-    )
+    publish = Session.publish
+
+    def spy(session: Session, topic: str, payload: bytes, **options: Any) -> Any:
+        if topic.endswith("/acks"):
+            said.append(peek(Ack, payload))
+        return publish(session, topic, payload, **options)
+
+    monkeypatch.setattr(Session, "publish", spy)
     speaker, mine = speaker_in(tmp_path / "device.key"), server.topics.device("strong-0")
     server.hear("strong-0", "hello", speaker.seal(mine.hello, hello()))
     server.hear("strong-1", "hello", hello())
     server.work()
-    server.service.advance(Tick())
+    server.service.dispatch(Tick())
     current = server.service.state.round
     assert current is not None
     own = current.assignments["strong-0"]
@@ -287,7 +290,7 @@ def test_a_device_whose_keys_were_revoked_is_away_at_once(flooded: Any, tmp_path
         server.hear(name, "hello", speaker.seal(mine.hello, hello()))
     server.work()
     before = server.service.state
-    assert server.service._reception.at_start(before) == before
+    assert server.service._handler.admit_known(before) == before
     server.service._registry.revoke("strong-1")
     server.hear("strong-0", "progress", b"not signed")
     server.hear("strong-1", "status", speaker.seal(mine.status, Status(online=True)))
@@ -296,7 +299,7 @@ def test_a_device_whose_keys_were_revoked_is_away_at_once(flooded: Any, tmp_path
     known = server.service.state.devices
     assert known["strong-0"].online and known["strong-1"] == roster.gone(known["strong-1"])
     assert [event.device for event in server.seen(DeviceLost)] == ["strong-1"]
-    assert server.service._reception.at_start(before).devices == known
+    assert server.service._handler.admit_known(before).devices == known
 
 
 def piece(nonce: str, index: int, **changes: Any) -> UpdateChunk:
@@ -311,17 +314,18 @@ def test_copies_of_pieces_cost_a_device_nothing(federation: str, limits: Limits,
     server.work()
     current = server.service.state.round
     assert current is not None
-    nonce, counts = current.assignments["strong-0"].nonce, server.service._reception._gate.counts
+    nonce = current.assignments["strong-0"].nonce
     for _ in range(500):
         server.hear("strong-0", "updates/1/0", piece(nonce, 0))
         server.hear("strong-0", "updates/1/2", piece(nonce, 2))
     server.work()
-    assert not counts["updates too often"] and counts["copies too often"] > 400
+    assert not server.service.refused["updates too often"]
+    assert server.service.refused["copies too often"] > 400
     for _ in range(500):  # another one each time
         server.hear("strong-0", "updates/1/0", piece(nonce, 0, sha256="1" * 64))
         server.hear("strong-0", "updates/1/0", piece(nonce, 0))
     server.work()
-    assert counts["updates too often"] > 100
+    assert server.service.refused["updates too often"] > 100
 
 
 # -- a full disk -------------------------------------------------------------------------------------------------

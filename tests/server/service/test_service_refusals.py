@@ -293,4 +293,4 @@ def test_a_refused_configuration_leaves_no_run_behind(
 
     mended = Service(replace(plan, digest="e" * 64), NOBODY, tmp_path, emit=print)
 
-    assert not mended._rounds.resumed
+    assert not mended.is_resumed

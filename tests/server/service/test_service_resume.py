@@ -13,7 +13,9 @@ import pytest
 from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.events import Connected
 from edgefl.wire.mqtt.messages import encode
+from edgefl_server.coordinator.states import Outage, Tick
 from edgefl_server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started
 from edgefl_server.service import Service
 from tests.conftest import Mosquitto
@@ -167,10 +169,10 @@ def test_no_deadline_passes_while_the_broker_is_away(
 ) -> None:
     service = Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=lambda _: None)
     advanced: list[Any] = []
-    monkeypatch.setattr(service, "_timeout", lambda: 0.0)
-    monkeypatch.setattr(service, "advance", advanced.append)
-    service._next()
+    monkeypatch.setattr(service, "_run_timers", lambda: 0.0)
+    monkeypatch.setattr(service, "dispatch", advanced.append)
+    service.step()
     assert not advanced
-    service._link.down_since = None
-    service._next()
-    assert len(advanced) == 1
+    service.handle(Connected(resumed=False))
+    service.step()
+    assert [type(event) for event in advanced] == [Outage, Tick]

@@ -4,53 +4,60 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgefl.wire.limits import Limits
-from edgefl_server.shards.crew import Hand, Hire
-from edgefl_server.shards.hiring import Workers
-from edgefl_server.shards.messages import News, Told
-from edgefl_server.shards.process import ProcessHand
+from edgefl.wire.mqtt.events import EventSink
+from edgefl_server.shards.messages import WorkerMessage, WorkerSettings
+from edgefl_server.shards.pool import WorkerLauncher, WorkerOptions
+from edgefl_server.shards.process import ProcessLauncher, ProcessWorkerHandle
 from tests.server.fleet import RunningServer, plan_for
-from tests.server.forked import forked_hand
+from tests.server.forked import ForkedLauncher
 
 NAMES = tuple(f"strong-{number}" for number in range(8)) + tuple(f"weak-{number}" for number in range(4))
 
 
-class Known:
-    """Hires workers as processes, and keeps them in hand by their numbers. The first of each number is killed, and not
-    heard, as it says something of the kind that ``silencing`` has for its number. ``hand``: how they begin."""
+class KnownWorkers:
+    """Launcher that keeps the handles by the workers' numbers.
+
+    The first worker of each number in ``silenced_at`` is killed when it sends a message of that type, which is lost.
+    """
 
     def __init__(
         self,
-        silencing: Mapping[int, type[News]] | None = None,
-        hand: Callable[..., ProcessHand] = forked_hand,
+        silenced_at: Mapping[int, type[WorkerMessage]] | None = None,
+        launcher: ProcessLauncher | None = None,
     ) -> None:
-        self._silencing = silencing or {}
-        self._hand = hand
-        self.hands: dict[int, list[ProcessHand]] = {}
+        self.silenced_at = silenced_at or {}
+        self._launcher = launcher or ForkedLauncher()
+        self.handles: dict[int, list[ProcessWorkerHandle]] = {}
         self.silenced: set[int] = set()
 
-    def __call__(self, told: Told, deliver: Callable[[News], None]) -> Hand:
-        hands = self.hands.setdefault(told.worker, [])
-        first = not hands
-
-        def heard(news: News) -> None:
-            kind = self._silencing.get(told.worker)
-            if first and kind is not None and isinstance(news, kind):
-                self.silenced.add(told.worker)
-                os.kill(hands[0].pid, signal.SIGKILL)
-            else:
-                deliver(news)
-
-        hands.append(self._hand(told, heard))
-        return hands[-1]
+    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessWorkerHandle:
+        handles = self.handles.setdefault(settings.worker, [])
+        if not handles:
+            sink = _SilencingSink(self, settings.worker, sink)
+        handles.append(self._launcher.launch(settings, sink))
+        return handles[-1]
 
     def pid(self, worker: int) -> int:
-        """Of the newest with that number."""
-        return self.hands[worker][-1].pid
+        """Return the process of the newest worker with that number."""
+        return self.handles[worker][-1].pid
+
+
+class _SilencingSink:
+    def __init__(self, workers: KnownWorkers, number: int, sink: EventSink[WorkerMessage]) -> None:
+        self._workers, self._number, self._sink = workers, number, sink
+
+    def put(self, message: WorkerMessage, /) -> None:
+        kind = self._workers.silenced_at.get(self._number)
+        if kind is not None and isinstance(message, kind):
+            self._workers.silenced.add(self._number)
+            os.kill(self._workers.handles[self._number][0].pid, signal.SIGKILL)
+        else:
+            self._sink.put(message)
 
 
 def started(
@@ -60,15 +67,15 @@ def started(
     limits: Limits,
     *,
     workers: int = 0,
-    hire: Hire = forked_hand,
+    launcher: WorkerLauncher | None = None,
     updates: str = "",
     database: str = "",
     **rules: Any,
 ) -> RunningServer:
     """A server with so many workers for all of :data:`NAMES`."""
     plan = plan_for(federation, limits, **{"min_devices": len(NAMES), "deadline_s": 60.0, **rules})
-    crew = Workers(workers, hire, updates)
-    return RunningServer.start(plan, address, out, crew=crew, database=database)
+    options = WorkerOptions(workers, launcher or ForkedLauncher(), updates)
+    return RunningServer.start(plan, address, out, workers=options, database=database)
 
 
 def model_of(out: Path) -> bytes:

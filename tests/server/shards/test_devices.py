@@ -23,15 +23,15 @@ from edgefl.wire import tensors
 from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, bare
+from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
-from edgefl_server.shards.crew import Hand
-from edgefl_server.shards.hiring import Workers
-from edgefl_server.shards.messages import News, Summed, Told, Took
-from edgefl_server.shards.slots import shard_of
-from edgefl_server.shards.worker import KeyRing, Stranger
+from edgefl_server.shards.messages import Progressed, Summed, WorkerMessage, WorkerSettings, shard_of
+from edgefl_server.shards.pool import WorkerOptions
+from edgefl_server.shards.process import ProcessWorkerHandle
+from edgefl_server.shards.worker import KeyRing, UnknownDevice
 from tests.conftest import Mosquitto
 from tests.e2e.tap import Direction, Tap
 from tests.server.fleet import (
@@ -44,7 +44,7 @@ from tests.server.fleet import (
     trained,
     update_for,
 )
-from tests.server.forked import forked_hand
+from tests.server.forked import ForkedLauncher
 from tests.server.shards.fleets import NAMES, model_of, started
 
 Fleet = Callable[..., tuple[RunningServer, dict[str, ScriptedDevice]]]
@@ -107,31 +107,41 @@ class _SlowLink(Tap):
         return super()._read(data, direction)
 
 
-class _LastOnesLate:
-    """Starts workers, and delivers the news of all but three accepted updates just before the sums of the round."""
+class _LateResults:
+    """Launcher that delivers the results of all but three accepted updates just before the sums of the round."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[Callable[[News], None], Took]] = []
+        self._kept: list[tuple[EventSink[WorkerMessage], Progressed]] = []
         self._lock = threading.Lock()
 
-    def __call__(self, told: Told, deliver: Callable[[News], None]) -> Hand:
-        def heard(news: News) -> None:
-            with self._lock:
-                if isinstance(news, Took) and any(ack.status == "accepted" for _, ack in news.acks):
-                    for ack, answer in zip(news.acks, news.answers, strict=True):
-                        self._kept.append((deliver, Took(news.round, (ack,), (answer,))))
-                    news = Took(news.round, events=news.events)
-                    self._deliver(3 if len(self._kept) == len(NAMES) else 0)
-                elif isinstance(news, Summed):
-                    self._deliver(len(self._kept))
-                deliver(news)
+    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessWorkerHandle:
+        return ForkedLauncher().launch(settings, _LateSink(self, sink))
 
-        return forked_hand(told, heard)
+    def put(self, message: WorkerMessage, sink: EventSink[WorkerMessage]) -> None:
+        with self._lock:
+            if isinstance(message, Progressed) and any(
+                reply.ack.status == "accepted" for reply in message.replies
+            ):
+                for reply, answer in zip(message.replies, message.answers, strict=True):
+                    self._kept.append((sink, Progressed(message.round, (reply,), (answer,))))
+                message = Progressed(message.round, events=message.events)
+                self._deliver(3 if len(self._kept) == len(NAMES) else 0)
+            elif isinstance(message, Summed):
+                self._deliver(len(self._kept))
+            sink.put(message)
 
     def _deliver(self, count: int) -> None:
         now, self._kept = self._kept[:count], self._kept[count:]
-        for deliver, took in now:
-            deliver(took)
+        for sink, progressed in now:
+            sink.put(progressed)
+
+
+class _LateSink:
+    def __init__(self, results: _LateResults, sink: EventSink[WorkerMessage]) -> None:
+        self._results, self._sink = results, sink
+
+    def put(self, message: WorkerMessage, /) -> None:
+        self._results.put(message, self._sink)
 
 
 def test_a_device_hears_of_its_update_that_the_last_round_counts(fleet: Fleet, mosquitto: Mosquitto) -> None:
@@ -141,7 +151,7 @@ def test_a_device_hears_of_its_update_that_the_last_round_counts(fleet: Fleet, m
         rounds=1,
         fraction=0.25,
         over_selection=4.0,
-        hire=_LastOnesLate(),
+        launcher=_LateResults(),
         limits={"max_inflight": 1},
         address=link.address,
     )
@@ -210,29 +220,29 @@ def test_a_ring_lets_in_what_the_keys_of_a_device_sign(tmp_path: Path) -> None:
         device="d", key=pair.public, state="active", source="first-use", until=FOREVER, added_at=0.0
     )
 
-    with pytest.raises(Stranger):
-        ring.opened("d", "topic", sealed)
-    ring.take({"d": ()})
-    assert ring.opened("d", "topic", encode(chunk)) == chunk
-    ring.take({"d": (key,)})
-    assert ring.opened("d", "topic", sealed) == chunk
+    with pytest.raises(UnknownDevice):
+        ring.open("d", "topic", sealed)
+    ring.update({"d": ()})
+    assert ring.open("d", "topic", encode(chunk)) == chunk
+    ring.update({"d": (key,)})
+    assert ring.open("d", "topic", sealed) == chunk
     for payload, reason in ((encode(chunk), "unsigned"), (stranger, "wrong-key")):
         with pytest.raises(IdentityError) as refused:
-            ring.opened("d", "topic", payload)
+            ring.open("d", "topic", payload)
         assert refused.value.reason == reason
     with pytest.raises(IdentityError, match="does not hold"):
-        ring.opened("d", "elsewhere", sealed)
+        ring.open("d", "elsewhere", sealed)
     for changed, reason in (
         ({"state": "revoked"}, "revoked-key"),
         ({"state": "retired", "until": 99}, "old-key"),
     ):
-        ring.take({"d": (msgspec.structs.replace(key, **changed),)})
+        ring.update({"d": (msgspec.structs.replace(key, **changed),)})
         with pytest.raises(IdentityError) as refused:
-            ring.opened("d", "topic", sealed)
+            ring.open("d", "topic", sealed)
         assert refused.value.reason == reason
-    ring.take({"d": None})
-    with pytest.raises(Stranger):
-        ring.opened("d", "topic", sealed)
+    ring.update({"d": None})
+    with pytest.raises(UnknownDevice):
+        ring.open("d", "topic", sealed)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum"])
@@ -242,8 +252,8 @@ def test_rules_that_look_at_all_updates_are_refused(federation: str, limits: Lim
         plan, aggregate=replace(plan.aggregate, rule=MeanRule(rule, 0.0 if rule == "median" else 0.2))
     )
     with pytest.raises(ConfigError, match=f"the rule {rule} looks at all updates .* set server.workers to 0"):
-        Workers(2).told(plan, plan.rules, None, "", "", enrolled=False)  # type: ignore[arg-type]
-    assert Workers(1).told(plan, plan.rules, None, "", "", enrolled=False).workers == 1  # type: ignore[arg-type]
+        WorkerOptions(2).check(plan)
+    WorkerOptions(1).check(plan)
     with pytest.raises(ConfigError, match=f"aggregate.rule {rule} looks at all updates"):
         load(None, {"server.workers": 2, "aggregate.rule": rule, "aggregate.trim": 0.2})
 

@@ -14,14 +14,14 @@ from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
-from edgefl_server.shards.process import ProcessHand
-from edgefl_server.shards.slots import worker_of
+from edgefl_server.shards.messages import worker_of
+from edgefl_server.shards.process import ProcessLauncher
 from edgefl_server.storage.places import place_of, store_at
 from edgefl_server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.buckets import Bucket
-from tests.server.shards.fleets import NAMES, Known, model_of, started
+from tests.server.shards.fleets import NAMES, KnownWorkers, model_of, started
 
 URL = "s3://bucket/run"
 
@@ -71,7 +71,7 @@ def test_a_bucket_that_answers_503_is_waited_for(
     bucket: Bucket, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     bucket.refusals = 12
-    known = Known(hand=ProcessHand)  # whose environment is this process's as it is now
+    known = KnownWorkers(launcher=ProcessLauncher())  # whose environment is this process's as it is now
     devices = [
         ScriptedDevice(mosquitto.address, name, each, limits)
         for name in (federation, f"{federation}-calm")
@@ -80,7 +80,7 @@ def test_a_bucket_that_answers_503_is_waited_for(
     try:
         calm = started(f"{federation}-calm", mosquitto.address, tmp_path / "calm", limits)
         server = started(
-            federation, mosquitto.address, tmp_path / "out", limits, workers=2, hire=known, updates=URL
+            federation, mosquitto.address, tmp_path / "out", limits, workers=2, launcher=known, updates=URL
         )
         trouble = server.wait_for(Warned, lambda event: URL in event.text)
         server.wait_for(UpdateAccepted, lambda event: worker_of(event.device, 2) == 0)

@@ -16,10 +16,9 @@ from edgefl.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
 from edgefl_server.shards import actors
-from edgefl_server.shards.actors import Actor, ActorHand, Actors
-from edgefl_server.shards.hiring import workers_of
-from edgefl_server.shards.messages import Died, News
-from edgefl_server.shards.slots import worker_of
+from edgefl_server.shards.actors import AggregationActor, RayLauncher, RayWorkerHandle
+from edgefl_server.shards.messages import Died, WorkerMessage, worker_of
+from edgefl_server.shards.pool import WorkerOptions
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice
 from tests.server.shards.fleets import NAMES, model_of, started
@@ -36,12 +35,12 @@ def ray() -> Iterator[Any]:
 def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
     ray: Any, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
-    hired: list[ActorHand] = []
-    cluster = Actors("local", 2)
+    launched: list[RayWorkerHandle] = []
 
-    def hire(*given: Any) -> ActorHand:
-        hired.append(cluster(*given))
-        return hired[-1]
+    class Launcher(RayLauncher):
+        def launch(self, *arguments: Any) -> RayWorkerHandle:
+            launched.append(super().launch(*arguments))
+            return launched[-1]
 
     devices = [
         ScriptedDevice(mosquitto.address, name, each, limits)
@@ -50,9 +49,11 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
     ]
     try:
         calm = started(f"{federation}-calm", mosquitto.address, tmp_path / "calm", limits)
-        server = started(federation, mosquitto.address, tmp_path / "out", limits, workers=2, hire=hire)
+        server = started(
+            federation, mosquitto.address, tmp_path / "out", limits, workers=2, launcher=Launcher("local", 2)
+        )
         server.wait_for(UpdateAccepted, lambda event: worker_of(event.device, 2) == 0)
-        ray.kill(hired[0]._actor)
+        ray.kill(launched[0]._actor)
         closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
         server.join()
         calm.join()
@@ -60,7 +61,7 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
         for each in devices:
             each.stop()
 
-    assert closed.reports == len(NAMES) and len(hired) >= 3
+    assert closed.reports == len(NAMES) and len(launched) >= 3
     assert any("out of Ray's reach" in event.text for event in server.seen_of(Warned))
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
 
@@ -79,23 +80,24 @@ def test_a_cluster_whose_cores_others_have_is_named_and_waited_for(
         time.sleep(0.05)
 
     with pytest.raises(StoreError, match=r"cores, and all are taken: .*wait for other jobs"):
-        Actors("local", 1)(None, lambda _: None)  # type: ignore[arg-type]
+        RayLauncher("local", 1).launch(None, queue.SimpleQueue())  # type: ignore[arg-type]
 
     monkeypatch.setattr(actors, "_ANSWER_S", 2.0)  # one that was promised a core and gets none
-    said: queue.Queue[News] = queue.Queue()
-    hand = ActorHand(ray, ray.remote(num_cpus=1)(Actor).remote(None), "worker-0", said.put)
+    said: queue.Queue[WorkerMessage] = queue.Queue()
+    actor = ray.remote(num_cpus=1)(AggregationActor).remote(None)
+    handle = RayWorkerHandle(ray, actor, "worker-0", said)
     died = said.get(timeout=50)
-    hand.kill()
-    assert isinstance(died, Died) and "did not answer for 2 s" in died.why
+    handle.kill()
+    assert isinstance(died, Died) and "did not answer for 2 s" in died.reason
     ray.kill(first)
 
 
 def test_a_cluster_that_is_not_there_is_named(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(StoreError, match=r"no Ray at 127.0.0.1:1 \(.*refused.*\): start one"):
-        Actors("127.0.0.1:1", 2)(None, lambda _: None)  # type: ignore[arg-type]
+        RayLauncher("127.0.0.1:1", 2).launch(None, queue.SimpleQueue())  # type: ignore[arg-type]
 
 
 def test_a_ray_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install edgefl-tiers\[ray\].*leave out server.ray"):
-        workers_of(ServerTable(workers=2, ray="local"))
+        WorkerOptions.of(ServerTable(workers=2, ray="local"))

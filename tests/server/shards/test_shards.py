@@ -17,17 +17,16 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
-from edgefl_server.shards.messages import Summed, Took
-from edgefl_server.shards.process import ProcessHand
-from edgefl_server.shards.slots import SHARDS, shard_of, shards_of, worker_of
+from edgefl_server.shards.messages import SHARDS, Progressed, Summed, shard_of, shards_of, worker_of
+from edgefl_server.shards.process import ProcessLauncher
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     RunningServer,
     ScriptedDevice,
 )
-from tests.server.forked import forked_hand
-from tests.server.shards.fleets import NAMES, Known, model_of, started
+from tests.server.forked import ForkedLauncher
+from tests.server.shards.fleets import NAMES, KnownWorkers, model_of, started
 
 
 @pytest.fixture
@@ -63,8 +62,8 @@ SHARDS_OF_NAMES = [34, 52, 14, 24]
 @pytest.mark.slow
 def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation: str, tmp_path: Path) -> None:
     servers = {
-        workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers, hire=hire)
-        for workers, hire in ((0, forked_hand), (2, ProcessHand), (4, forked_hand))
+        workers: fleet(f"{federation}-{workers}", f"out-{workers}", workers=workers, launcher=launcher)
+        for workers, launcher in ((0, None), (2, ProcessLauncher()), (4, ForkedLauncher()))
     }
 
     for workers, server in servers.items():
@@ -81,8 +80,8 @@ def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation:
 def test_killed_workers_lose_nothing_and_count_nothing_twice(
     fleet: Any, federation: str, tmp_path: Path
 ) -> None:
-    known = Known()
-    server = fleet(federation, "out", workers=2, hire=known, rounds=3)
+    known = KnownWorkers()
+    server = fleet(federation, "out", workers=2, launcher=known, rounds=3)
     # In the middle of a round; as one begins; and before the rest of its devices have been heard.
     server.wait_for(UpdateAccepted, lambda event: event.round == 1 and worker_of(event.device, 2) == 0)
     os.kill(known.pid(0), signal.SIGKILL)
@@ -105,8 +104,8 @@ def test_workers_that_die_before_they_could_speak_of_what_they_journaled(
     fleet: Any, federation: str, tmp_path: Path
 ) -> None:
     """One as it took updates: the next finds them. One as the round ends: the server adds them up itself."""
-    known = Known({0: Took, 1: Summed})
-    server = fleet(federation, "out", workers=2, hire=known, rounds=1)
+    known = KnownWorkers({0: Progressed, 1: Summed})
+    server = fleet(federation, "out", workers=2, launcher=known, rounds=1)
     closed = server.wait_for(RoundClosed)
     server.join()
 
@@ -153,12 +152,14 @@ from pathlib import Path
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.coordinator.states import Rules
-from edgefl_server.shards.process import ProcessHand
-from edgefl_server.shards.messages import Told
+from edgefl_server.shards.process import ProcessLauncher
+from edgefl_server.shards.messages import WorkerSettings
 out = Path(sys.argv[1])
 rules = Rules(run="r", seed=0, rounds=1, tiers=())
-told = Told(0, 2, "demo", rules, Limits(), Address("127.0.0.1", 1), f"sqlite:///{out}/j.sqlite", str(out), False)
-print(ProcessHand(told, print).pid, flush=True)
+class Sink: put = print
+address, database = Address("127.0.0.1", 1), f"sqlite:///{out}/j.sqlite"
+settings = WorkerSettings(0, 2, "demo", rules, Limits(), address, database, str(out), False)
+print(ProcessLauncher().launch(settings, Sink()).pid, flush=True)
 time.sleep(600)
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl import errors
 from edgefl.errors import ConfigError, EdgeflError, IdentityError, StoreError
-from edgefl_server.patience import CannotGoOn
+from edgefl_server.storage.retrying import ActionFailed
 from edgefl_server.workshop.line import Line, LineEnded
 from edgefl_server.workshop.messages import Failed, Move, WorkFailed, portable
 
@@ -90,7 +90,7 @@ def test_errors_of_ours_cross_with_class_message_and_details(ends: tuple[Line, L
         assert (got.details, got.message) == ({"key": "round.min", "found": (1, 2.5)}, "what to do")
     signed = crossed(IdentityError("unsigned", "no key"), ends)
     assert isinstance(signed, IdentityError) and (signed.reason, signed.message) == ("unsigned", "no key")
-    above = crossed(CannotGoOn("the disk", path="x"), ends)
+    above = crossed(ActionFailed("the disk", path="x"), ends)
     assert type(above) is StoreError and above.details == {"path": "x"}
     odd = crossed(ConfigError("odd", value={1: object}), ends)
     assert isinstance(odd, ConfigError) and "object" in str(odd.details["value"])

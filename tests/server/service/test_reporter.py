@@ -15,7 +15,6 @@ from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server import events
 from edgefl_server.coordinator.roster import TierRule, described
 from edgefl_server.coordinator.states import Rules
-from edgefl_server.device_news import DeviceNews, objection
 from edgefl_server.events import (
     Awaiting,
     Declined,
@@ -29,6 +28,9 @@ from edgefl_server.events import (
     Waiting,
     Warned,
 )
+from edgefl_server.memory_plans import MemoryPlans
+from edgefl_server.message_handler import tier_objection
+from edgefl_server.reporter import Reporter
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server import fleet
@@ -229,27 +231,37 @@ def test_two_devices_of_one_name_and_key_are_told_by_the_server_too(
 # -- without a broker -------------------------------------------------------------------------------------------
 
 
-def news() -> tuple[DeviceNews, list[events.Event]]:
-    told: list[events.Event] = []
-    return DeviceNews(RULES, 5.0, told.append), told
+class Reported:
+    """A reporter, its clock and its events."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = 0.0
+        self.events: list[events.Event] = []
+        self.reporter = Reporter(
+            plan_for("demo", Limits()), self.events.append, MemoryPlans(folder, {}), lambda: self.now
+        )
+
+    def count_hello(self, now: float) -> None:
+        self.now = now
+        self.reporter.count_hello("phone")
 
 
-def test_hellos_now_and_then_are_no_news() -> None:
-    made, told = news()
+def test_hellos_in_quick_succession_are_reported_once(tmp_path: Path) -> None:
+    reported = Reported(tmp_path)
     for second in range(0, 100, 5):
-        made.greeted("phone", float(second))
-    assert told == []
+        reported.count_hello(second)
+    assert reported.events == []
     for second in (100, 100.5, 101, 101.5, 102, 102.5):
-        made.greeted("phone", second)
-    assert len(told) == 1, "and those that come one after the other are told once"
+        reported.count_hello(second)
+    assert len(reported.events) == 1
 
 
-def test_hellos_that_are_retained_come_once_more_after_each_reconnect_of_the_server() -> None:
-    made, told = news()
+def test_retained_hellos_after_each_reconnection_are_not_reported(tmp_path: Path) -> None:
+    reported = Reported(tmp_path)
     for second in range(10):
-        made.reconnected()
-        made.greeted("phone", float(second))
-    assert told == []
+        reported.reporter.report_online("broker")
+        reported.count_hello(second)
+    assert reported.events == []
 
 
 @pytest.mark.parametrize(
@@ -265,8 +277,8 @@ def test_hellos_that_are_retained_come_once_more_after_each_reconnect_of_the_ser
 )
 def test_what_a_hello_is_answered(device: str, memory: int, wish: str, reason: str) -> None:
     hello = Hello(agent="a", memory_bytes=memory, cores=1, samples=1, engines={}, tier=wish)
-    found = objection(RULES, device, hello)
-    assert (found.reason if found else "") == reason
+    found = tier_objection(RULES, device, hello)
+    assert (found[0] if found else "") == reason
 
 
 def test_tiers_are_described_by_who_belongs_to_them() -> None:

@@ -12,12 +12,12 @@ from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
 from edgefl_server.identity.registry import Registry
-from tests.server.identity.lab import CHUNK, DECLINE, MINE, Gate, hello, topic_of
+from tests.server.identity.lab import CHUNK, DECLINE, MINE, Lab, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
 
 
 def test_the_first_key_of_a_name_is_trusted_and_it_is_said(
-    lab: Gate, phone: MessageSigner, thief: MessageSigner
+    lab: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     lab.say(phone, hello())
     lab.say(phone, DECLINE)
@@ -32,7 +32,7 @@ def test_the_first_key_of_a_name_is_trusted_and_it_is_said(
     lab.refuses_of(thief, hello(), "wrong-key")
 
 
-def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Gate, thief: MessageSigner) -> None:
+def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Lab, thief: MessageSigner) -> None:
     lab.say(thief, CHUNK)
 
     assert lab.registry.all() == []
@@ -41,7 +41,7 @@ def test_a_stranger_who_says_no_hello_leaves_nothing(lab: Gate, thief: MessageSi
 @pytest.mark.parametrize(
     "message", [hello(), Status(online=True), DECLINE], ids=["hello", "status", "decline"]
 )
-def test_what_was_said_before_is_not_said_again(lab: Gate, phone: MessageSigner, message: Message) -> None:
+def test_what_was_said_before_is_not_said_again(lab: Lab, phone: MessageSigner, message: Message) -> None:
     lab.say(phone, hello(samples=5))
     old = lab.say(phone, message)
     new = lab.say(phone, message)
@@ -54,11 +54,9 @@ def test_what_was_said_before_is_not_said_again(lab: Gate, phone: MessageSigner,
         lab.take(new, message)
 
 
-def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(
-    lab: Gate, phone: MessageSigner
-) -> None:
+def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(lab: Lab, phone: MessageSigner) -> None:
     def again(payload: bytes, message: Message) -> bool:
-        return lab.door.check(type(message), "phone", topic_of(message), payload).again
+        return lab.authenticator.verify(type(message), "phone", topic_of(message), payload).is_copy
 
     said = [(message, lab.say(phone, message)) for message in (hello(), Status(online=True), DECLINE)]
     assert all(again(payload, message) for message, payload in said)
@@ -71,7 +69,7 @@ def test_what_was_heard_is_a_copy_and_once_news_to_a_restarted_server(
     assert not again(said[0][1], hello())  # it brings its key in
 
 
-def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: MessageSigner) -> None:
+def test_a_will_is_old_once_its_device_is_back(lab: Lab, phone: MessageSigner) -> None:
     def connection() -> tuple[bytes, bytes]:
         number = phone.numbers.next(2)
         return tuple(phone.seal(MINE.status, Status(online=at == 0), number + at) for at in (0, 1))  # type: ignore[return-value]
@@ -85,7 +83,7 @@ def test_a_will_is_old_once_its_device_is_back(lab: Gate, phone: MessageSigner) 
     lab.take(second_will, Status(online=False))
 
 
-def test_chunks_may_come_in_any_order(lab: Gate, phone: MessageSigner) -> None:
+def test_chunks_may_come_in_any_order(lab: Lab, phone: MessageSigner) -> None:
     lab.say(phone, hello())
     first, second = (phone.seal(topic_of(CHUNK), CHUNK) for _ in range(2))
 
@@ -94,7 +92,7 @@ def test_chunks_may_come_in_any_order(lab: Gate, phone: MessageSigner) -> None:
 
 
 def test_with_enrolment_only_keys_of_the_list_are_let_in(
-    fleet: Gate, phone: MessageSigner, thief: MessageSigner
+    fleet: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     for message in (hello(), Status(online=True), DECLINE, CHUNK):
         fleet.refuses_of(phone, message, "unknown-key")
@@ -108,7 +106,7 @@ def test_with_enrolment_only_keys_of_the_list_are_let_in(
 
 
 def test_a_token_lets_one_key_of_one_device_in_once(
-    fleet: Gate, phone: MessageSigner, thief: MessageSigner
+    fleet: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     token = new_token(b"\x01" * 32)
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
@@ -125,7 +123,7 @@ def test_a_token_lets_one_key_of_one_device_in_once(
     fleet.refuses_of(thief, asking(thief), "wrong-key")
 
 
-def test_a_token_ends(fleet: Gate, phone: MessageSigner) -> None:
+def test_a_token_ends(fleet: Lab, phone: MessageSigner) -> None:
     token = new_token(b"\x01" * 32)
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
     fleet.now += 11
@@ -135,7 +133,7 @@ def test_a_token_ends(fleet: Gate, phone: MessageSigner) -> None:
 
 
 def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
-    fleet: Gate, phone: MessageSigner, tmp_path: Path
+    fleet: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     fleet.registry.add("phone", phone.keys.public, source="request", now=fleet.now)
     fleet.say(phone, hello())
@@ -151,23 +149,23 @@ def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
 
 
 def test_whose_keys_are_all_over_is_shut_out(
-    lab: Gate, fleet: Gate, phone: MessageSigner, tmp_path: Path
+    lab: Lab, fleet: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
-    assert fleet.door.shuts_out("phone")  # with a list, names that are not on it
+    assert fleet.authenticator.is_barred("phone")  # with a list, names that are not on it
     lab.registry.forget("phone")
     lab.say(phone, hello())
-    assert not lab.door.shuts_out("phone")
+    assert not lab.authenticator.is_barred("phone")
     lab.registry.revoke("phone")
-    assert lab.door.shuts_out("phone")
+    assert lab.authenticator.is_barred("phone")
     lab.registry.add("phone", bytes(32), source="request", now=lab.now)
-    assert not lab.door.shuts_out("phone")
+    assert not lab.authenticator.is_barred("phone")
 
 
 @pytest.mark.parametrize("gate", ["lab", "fleet"])
 def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
     gate: str, phone: MessageSigner, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    door: Gate = request.getfixturevalue(gate)
+    door: Lab = request.getfixturevalue(gate)
     door.registry.add("phone", phone.keys.public, source="request", now=door.now)
     door.say(phone, hello())
 
@@ -188,10 +186,10 @@ def test_a_rotated_key_is_let_in_and_the_old_one_for_a_while(
 
 @pytest.mark.parametrize("online", [True, False])
 def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
-    lab: Gate, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, online: bool
+    lab: Lab, phone: MessageSigner, thief: MessageSigner, tmp_path: Path, online: bool
 ) -> None:
     lab.say(phone, hello())
-    assert lab.door.presence("phone") is None  # the status of a name's first key is let in
+    assert lab.authenticator.take_status("phone") is None  # the status of a name's first key is let in
     rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
     renewed = speaker_in(tmp_path / "phone.key", 1 << 41)
     lab.refuses_of(renewed, Status(online=online), "wrong-key")
@@ -199,13 +197,13 @@ def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
 
     lab.say(renewed, hello())
 
-    assert lab.door.presence("phone") == Status(online=online)
+    assert lab.authenticator.take_status("phone") == Status(online=online)
     lab.say(renewed, hello())
-    assert lab.door.presence("phone") is None
+    assert lab.authenticator.take_status("phone") is None
 
 
 def test_a_forged_status_is_none_of_a_key_that_comes_in(
-    lab: Gate, phone: MessageSigner, tmp_path: Path
+    lab: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     lab.say(phone, hello())
     rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
@@ -215,11 +213,11 @@ def test_a_forged_status_is_none_of_a_key_that_comes_in(
 
     lab.say(renewed, hello())
 
-    assert lab.door.presence("phone") == Status(online=True)
+    assert lab.authenticator.take_status("phone") == Status(online=True)
 
 
 def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
-    lab: Gate, phone: MessageSigner, thief: MessageSigner
+    lab: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     lab.say(phone, hello())
     lab.refuses_of(thief, hello(), "wrong-key")
@@ -229,14 +227,14 @@ def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
     lab.say(thief, hello())
 
 
-def test_the_same_refusal_is_news_once(lab: Gate) -> None:
+def test_the_same_refusal_is_new_once(lab: Lab) -> None:
     error = IdentityError("wrong-key", "text")
 
-    assert [lab.door.is_news("phone", error) for _ in range(3)] == [True, False, False]
-    assert lab.door.is_news("laptop", error)
+    assert [lab.authenticator.is_new("phone", error) for _ in range(3)] == [True, False, False]
+    assert lab.authenticator.is_new("laptop", error)
 
 
-def test_progress_of_an_unsigned_name_is_as_before(lab: Gate) -> None:
+def test_progress_of_an_unsigned_name_is_as_before(lab: Lab) -> None:
     progress = Progress(
         round=1,
         tier="t",

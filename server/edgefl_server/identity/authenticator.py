@@ -1,0 +1,339 @@
+"""Authentication of devices' messages: their keys, the validity of these, and protection against replays.
+
+Without enrolment the first key that sends a hello under a name is trusted from then on (trust on first use). With it only
+keys of the list are trusted. Nothing of a message is stored before it is accepted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic
+
+from edgefl.errors import ConfigError, IdentityError, ProtocolError, StoreError
+from edgefl.system.clock import Clock
+from edgefl.wire.enrolment import proves
+from edgefl.wire.keys import FOREVER, known_after, shown
+from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
+from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode
+from edgefl_server.events import EventListener, Noted
+from edgefl_server.identity.buffered_registry import BufferedRegistry
+from edgefl_server.identity.registry import DeviceKey, Registry, Source
+
+_MAX_REPORTED = 1024
+_MAX_EARLY = 1024
+_MAX_NUMBERS = 100_000
+_MAX_NAMES = 100_000
+_NOTICES: dict[Source, str] = {
+    "token": "device {device} is enrolled by a token, with the key {key}",
+    "rotation": "device {device} has a new key {key}, which its old one introduced",
+    "first-use": "trust on first use: device {device} is who has the key {key} from now on",
+}
+_BETWEEN_ROTATIONS_S = 60.0
+"""Shortest time between two rotations of a device's key: each adds a row, and waits for the disk."""
+
+
+@dataclass(frozen=True)
+class _KeyEntry:
+    """Addition of a new key to the registry. ``until``: end of the key before it, in epoch seconds."""
+
+    source: Source
+    until: int = 0
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class VerifiedMessage(Generic[AnyMessage]):
+    """Message with a valid signature.
+
+    Attributes:
+        device: Name of the device.
+        message: The message.
+        envelope: Its signature; None if devices need not sign.
+        known: Key that signed it, if the registry has it.
+        entry: Addition of a new key that the message introduces.
+        is_copy: True if the message was accepted before: brokers deliver retained messages and repeat others.
+    """
+
+    device: str
+    message: AnyMessage
+    envelope: Envelope | None = None
+    known: DeviceKey | None = None
+    entry: _KeyEntry | None = None
+    is_copy: bool = False
+
+
+class Authenticator:
+    """Authenticator of one federation's devices.
+
+    Args:
+        registry: Keys of the devices.
+        events: Receives a notice of each key that is trusted from now on.
+        enrolled: True if only keys of the registry are trusted.
+        clock: Epoch seconds.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        events: EventListener,
+        *,
+        enrolled: bool,
+        clock: Clock = time.time,
+    ) -> None:
+        self._registry = BufferedRegistry(registry, clock)
+        self._events = events
+        self._enrolled = enrolled
+        self._clock = clock
+        self._numbers: OrderedDict[tuple[str, bytes, type[Message]], int] = OrderedDict()
+        """Number of the last message of each kind, by device and key."""
+        self._reported: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._early: OrderedDict[tuple[str, bytes], tuple[str, bytes]] = OrderedDict()
+        self._newcomers: dict[str, bytes] = {}
+
+    def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
+        """Verify, accept and return a message. Raises as :meth:`verify`."""
+        verified_message = self.verify(kind, device, topic, payload)
+        self.accept(verified_message)
+        return verified_message.message
+
+    def verify(
+        self,
+        kind: type[AnyMessage],
+        device: str,
+        topic: str,
+        payload: bytes,
+        *,
+        max_devices: int = _MAX_NAMES,
+    ) -> VerifiedMessage[AnyMessage]:
+        """Verify a message. Stores nothing.
+
+        Args:
+            kind: Expected type.
+            device: Device in the topic.
+            topic: Topic of the message, which is part of what was signed.
+            payload: The envelope, or the bare message of a device that does not sign.
+            max_devices: Largest number of names that are trusted on first use.
+
+        Raises:
+            IdentityError: If the device did not sign the message, if it is a replay, or if there are too many names.
+            ProtocolError: If the message is malformed.
+        """
+        envelope = unwrap(payload, kind)
+        keys = self._registry.keys(device)
+        if envelope is None:
+            if self._enrolled or keys:
+                raise unsigned(kind, device, enrolled=self._enrolled)
+            return VerifiedMessage(device, decode(kind, payload))
+        known = next((each for each in keys if each.key == envelope.key), None)
+        if known is None and not issubclass(kind, Hello):
+            if self._enrolled or keys:
+                if issubclass(kind, Status):
+                    self._keep_early(device, envelope.key, topic, payload)
+                raise unknown_key(device, envelope, keys)
+            # Nothing is stored of a name without a hello, not even the number of its message.
+            return VerifiedMessage(device, verified(kind, topic, envelope))
+        if known is not None:
+            check_valid(device, known, self._clock())
+        message = verified(kind, topic, envelope)
+        entry = None
+        if known is None and isinstance(message, Hello):
+            entry = self._entry(device, topic, message, envelope, keys, max_devices)
+        # Chunks are sent again in any order: the task's nonce and the digest identify copies of them.
+        is_copy = not issubclass(kind, UpdateChunk) and self._is_copy(kind, device, envelope, known)
+        return VerifiedMessage(device, message, envelope, known, entry, is_copy)
+
+    def accept(self, verified_message: VerifiedMessage[AnyMessage]) -> None:
+        """Store the new key and the number of a verified message. On a full disk they are stored later: see
+        :meth:`take_error`."""
+        self._registry.retry()
+        device, envelope, entry = verified_message.device, verified_message.envelope, verified_message.entry
+        if envelope is None:
+            return
+        if entry is not None:
+            self._add_key(device, envelope.key, entry)
+            if self._enrolled or entry.source != "first-use":  # otherwise its earlier status was accepted
+                self._newcomers[device] = envelope.key
+        self._store_number(type(verified_message.message), device, envelope, verified_message.known)
+
+    def is_first(self, kind: type[Message], device: str, topic: str, payload: bytes) -> bool:
+        """Return True if the device signed this message, and it is newer than all others of its kind."""
+        try:
+            envelope = self.verify(kind, device, topic, payload).envelope
+        except (IdentityError, ProtocolError):
+            return False
+        return envelope is not None and envelope.at > self._numbers.get((device, envelope.key, kind), 0)
+
+    def is_listed(self, device: str) -> bool:
+        """Return True if the device is on a list, so that its name is not made up."""
+        return self._enrolled and bool(self._registry.keys(device))
+
+    def is_barred(self, device: str) -> bool:
+        """Return True if the device has no valid key, so that no message of it can be accepted."""
+        keys, now = self._registry.keys(device), self._clock()
+        is_valid = any(
+            each.state == "active" or (each.state == "retired" and now < each.until) for each in keys
+        )
+        return not is_valid and (self._enrolled or bool(keys))
+
+    def take_error(self) -> StoreError | None:
+        """Return the error of a write that failed since the last call; None if all succeeded."""
+        return self._registry.take_error()
+
+    def take_status(self, device: str) -> Status | None:
+        """Return the status of a device whose key its last hello introduced, or None if the key was known.
+
+        The status came before the hello, and was refused under an unknown key. Without one the device is online.
+        """
+        key = self._newcomers.pop(device, None)
+        if key is None:
+            return None
+        early = self._early.pop((device, key), None)
+        if early is not None:
+            with suppress(ProtocolError):  # it was stored unverified
+                return self.open(Status, device, *early)
+        return Status(online=True)
+
+    def is_new(self, device: str, error: IdentityError) -> bool:
+        """Return True for the first refusal of a device for this reason: an attacker may cause a million."""
+        key = device, error.reason
+        if key in self._reported:
+            return False
+        self._reported[key] = None
+        if len(self._reported) > _MAX_REPORTED:
+            self._reported.popitem(last=False)
+        return True
+
+    def _keep_early(self, device: str, key: bytes, topic: str, payload: bytes) -> None:
+        """Store a status whose hello may follow. It is not verified: most keys are never accepted."""
+        self._early[device, key] = topic, payload
+        self._early.move_to_end((device, key))
+        if len(self._early) > _MAX_EARLY:
+            self._early.popitem(last=False)
+
+    def _entry(
+        self,
+        device: str,
+        topic: str,
+        hello: Hello,
+        envelope: Envelope,
+        keys: Sequence[DeviceKey],
+        max_devices: int,
+    ) -> _KeyEntry:
+        """Return the addition of a new key: by a token, by the key before it, or as the first of its name."""
+        if hello.token and self._proven(device, topic, hello, envelope):
+            return _KeyEntry("token", token=hello.token)
+        roots = {each.key: FOREVER for each in keys if each.state == "active"}
+        if roots and envelope.key in (after := known_after(roots, envelope.succession)):
+            self._check_pace(device, keys)
+            return _KeyEntry("rotation", until=min(after[key] for key in roots))
+        if self._enrolled or keys:
+            raise unknown_key(device, envelope, keys)
+        if self._registry.devices() >= max_devices:
+            raise IdentityError(
+                "too-many-devices",
+                f"device {device} is not let in: {max_devices} names are known already; forget some "
+                "(`edgefl enroll forget`), raise limits.max_devices, or let in devices of a list only",
+                device=device,
+            )
+        return _KeyEntry("first-use")
+
+    def _proven(self, device: str, topic: str, hello: Hello, envelope: Envelope) -> bool:
+        token = self._registry.token(hello.token, self._clock())
+        return token is not None and token[0] == device and proves(token[1], topic, envelope.key, hello.proof)
+
+    def _check_pace(self, device: str, keys: Sequence[DeviceKey]) -> None:
+        [last] = [each for each in keys if each.state == "active"][-1:]
+        if last.source == "rotation" and 0 <= self._clock() - last.added_at < _BETWEEN_ROTATIONS_S:
+            raise IdentityError(
+                "too-soon",
+                f"key {shown(last.key)} of {device} took another's place less than {_BETWEEN_ROTATIONS_S:g} s ago: "
+                "connect again later",
+                device=device,
+            )
+
+    def _add_key(self, device: str, key: bytes, entry: _KeyEntry) -> None:
+        now = self._clock()
+        try:
+            self._registry.add(
+                device, key, source=entry.source, now=now, until=entry.until, token=entry.token
+            )
+        except ConfigError as error:
+            raise IdentityError("revoked-key", error.message, device=device) from error
+        self._events.emit(Noted(text=_NOTICES[entry.source].format(device=device, key=key.hex())))
+
+    def _is_copy(self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None) -> bool:
+        """Return True if this process accepted the same message before. Raises IdentityError for an older one.
+
+        The last message that an earlier process accepted is no copy: it is retained, and its effect may be lost.
+        """
+        number = self._numbers.get((device, envelope.key, kind), 0)
+        if envelope.at < max(number, _stored(kind, known)):
+            raise IdentityError(
+                "replayed",
+                f"a {kind.__name__} of {device} was said before another one that was heard already: somebody sends it again",
+                device=device,
+            )
+        return known is not None and envelope.at == number
+
+    def _store_number(
+        self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None
+    ) -> None:
+        at = envelope.at
+        # The registry's copy of the key: thousands of equal keys would take memory each.
+        place = (device, envelope.key if known is None else known.key, kind)
+        is_newer = at > max(self._numbers.get(place, 0), _stored(kind, known))
+        self._numbers[place] = max(at, self._numbers.get(place, 0))
+        self._numbers.move_to_end(place)
+        if len(self._numbers) > _MAX_NUMBERS:
+            self._numbers.popitem(last=False)
+        if is_newer and kind in (Hello, Status):
+            self._registry.store_numbers(
+                device,
+                envelope.key,
+                hello_at=at if kind is Hello else 0,
+                status_at=at if kind is Status else 0,
+            )
+
+
+def _stored(kind: type[Message], known: DeviceKey | None) -> int:
+    """Return the number of the last message of a kind in the registry."""
+    return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
+
+
+def check_valid(device: str, known: DeviceKey, now: float) -> None:
+    """Raise IdentityError if a key is not valid any more."""
+    if known.state == "revoked":
+        raise IdentityError(
+            "revoked-key",
+            f"key {shown(known.key)} of {device} was revoked: enroll the device again",
+            device=device,
+        )
+    if known.state == "retired" and now >= known.until:
+        raise IdentityError(
+            "old-key",
+            f"key {shown(known.key)} of {device} was replaced, and is not good any more",
+            device=device,
+        )
+
+
+def unsigned(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
+    """Return the error of a message without a signature."""
+    why = "only enrolled devices are let in" if enrolled else "this device signs what it says"
+    return IdentityError("unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device)
+
+
+def unknown_key(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
+    """Return the error of a message that none of the device's ``keys`` signed."""
+    good = ", ".join(shown(each.key) for each in keys if each.state == "active")
+    if not good:
+        text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"
+        return IdentityError("unknown-key", text, device=device)
+    text = (
+        f"device {device} is known by the key {good}, and this is signed by {envelope.key.hex()}: if its store was lost, "
+        "forget the old key (`edgefl enroll forget`) or enroll it by a token; if not, somebody else uses its name"
+    )
+    return IdentityError("wrong-key", text, device=device)

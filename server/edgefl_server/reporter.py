@@ -1,0 +1,388 @@
+"""Reports of the server to people: each thing once, or at intervals, however often it happens."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from edgefl.errors import ProtocolError, StoreError
+from edgefl.system.clock import Clock
+from edgefl.wire.mqtt.events import Disconnected
+from edgefl.wire.mqtt.messages import FAILED, Progress, Round, encode
+from edgefl.wire.mqtt.neighbours import Neighbours, named
+from edgefl.wire.mqtt.reasons import TEXTS
+from edgefl.wire.text import printable
+from edgefl_server import events
+from edgefl_server.aggregate.robust import unprotected
+from edgefl_server.coordinator import attendance
+from edgefl_server.coordinator.attendance import Presence
+from edgefl_server.coordinator.rollout import Trial
+from edgefl_server.coordinator.states import OpenRound, Outcome, State
+from edgefl_server.coordinator.tier_names import CANDIDATE
+from edgefl_server.memory_plans import MemoryPlans
+from edgefl_server.run_spec import RunSpec
+
+HOSTED_BYTES = 128 * 1024
+"""Largest message of the strictest hosted brokers."""
+MAX_NAME = 64
+_STORAGE_ERROR_S = 60.0
+"""Seconds between two reports of the same storage error."""
+_HELLOS = 4
+_HELLOS_S = 10.0
+"""So many hellos of one device in that time mean that its connections do not last."""
+_MAX_FAILURES = 1000
+"""Reasons of failed attempts that are reported in a round."""
+_ONE_OF_MANY = re.compile(r"(?<=/devices/)[^/]+|(?<=/blobs/).*")
+"""Parts of a topic that differ between devices and blobs."""
+
+
+class Reporter:
+    """Reporter of one server, which remembers what it has reported.
+
+    Args:
+        spec: Specification of the run.
+        listener: The user's function for events.
+        memory_plans: Learns from the memory that devices report.
+        clock: Epoch seconds.
+
+    Attributes:
+        is_open: False once the listener has gone away: its pipe is closed.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        listener: Callable[[events.Event], None],
+        memory_plans: MemoryPlans,
+        clock: Clock,
+    ) -> None:
+        self._spec = spec
+        self._listener = listener
+        self._memory_plans = memory_plans
+        self._clock = clock
+        self.is_open = True
+        self._notice_s = spec.limits.notice_s
+        # The run and the broker.
+        self._is_offline = False
+        self._denied: set[str] = set()
+        self._strangers: dict[str, Sequence[str]] = {}
+        self._counts: Mapping[str, int] = {}
+        self._counts_at = 0.0
+        self._storage_error = ("", 0.0)
+        # Rounds.
+        self._presence: Presence | None = None
+        self._unprotected: set[tuple[str, int]] = set()
+        self._open_tasks = (0, 0)
+        self._pause_s = self._notice_s
+        self._awaiting_at = 0.0
+        # Devices.
+        self._newcomers: set[str] = set()
+        self._hellos: dict[str, tuple[float, ...]] = {}
+        self._stages: dict[str, tuple[float, str]] = {}
+        self._failures: set[tuple[str, int, str]] = set()
+        self._failed_round = 0
+
+    def emit(self, event: events.Event) -> None:
+        """Pass an event to the listener. A listener that raises loses this event only; one that is gone ends the run."""
+        try:
+            self._listener(event)
+            if isinstance(event, events.DeviceSeen) and event.stage == events.REPORTED:
+                warning = self._memory_plans.report(event)
+                if warning is not None:
+                    self._listener(warning)
+        except BrokenPipeError:
+            self.is_open = False
+        except Exception:
+            return  # the fault is the listener's, and nothing else could receive it
+
+    def _warn(self, text: str, tier: str = "") -> None:
+        self.emit(events.Warned(tier=tier, text=text))
+
+    # -- the run and the broker ------------------------------------------------------------------------------
+
+    def report_start(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:
+        """Report that the server is up.
+
+        Args:
+            state: State of the coordinator.
+            resumed: True if an earlier process began the run.
+            device: Processor that sums updates.
+            server_key: Public key of the server.
+        """
+        started = events.Started(
+            federation=self._spec.federation,
+            run=self._spec.rules.run,
+            rounds=self._spec.rules.rounds,
+            next_round=state.next_round,
+            resumed=resumed,
+            model_version=state.model_version,
+            device=device,
+            server_key=server_key,
+        )
+        self.emit(started)
+
+    def check_announcement(self, message: Round | None) -> None:
+        """Warn if hosted brokers would refuse the first announcement; later ones are about as large."""
+        size = len(encode(message)) if message is not None else 0
+        if not self._spec.message_limit and size > HOSTED_BYTES:
+            self._warn(
+                f"the announcement of a round takes {size} bytes; this broker has to take as much in a message, and hosted "
+                f"ones take {HOSTED_BYTES}: fewer units or tiers make it smaller"
+            )
+
+    def report_denied(self, topic: str, text: str) -> None:
+        """Report a topic that the broker denies, once a kind of topic. The session tries again: rights may be granted."""
+        kind = _ONE_OF_MANY.sub("", topic)
+        if kind not in self._denied:
+            self._denied.add(kind)
+            self._warn(text)
+
+    def report_offline(self, event: Disconnected) -> None:
+        """Report that the broker is away."""
+        self._is_offline = True
+        rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
+        self.emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
+
+    def report_online(self, broker: str) -> None:
+        """Report a connection to the broker, if it was away. Devices' retained hellos come again after it."""
+        self._hellos.clear()
+        if self._is_offline:
+            self._is_offline = False
+            self.emit(events.Online(broker=broker))
+
+    def report_refused(self, counts: Mapping[str, int]) -> float | None:
+        """Report the messages that were not read, at intervals.
+
+        Args:
+            counts: Numbers of messages since the start, by reason.
+
+        Returns:
+            Seconds until the next report is due; None if there is nothing new.
+        """
+        now = self._clock()
+        if counts == self._counts:
+            return None
+        if now < self._counts_at:
+            return self._counts_at - now
+        self._counts, self._counts_at = counts, now + self._notice_s
+        self.emit(events.Limited(counts=dict(counts)))
+        return None
+
+    def report_storage_error(self, error: StoreError) -> None:
+        """Report a storage error that is retried: once a minute while it stays the same."""
+        text, at = self._storage_error
+        now = self._clock()
+        if error.message == text and now - at < _STORAGE_ERROR_S:
+            return
+        self._storage_error = error.message, now
+        self._warn(
+            f"{error.message}; nothing is acknowledged that is not written, and the server tries again"
+        )
+
+    def report_neighbours(self, state: State, neighbours: Neighbours) -> None:
+        """Report devices at this broker that no server trains: they may have a wrong federation name."""
+        name = self._spec.federation
+        strangers = neighbours.unserved(but=name)
+        if not strangers or strangers == self._strangers or state.phase != "waiting":
+            return
+        self._strangers = strangers
+        names = named([f"{each!r} ({named(devices)})" for each, devices in strangers.items()])
+        self._warn(
+            f"at this broker devices wait for a server of federation {names}; those that are meant for this one want "
+            f"`edgefl device --federation {name}`"
+        )
+
+    # -- rounds ----------------------------------------------------------------------------------------------
+
+    @property
+    def lacks_devices(self) -> bool:
+        """True if the next round waits for devices."""
+        return self._presence is not None and self._presence.known < self._presence.needed
+
+    def report_waiting(self, state: State) -> None:
+        """Report the devices that the next round waits for, whenever they change."""
+        if state.phase != "waiting":
+            self._presence = None
+            return
+        presence = attendance.presence(self._spec.rules, state, self._clock())
+        is_waiting = presence.known < presence.needed and state.next_round <= self._spec.rules.rounds
+        if is_waiting and presence != self._presence:
+            self._presence = presence
+            self.emit(events.Waiting(next_round=state.next_round, **vars(presence)))
+
+    def report_opened(self, opened: OpenRound, trial: Trial | None) -> None:
+        """Report a round that began, and the trial of a candidate that began with it."""
+        event = events.RoundOpened(
+            round=opened.number,
+            goal=opened.goal,
+            devices=tuple(opened.assignments),
+            deadline=opened.deadline,
+        )
+        self.emit(event)
+        holders = Counter(assignment.tier for assignment in opened.assignments.values())
+        if trial is not None and trial.began == opened.number:
+            devices = {tier: holders[tier + CANDIDATE] for tier in trial.marks}
+            self.emit(events.RolloutStarted(round=opened.number, devices=devices))
+        rule = self._spec.aggregate.rule
+        for tier, count in sorted(holders.items()):
+            if unprotected(rule, count) and (tier, count) not in self._unprotected:
+                self._unprotected.add((tier, count))
+                self._warn(
+                    f"the rule {rule.name} leaves nothing out of {count} updates of tier {tier!r}; raise aggregate.trim, or "
+                    "give the tier more devices",
+                    tier,
+                )
+
+    def report_awaited(self, state: State) -> float | None:
+        """Report the devices that the open round waits for, at growing intervals without an update.
+
+        Returns:
+            Seconds until the next report; None while no round is open.
+        """
+        current = state.round if state.phase == "open" else None
+        if current is None:
+            return None
+        now, pending = self._clock(), current.count("open")
+        if self._open_tasks != (current.number, pending):
+            self._open_tasks, self._pause_s = (current.number, pending), self._notice_s
+            self._awaiting_at = now + self._pause_s
+        elif now >= self._awaiting_at:
+            self._pause_s *= 2
+            self._awaiting_at = now + self._pause_s
+            given_up = None if current.buffered else attendance.given_up_at(self._spec.rules, state, current)
+            until = current.deadline if given_up is None else min(given_up, current.deadline)
+            devices = tuple(
+                self._awaited_device(state, current, task.device) for task in current.with_status("open")
+            )
+            self.emit(events.Awaiting(round=current.number, devices=devices, until=until))
+        return self._awaiting_at - now
+
+    def _awaited_device(self, state: State, current: OpenRound, name: str) -> events.AwaitedDevice:
+        device = state.devices.get(name)
+        at, stage = self._stages.get(name, (0.0, ""))
+        if at < current.opened:
+            at, stage = 0.0, ""
+        online = device is not None and device.online
+        since = at if online or device is None else device.seen
+        return events.AwaitedDevice(device=name, online=online, stage=stage, since=since)
+
+    def report_ended(self, state: State, ended: OpenRound, outcome: Outcome, text: str, now: float) -> None:
+        """Report a round that receives no more updates.
+
+        Args:
+            state: State of the coordinator.
+            ended: The round.
+            outcome: ``closed`` or ``abandoned``.
+            text: Reason of an abandoned round.
+            now: Time of its last update.
+        """
+        event = events.RoundEnded(
+            round=ended.number,
+            outcome=outcome,
+            reports=ended.count("accepted"),
+            missing=attendance.missing(self._spec.rules, state, ended, now),
+            seconds=now - ended.opened,
+            text=text,
+        )
+        self.emit(event)
+
+    def report_trial(self, number: int, trial: Trial) -> None:
+        """Report the verdict on a candidate, if round ``number`` decided it."""
+        if trial.verdict:
+            promoted = trial.verdict == "promoted"
+            self.emit(events.RolloutJudged(round=number, promoted=promoted, text=trial.text))
+
+    # -- devices ---------------------------------------------------------------------------------------------
+
+    def report_newcomer(self, state: State, device: str) -> None:
+        """Warn about a device that no round selects before the method begins again."""
+        tier = state.devices[device].tier
+        if not tier or not state.members or device in state.members or device in self._newcomers:
+            return
+        self._newcomers.add(device)
+        self._warn(
+            f"device {device} came after the method began and has nothing of its earlier rounds, which the algorithm needs; "
+            "it takes part if the method begins again",
+            tier,
+        )
+
+    def count_hello(self, device: str) -> None:
+        """Warn once about a device that connects again and again."""
+        times = self._hellos.get(device, ())
+        if len(times) == _HELLOS:
+            return
+        times = (*times, self._clock())
+        is_quick = times[-1] - times[0] <= _HELLOS_S
+        if len(times) == _HELLOS and is_quick:
+            self._warn(
+                f"device {device} connected {_HELLOS} times within {times[-1] - times[0]:.0f} s: either two devices run "
+                "under this name and take each other's place at the broker, or its link breaks; "
+                "give each its own name (`edgefl device --id`)"
+            )
+        self._hellos[device] = times if is_quick or len(times) < _HELLOS else times[1:]
+
+    def report_progress(self, device: str, tier: str, progress: Progress) -> None:
+        """Report a device's progress, or its failed attempt.
+
+        Raises:
+            ProtocolError: If the device uses the stage that only the server sets.
+        """
+        if progress.stage.startswith(FAILED):
+            code = printable(progress.stage.removeprefix(FAILED))
+            self._report_failure(device, progress.round, TEXTS.get(code, code))
+            return
+        fields = msgspec.structs.asdict(progress)
+        fields.pop("v")
+        fields |= {"tier": tier, "stage": printable(progress.stage, MAX_NAME)}
+        if fields["stage"].strip() == events.REPORTED:
+            raise ProtocolError(
+                "a device says by its update that it reported, and not by the stage of a Progress message"
+            )
+        done = f" {progress.step}/{progress.steps}" if progress.steps else ""
+        self.note_stage(device, f"{fields['stage']}{done}")
+        self.emit(events.DeviceSeen(device=device, **fields))
+
+    def note_stage(self, device: str, stage: str) -> None:
+        """Remember what a device does in its round, for :meth:`report_awaited`."""
+        self._stages[device] = self._clock(), stage
+
+    def _report_failure(self, device: str, number: int, reason: str) -> None:
+        """Report a failed attempt: each reason once a round, however often the device tries again."""
+        if number != self._failed_round:
+            self._failed_round, self._failures = number, set()
+        if (device, number, reason) not in self._failures and len(self._failures) < _MAX_FAILURES:
+            self._failures.add((device, number, reason))
+            self.emit(events.DeviceFailed(device=device, round=number, text=reason))
+
+    def report_change(self, before: State, state: State, name: str) -> None:
+        """Report a device that came, went, or is in other conditions.
+
+        Args:
+            before: State of the coordinator before the device's message.
+            state: State after it.
+            name: Name of the device.
+        """
+        previous, device = before.devices.get(name), state.devices.get(name)
+        if device is None or device is previous or state.phase == "done":
+            return
+        is_present = device.online and bool(device.tier)
+        was_present = previous is not None and previous.online and bool(previous.tier)
+        if is_present and not was_present:
+            self.emit(events.DeviceJoined(device=name, tier=device.tier))
+        if is_present and device.unfit != (previous.unfit if previous is not None else ""):
+            self.emit(events.DeviceFitness(device=name, tier=device.tier, unfit=device.unfit))
+        if was_present and not device.online:
+            number, until = self._grace(state, name)
+            self.emit(events.DeviceLost(device=name, tier=device.tier, round=number, until=until))
+
+    def _grace(self, state: State, name: str) -> tuple[int, float]:
+        """Return the round that waits for an offline device, and the time until which it does; (0, 0) if none does."""
+        current = state.round if state.phase == "open" else None
+        task = current.assignments.get(name) if current is not None else None
+        if current is None or task is None or task.status != "open":
+            return 0, 0.0
+        until = attendance.away_until(self._spec.rules, state, current, name)
+        return current.number, min(current.deadline, until or current.deadline)

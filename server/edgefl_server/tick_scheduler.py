@@ -1,0 +1,61 @@
+"""Times at which the coordinator looks at all of its devices.
+
+Such a look takes longer the more devices there are. So it happens by the coordinator's deadlines and not for each message
+of a burst: the next deadline is computed once for each state, and hellos in quick succession are noted and looked at
+together.
+"""
+
+from __future__ import annotations
+
+from edgefl_server.coordinator import machine as coordinator
+from edgefl_server.coordinator.states import DeviceHello, DeviceStatus, Event, Rules, State
+
+_BURST_S = 0.05
+"""Seconds between two looks while messages come in quick succession."""
+
+
+class TickScheduler:
+    """Scheduler of the coordinator's ticks. Times are those of the service's clock.
+
+    Args:
+        rules: Rules of the run.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._known: State | None = None
+        self._wake: float | None = None
+        self._looked_at = 0.0
+        self._has_noted = False
+
+    def wake_at(self, state: State, now: float) -> float | None:
+        """Return the time at which a tick may change something; None if only messages can."""
+        if self._has_noted:
+            return now
+        if state is not self._known:
+            self._known, self._wake = state, coordinator.wake_at(self._rules, state, now)
+        return self._wake
+
+    def is_due(self, state: State, now: float, *, quiet: bool) -> bool:
+        """Return True if it is time for a tick.
+
+        Args:
+            state: State of the coordinator.
+            now: Epoch seconds.
+            quiet: True if no message waits.
+        """
+        if now < self._looked_at + _BURST_S and not quiet:
+            return False
+        if self._has_noted:
+            return True
+        wake = self.wake_at(state, now)
+        return wake is not None and wake <= now and now >= self._looked_at + _BURST_S
+
+    def settles(self, event: Event, now: float, *, quiet: bool) -> bool:
+        """Return False if an event should only be noted: a device's hello or status during a burst."""
+        is_deferrable = isinstance(event, DeviceHello | DeviceStatus) and not quiet
+        settle = not is_deferrable or now >= self._looked_at + _BURST_S
+        self._has_noted = not settle
+        if settle:
+            self._looked_at, self._known = now, None
+        return settle
