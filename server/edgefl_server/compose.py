@@ -33,9 +33,8 @@ from edgefl_server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.rollout import Rollout
-from edgefl_server.coordinator.roster import TierRule
+from edgefl_server.coordinator.roster import CANDIDATE, TierRule
 from edgefl_server.coordinator.states import Rules
-from edgefl_server.coordinator.tier_names import CANDIDATE
 from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady

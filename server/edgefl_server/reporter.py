@@ -20,8 +20,8 @@ from edgefl_server.aggregate.robust import unprotected
 from edgefl_server.coordinator import attendance
 from edgefl_server.coordinator.attendance import Presence
 from edgefl_server.coordinator.rollout import Trial
+from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.coordinator.states import OpenRound, Outcome, State
-from edgefl_server.coordinator.tier_names import CANDIDATE
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.run_spec import RunSpec
 

@@ -1,1 +1,1 @@
-"""The rounds of a run as a pure state machine, and who takes part. No I/O."""
+"""Pure state machine of a run's rounds, and the selection of devices. No I/O."""

@@ -1,8 +1,8 @@
-"""Who may take part in the next round, who is missing from one, and why. Pure functions over the coordinator's state.
+"""Attendance of devices: candidates for the next round, and devices that are missing from one, with reasons.
 
-Most algorithms take whoever is there. Where all devices are needed, those of the method's first round are its *members*:
-no round opens without one of them, and none closes. A device that comes later has nothing of the earlier exchanges; it
-joins if the method begins again.
+Most algorithms train with the devices that are online. If an algorithm needs all devices, those of its first round are its
+*members*: no round opens or closes without one of them. A device that comes later lacks the earlier exchanges; it joins if
+the method begins again. Pure functions over the coordinator's state.
 """
 
 from __future__ import annotations
@@ -11,19 +11,23 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from edgefl_server.coordinator import bench, roster, selection
+from edgefl_server.coordinator import roster, selection, suspension
 from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import OpenRound, Rules, State
 
-_TOLD = 20
+_MAX_NAMED = 20
 """Devices that a message names at most."""
 
 
 @dataclass(frozen=True)
 class Presence:
-    """The next round opens once ``known`` is ``needed``; ``missing`` are those it waits for, where it knows their names.
+    """Devices that are present for the next round, which opens once ``known`` reaches ``needed``.
 
-    ``reason`` says why it needs more than the rules say, or why some that are online do not count.
+    Attributes:
+        known: Number of devices that are present.
+        needed: Number of devices that the round needs.
+        missing: Names of absent devices, if they are known.
+        reason: Why the round needs more devices than the rules say, or why some that are online do not count.
     """
 
     known: int
@@ -33,7 +37,13 @@ class Presence:
 
 
 def presence(rules: Rules, state: State, now: float) -> Presence:
-    """How many devices the next round has, and how many it needs to open."""
+    """Return the number of devices that the next round has, and the number that it needs.
+
+    Args:
+        rules: Rules of the run.
+        state: State of the coordinator.
+        now: Epoch seconds.
+    """
     least = max(1, rules.min_reports)
     if not rules.all_needed:
         needed, here = _least(rules, state, now), _here(rules, state, now)
@@ -45,7 +55,7 @@ def presence(rules: Rules, state: State, now: float) -> Presence:
 
 
 def _least(rules: Rules, state: State, now: float) -> int:
-    """Devices that have to be there, where not all are needed."""
+    """Return the number of devices that have to be present, if not all are needed."""
     least = max(1, rules.min_reports)
     if now >= state.waiting_since + _patience_s(rules, state):
         return least
@@ -53,7 +63,7 @@ def _least(rules: Rules, state: State, now: float) -> int:
 
 
 def _patience_s(rules: Rules, state: State) -> float:
-    """How long the next round waits for more devices than it cannot do without."""
+    """Return the seconds for which the next round waits for more devices than its minimum."""
     if state.next_round == 1:
         return rules.ready_timeout_s
     return rules.selection.patience_s if rules.selection.quorum else 0.0
@@ -73,25 +83,29 @@ def _reason(rules: Rules, state: State, needed: int) -> str:
 
 
 def _here(rules: Rules, state: State, now: float) -> int:
-    """How many :func:`candidates` there are, where not all are needed."""
+    """Return the number of :func:`candidates`, if not all are needed."""
     if state.benched:
         return len(candidates(rules, state, now))
     return state.devices.here(now, rules.offline_grace_s)
 
 
 def candidates(rules: Rules, state: State, now: float) -> list[str]:
-    """Whom the next round selects from, sorted: the members if there are some, else every device with a tier that is here.
+    """Return the devices that the next round selects from, sorted: the members, or every present device with a tier.
 
-    A device that has just gone offline counts as here for the grace. Where all are needed, the round waits for it.
+    A device that has just gone offline counts as present for the grace. If all devices are needed, the round waits for it.
     """
     if rules.all_needed and state.members:
         return sorted(state.members)
     names = roster.eligible(state.devices, now, rules.offline_grace_s)
-    return bench.playing(state, names, max(rules.min_devices, rules.min_reports)) if state.benched else names
+    return (
+        suspension.without_suspended(state, names, max(rules.min_devices, rules.min_reports))
+        if state.benched
+        else names
+    )
 
 
 def opens_at(rules: Rules, state: State, now: float) -> float | None:
-    """When time alone may end the wait for the next round (epoch seconds), or None if only devices can."""
+    """Return the time at which the wait for the next round may end without a message (epoch seconds), or None."""
     if not rules.all_needed:
         ready = state.waiting_since + _patience_s(rules, state)
         return ready if ready > now else None
@@ -105,7 +119,7 @@ def opens_at(rules: Rules, state: State, now: float) -> float | None:
 
 
 def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
-    """The members without which no round can open and whose time to come back is over, and what is known of each."""
+    """Return the members whose grace is over and without which no round can open, with what is known of each."""
     if not (rules.all_needed and rules.absent == "refuse" and state.members):
         return {}
     missing = {name: state.devices.get(name) for name in presence(rules, state, now).missing}
@@ -120,7 +134,7 @@ def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
 
 
 def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """The devices of a round from which no update will come, and why, by name."""
+    """Return the devices of a round that will send no update, with the reason of each."""
     if not _may_lack(rules, state, current, now):
         return {}
     why = {name: _why(rules, state, current, name, now) for name in current.assignments}
@@ -128,7 +142,10 @@ def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[
 
 
 def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
-    """Whether there is a reason to look at each device: one has answered, and not by an update, or time is over for one."""
+    """Return True if some device of the round may be lacking, so that each has to be looked at.
+
+    That is so if a device answered otherwise than by an accepted update, or if the time of one is over.
+    """
     ended = sum(current.count(status) for status in ("rejected", "declined", "expired"))
     if ended or now >= current.deadline:
         return True
@@ -136,7 +153,7 @@ def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> boo
 
 
 def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[float]:
-    """When the grace ends of each device of the round that is offline and has not answered."""
+    """Yield the end of the grace of each offline device of the round whose task is open."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         if name in waited and (until := away_until(rules, state, current, name)) is not None:
@@ -160,7 +177,7 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
 
 
 def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """Every device with a tier whose update is not in the round, and why, by name."""
+    """Return every device with a tier whose update is not in the round, with the reason of each."""
     elsewhere = {
         name: device.unfit or "it was not there"
         for name, device in sorted(state.devices.items())
@@ -173,8 +190,10 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
 
 
 def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
-    """The devices of a round that ended without their updates, and why, by name. Where versions wait for nobody, who is
-    still at work goes on in the next."""
+    """Return the devices of an ended round without accepted updates, with the reason of each.
+
+    In asynchronous rounds, open tasks continue in the next round, and their devices are not missing.
+    """
     known = lacking(rules, state, ended, now)
     fine = ("accepted", "open") if ended.buffered else ("accepted",)
     return {
@@ -185,20 +204,23 @@ def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[st
 
 
 def without_carry(current: OpenRound) -> tuple[str, ...]:
-    """The devices that declined because what they kept is lost."""
+    """Return the devices that declined because the state of earlier rounds is lost."""
     return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)
 
 
 def all_refused(current: OpenRound, names: Collection[str]) -> bool:
-    """Whether all of these devices have answered, with an update that was refused or by declining."""
+    """Return True if all of these devices declined, or sent an update that was refused."""
     return all(current.assignments[name].status in ("rejected", "declined") for name in names)
 
 
 def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
-    """When a round ends before its deadline for devices that have been offline longer than the grace.
+    """Return the time at which a round ends before its deadline because devices stayed offline longer than the grace.
 
-    Where all are needed, the first of these ends it. Elsewhere a round with enough reports ends when it waits for nobody
-    else; None while it lacks reports, or one of those it waits for is online.
+    If all devices are needed, the first of these ends the round. Otherwise a round with enough reports ends when all devices
+    that it still waits for are offline.
+
+    Returns:
+        Epoch seconds; None while reports are lacking, or while the round waits for a device that is online.
     """
     if current.whole:
         return min(_away_until(rules, state, current), default=None)
@@ -214,10 +236,10 @@ def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
 
 
 def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:
-    """When the grace of a device of the round ends; None while it is online.
+    """Return the end of the grace of a round's device; None while it is online.
 
-    The grace runs from the round's beginning at the earliest, which moves with its deadline: after a restart or an outage
-    of the server, devices that were offline when it last heard of them have that long to come back.
+    The grace begins with the round at the earliest, and moves with its deadline. So after a restart or an outage of the
+    server, devices that were offline before have the whole grace to come back.
     """
     device = state.devices.get(name)
     if device is None or device.online:
@@ -226,16 +248,16 @@ def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> flo
 
 
 def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
-    """A device has the grace from when it was last seen, from ``since`` at the earliest."""
+    """Return the end of a device's grace, which begins when it was last seen, or at ``since`` if that is later."""
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
 
 def told(names: Mapping[str, str]) -> str:
-    """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and how many more devices there are."""
+    """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and the number of further devices."""
     devices: dict[str, list[str]] = {}
-    for name, why in list(names.items())[:_TOLD]:
+    for name, why in list(names.items())[:_MAX_NAMED]:
         devices.setdefault(why, []).append(name)
-    more = len(names) - _TOLD
+    more = len(names) - _MAX_NAMED
     return ", ".join(f"{', '.join(alike)} ({why})" for why, alike in devices.items()) + (
         f" and {more} more" if more > 0 else ""
     )

@@ -1,17 +1,16 @@
-"""Rounds as versions that wait for nobody (FedBuff, Nguyen et al. 2022): when devices are given work, and when it is
-over.
+"""Asynchronous rounds (FedBuff, Nguyen et al. 2022): tasks begin whenever a device is free, and end in later rounds.
 
-The server keeps ``Rules.concurrency`` devices at work. Each task begins from the model of the round in which it is given,
-and may be answered in a later one, at most ``Rules.max_staleness`` rounds on. A round ends with ``Rules.buffer`` accepted
-updates, whatever they began from, and the next one opens at once with the tasks that are still open. So a task ends in one
-of these ways, and its place is given to another device, or to the same, in the same step:
+``Rules.concurrency`` devices have a task at any time. Each task begins from the model of its round, and may be answered at
+most ``Rules.max_staleness`` rounds later. A round ends with ``Rules.buffer`` accepted updates, whatever models they began
+from, and the next one opens at once with the tasks that are still open. A task ends in one of these ways, and another
+device, or the same, gets a task in the same step:
 
-* *accepted*, *rejected* or *declined*, as its device answers;
-* *expired*: it took longer than ``Rules.deadline_s``, or its device has been away for longer than the grace;
-* *stale*: too many versions have come since it was given.
+* *accepted*, *rejected* or *declined* by its device's answer;
+* *expired*: it took longer than ``Rules.deadline_s``, or its device was offline for longer than the grace;
+* *stale*: more than ``Rules.max_staleness`` rounds ended since it began.
 
-Whose task ended in another way than with an accepted update is given none again before the next round, or before the time
-of that task would have been over: a device that declines everything must not be asked at every turn.
+A device whose task ended without an accepted update gets no other one before the next round, or before the end of that
+task's time. Otherwise a device that declines everything would get one task after the other.
 
 Pure functions, called by :mod:`edgefl_server.coordinator.machine`.
 """
@@ -21,21 +20,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from edgefl_server.coordinator import attendance, claims, roster
+from edgefl_server.coordinator import attendance, claims, roster, selection
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Open, OpenRound, Reassign, Rules, State
-from edgefl_server.coordinator.tasks import assigned
 
 
-def begun(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    """The next round, open, with the tasks that go on from earlier ones and new ones in the places that are free."""
+def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
+    """Return the state with the next round: open tasks of earlier rounds, and new ones for free places."""
     number, carried = state.next_round, state.carried.open.values()
     stale = [replace(task, status="stale") for task in carried if number - task.round > rules.max_staleness]
     going_on = {task.device: task for task in carried if number - task.round <= rules.max_staleness}
     names = (name for name in attendance.candidates(rules, state, now) if name not in going_on)
     until = now + rules.deadline_s
     new = {
-        name: assigned(rules, state, number, state.devices[name], until=until)
+        name: selection.assign(rules, state, number, state.devices[name], until=until)
         for name in roster.sample(rules.seed, number, names, _free(rules, state, len(going_on)))
     }
     opened = OpenRound(
@@ -57,8 +55,8 @@ def begun(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     return after, (*over, Open(opened))
 
 
-def gone_on(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """The open round with the places of ended tasks given anew, as far as there are devices."""
+def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+    """Return the state with new tasks in the places of ended ones, as far as devices are free."""
     over = tuple(_over(rules, state, current, now))
     tasks = current.assignments
     for each in over:
@@ -72,17 +70,17 @@ def gone_on(rules: Rules, state: State, current: OpenRound, now: float) -> tuple
 
 
 def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
-    """When a task may be over (epoch seconds), if nobody says anything."""
+    """Return the time at which a task may end without a message (epoch seconds)."""
     return min([current.deadline, *(ends for _, ends in _away(rules, state, current))])
 
 
 def _free(rules: Rules, state: State, at_work: int) -> int:
-    """How many devices may be given a task; none while an operator holds the run."""
+    """Return the number of devices that may get a task; 0 while an operator holds the run."""
     return 0 if state.held else max(0, (rules.concurrency or len(state.devices)) - at_work)
 
 
 def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:
-    """New tasks for as many devices as there are free places, drawn among those that have nothing to do."""
+    """Return new tasks for the free places, drawn among the devices without one."""
     free = _free(rules, state, current.count("open"))
     if not free:
         return ()
@@ -90,13 +88,15 @@ def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[
     draw = f"{current.number}.{current.drawn}"
     until = now + rules.deadline_s
     return tuple(
-        assigned(rules, state, current.number, state.devices[name], turn=current.drawn + place, until=until)
+        selection.assign(
+            rules, state, current.number, state.devices[name], turn=current.drawn + place, until=until
+        )
         for place, name in enumerate(roster.sample(rules.seed, draw, names, free), 1)
     )
 
 
 def _busy(current: OpenRound, name: str, now: float) -> bool:
-    """Whether a device is at work, or has just failed to be."""
+    """Return True if a device has a task, or failed at one whose time is not over."""
     task = current.assignments.get(name)
     if task is None or task.status in ("accepted", "expired"):
         return False
@@ -104,7 +104,7 @@ def _busy(current: OpenRound, name: str, now: float) -> bool:
 
 
 def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterator[Assignment]:
-    """The open tasks whose time is over, or whose device is away for too long."""
+    """Yield the open tasks whose time is over, or whose device is offline for too long."""
     late: Iterable[Assignment] = current.assignments.open.values() if now >= current.deadline else ()
     ended = {task.device: task for task in late if task.until <= now}
     ended |= {task.device: task for task, ends in _away(rules, state, current) if ends <= now}
@@ -113,7 +113,7 @@ def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterato
 
 
 def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
-    """The open tasks of devices that are offline, and when the grace of each ends, which begins with the task or later."""
+    """Yield the open tasks of offline devices with the end of each grace, which begins with the task or later."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         device, task = away.get(name), waited.get(name)
@@ -122,6 +122,6 @@ def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assi
 
 
 def _next_end(rules: Rules, current: OpenRound, now: float) -> float:
-    """When the next open task is over, or the next device may be asked again that has failed."""
+    """Return the time at which the next open task ends, or the next failed device may get another one."""
     ends = (task.until for task in current.assignments.values() if task.status != "accepted")
     return min((each for each in ends if each > now), default=now + rules.deadline_s)

@@ -1,4 +1,4 @@
-"""Whether an update is what its device was asked for. Pure functions over the coordinator's state."""
+"""Comparison of an update's claims with the task of its device. Pure functions over the coordinator's state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 @dataclass(frozen=True)
 class Claim:
-    """What an update says about itself."""
+    """Fields of an update that have to agree with its device's task."""
 
     device: str
     run: str
@@ -25,7 +25,17 @@ class Claim:
 
 
 def addressed(state: State, device: str, round_number: int, nonce: str) -> Assignment:
-    """The assignment a piece of an update answers (any status); UpdateRejected if there is none."""
+    """Return the task that a chunk answers, whatever its status.
+
+    Args:
+        state: State of the coordinator.
+        device: Device that sent the chunk.
+        round_number: Round in the topic.
+        nonce: Nonce of the chunk.
+
+    Raises:
+        UpdateRejected: If the device has no such task.
+    """
     if device not in state.devices:
         raise UpdateRejected(
             "unknown-device", f"device {device} has not said hello; connect again", device=device
@@ -56,13 +66,12 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
 
 
 def weight_cap(rules: Rules, opened: OpenRound) -> int:
-    """The most that one update of the round weighs, whatever its device claims: ``rules.weight_cap`` times the median of
-    what its devices claimed when it opened.
+    """Return the largest weight of one update of the round, whatever its device claims.
 
-    Where versions wait for nobody, that is settled as one opens, whoever comes and goes meanwhile.
-
-    The median is that of the honest ones, or close to it, while these are more than half of them. Of an even number it is
-    the lower one of the two in the middle: one device of two does not say how much the other may claim.
+    It is ``rules.weight_cap`` times the median of the claims at the round's begin. While more than half of the devices are
+    honest, the median is an honest claim, or close to one. Of an even number it is the lower one of the two in the middle:
+    one device of two must not decide how much the other may claim. In asynchronous rounds the cap is fixed as one opens,
+    although devices come and go.
     """
     if opened.weight_cap:
         return opened.weight_cap
@@ -73,13 +82,13 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
 
 
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
-    """The weight that a whole update claims; UpdateRejected if its claims differ from the device's assignment."""
+    """Return the weight that an update claims. Raises UpdateRejected if its claims differ from its device's task."""
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
     return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 
 def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
-    """The same for who is known to have this assignment in a round that begins from ``model_version``."""
+    """Return the weight of an update with this task, in a round that begins from ``model_version``."""
     for reason, what, expected, actual in (
         ("wrong-run", "run", rules.run, claim.run),
         ("wrong-tier", "tier", assignment.tier, claim.tier),

@@ -1,6 +1,6 @@
-"""When a round is undone for what it did to the model: a rule over evaluations. Pure functions.
+"""Rollback rule: undo a round whose model is worse than the best one so far. Pure functions.
 
-Rounds are held against the best one so far, not against the one before: many small steps down are a fall, too.
+The comparison is with the best round, not with the one before, because many small steps down are a collapse too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rollback:
-    """A round is undone if accuracy is more than ``accuracy`` below the best so far, if the loss is more than ``loss`` times
-    the lowest so far, or if either is not finite. 0: not looked at; with neither there is no rule."""
+    """Bounds of the rollback rule. A round is undone if accuracy or loss is outside of them, or not finite.
+
+    Attributes:
+        accuracy: Largest drop below the best accuracy so far; 0 for no bound.
+        loss: Largest multiple of the lowest loss so far; 0 for no bound.
+    """
 
     accuracy: float = 0.0
     loss: float = 0.0
@@ -28,13 +32,13 @@ NEVER = Rollback()
 
 @dataclass(frozen=True)
 class Best:
-    """Of the rounds that count so far: the highest accuracy and the lowest loss, None before there is one."""
+    """Highest accuracy and lowest loss of the rounds that count so far; None before there is one."""
 
     accuracy: float | None = None
     loss: float | None = None
 
     def after(self, metrics: Mapping[str, float]) -> Best:
-        """With a round more that counts."""
+        """Return the best metrics with one more round."""
         accuracies, losses = (
             [value for value in (known, metrics.get(name)) if value is not None and math.isfinite(value)]
             for name, known in (("accuracy", self.accuracy), ("loss", self.loss))
@@ -43,7 +47,7 @@ class Best:
 
 
 def best_of(rounds: Iterable[Mapping[str, float | None]]) -> Best:
-    """Of the evaluations of all ``rounds`` that count."""
+    """Return the best metrics of these evaluations."""
     best = Best()
     for metrics in rounds:
         best = best.after({name: value for name, value in metrics.items() if value is not None})
@@ -51,7 +55,7 @@ def best_of(rounds: Iterable[Mapping[str, float | None]]) -> Best:
 
 
 def collapse(rule: Rollback, best: Best, metrics: Mapping[str, float]) -> str:
-    """What is wrong with a model of these ``metrics``; empty if the round may count."""
+    """Return the reason why a model with these metrics is undone; empty if the round may count."""
     for name in ("loss", "accuracy"):
         if not math.isfinite(metrics.get(name, 0.0)):
             return f"{name} is {metrics[name]}"

@@ -1,5 +1,4 @@
-"""Which devices rounds may select, by the conditions that they report (:mod:`edgefl.wire.mqtt.messages`), and how rounds
-select among them. Pure data and functions."""
+"""Conditions that devices need to be selected, and options of the selection. Pure data and functions."""
 
 from __future__ import annotations
 
@@ -14,12 +13,19 @@ Heat = Literal["any", "cool", "warm"]
 
 @dataclass(frozen=True)
 class Selection:
-    """What the table ``selection`` of a federation file says.
+    """Table ``selection`` of a federation file.
 
-    ``power``, ``link`` and ``thermal``: what is asked of a device; of what it does not know, ``unknown`` says whether that
-    is enough. ``quotas``: shares of the tiers for policy ``tiers``. ``measured``: more devices are selected than are wanted,
-    as many as the last rounds lost, at most ``most_over_selection`` times as many. ``quorum``: a round opens once it will
-    have its ``min_reports`` with that probability, or has waited for ``patience_s``; 0: it does not wait for that.
+    Attributes:
+        policy: Order in which devices are selected.
+        quotas: Shares of the tiers for the policy ``tiers``.
+        power: Required power supply.
+        link: Required kind of link.
+        thermal: Highest thermal state.
+        unknown: Treatment of devices that do not report a condition: ``in`` selects them.
+        measured: Select more devices than wanted, by the share of tasks that the last rounds lost.
+        most_over_selection: Largest multiple of the wanted devices.
+        quorum: A round opens once it has its ``min_reports`` with this probability; 0 does not wait for that.
+        patience_s: Longest wait for the quorum, in seconds.
     """
 
     policy: Policy = "uniform"
@@ -38,7 +44,7 @@ EVERYONE = Selection()
 
 
 def unfit(selection: Selection, conditions: Conditions) -> str:
-    """Why a device in these conditions is not selected, in words; empty if it may be."""
+    """Return the reason why a device in these conditions is not selected; empty if it may be."""
     if conditions.available is False:
         return "its owner does not let it train now"
     wants = (

@@ -1,7 +1,7 @@
-"""The devices that a server knows, and the tasks of a round: immutable, and an event costs the same however many there are.
+"""Known devices, and the tasks of a round, as immutable maps: an event costs the same however many devices there are.
 
-Both are persistent maps (a changed copy shares what is the same) with what the coordinator asks of them for each event:
-how many devices are here, how many tasks are answered. Nothing is counted anew.
+Both are persistent maps, whose changed copies share what is the same. They keep the counts that the coordinator needs for
+each event, such as the devices that are present and the tasks that are answered.
 """
 
 from __future__ import annotations
@@ -20,9 +20,20 @@ Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A device's part in a round. ``weight_limit`` is the most its update may claim to weigh, ``reason`` why it declined,
-    or why the update was refused. ``round`` is the one whose model it begins from; ``until`` (epoch seconds), where each
-    task has its own, is when its time is over. ``lost_turn``: the device had a turn to upload and did not use it."""
+    """Task of a device in a round.
+
+    Attributes:
+        device: Name of the device.
+        tier: Tier that it trains.
+        seed: Seed of its training.
+        nonce: Identifier of the device's answer.
+        weight_limit: Largest weight that its update may claim.
+        status: Status of the task.
+        reason: Why the device declined, or why its update was refused.
+        round: Round whose model it begins from.
+        until: End of its time in epoch seconds, in asynchronous rounds.
+        lost_turn: True if the device had a turn to upload and did not use it.
+    """
 
     device: str
     tier: str
@@ -37,8 +48,14 @@ class Assignment:
 
 
 class Devices(Mapping[str, Device]):
-    """Devices by name. ``ready``: how many are usable and online; ``left_out``: how many are online, have a tier, and are
-    kept out by their conditions; ``away``: those that are offline; ``members``: how many have a tier."""
+    """Devices by name.
+
+    Attributes:
+        ready: Number of usable devices that are online.
+        left_out: Number of devices with a tier that are online and excluded by their conditions.
+        away: Devices that are offline.
+        members: Number of devices with a tier.
+    """
 
     __slots__ = ("_all", "away", "left_out", "members", "ready")
 
@@ -51,11 +68,11 @@ class Devices(Mapping[str, Device]):
         self.members = sum(map(_has_tier, given.values()))
 
     def with_device(self, device: Device) -> Devices:
-        """The same devices and ``device``, which takes the place of one of its name."""
+        """Return the devices with ``device``, which replaces one of its name."""
         return self._changed(device.name, device)
 
     def without(self, name: str) -> Devices:
-        """The same devices but the one of that name."""
+        """Return the devices without the one of that name."""
         return self._changed(name, None)
 
     def _changed(self, name: str, device: Device | None) -> Devices:
@@ -80,7 +97,7 @@ class Devices(Mapping[str, Device]):
         return after
 
     def here(self, now: float, grace_s: float) -> int:
-        """How many a round may select: those that are online, and those that went offline less than ``grace_s`` ago."""
+        """Return the number of usable devices that are online, or went offline less than ``grace_s`` ago."""
         return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
 
     def __getitem__(self, name: str) -> Device:
@@ -97,9 +114,15 @@ class Devices(Mapping[str, Device]):
 
 
 class Assignments(Mapping[str, Assignment]):
-    """A round's tasks by device, in the order of the devices' names. ``open``: those that are not answered.
+    """Tasks of a round by device, in the order of the devices' names.
 
-    ``accepted``: answers that were accepted before, of tasks that are not among them."""
+    Args:
+        tasks: The tasks.
+        accepted: Number of accepted answers to tasks that are not among them.
+
+    Attributes:
+        open: Tasks without an answer.
+    """
 
     __slots__ = ("_all", "_counts", "_names", "open")
 
@@ -113,7 +136,7 @@ class Assignments(Mapping[str, Assignment]):
             self._counts[task.status] += 1
 
     def answered(self, name: str, status: Status, reason: str = "") -> Assignments:
-        """The same tasks, of which that of ``name`` is answered. One is answered once: later words change nothing."""
+        """Return the tasks with the answer of ``name``. A task is answered once: later answers change nothing."""
         task = self.open.get(name)
         if task is None or status == "open":
             return self
@@ -131,7 +154,7 @@ class Assignments(Mapping[str, Assignment]):
         return self.with_tasks([replace(task, lost_turn=True)])
 
     def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
-        """The same and new ``tasks``, each of a device that has none that is open. What was answered before counts on."""
+        """Return the tasks with new ones, each of a device without an open task. Earlier answers stay counted."""
         new = {task.device: task for task in tasks}
         after = Assignments.__new__(Assignments)
         fresh = [name for name in new if name not in self._all]
@@ -141,14 +164,14 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def later(self, seconds: float) -> Assignments:
-        """The same tasks, each with so much more time."""
+        """Return the tasks, each with ``seconds`` more time."""
         moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
         after = Assignments(moved)
         after._counts = self._counts
         return after
 
     def count(self, status: Status) -> int:
-        """How many were answered so; of ``open``, how many are."""
+        """Return the number of tasks with this status, including accepted ones that were replaced."""
         return self._counts[status]
 
     def __getitem__(self, name: str) -> Assignment:

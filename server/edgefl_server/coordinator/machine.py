@@ -1,32 +1,40 @@
-"""The rounds of a run as a pure state machine: ``step(rules, state, event, now) -> (state, actions)``.
+"""Rounds of a run as a pure state machine: ``step(rules, state, event, now) -> (state, actions)``.
 
-No clock, no random source and no I/O: time comes in with each event, choices follow from the federation's seed. ::
+No clock, no random source and no I/O: each event comes with its time, and choices follow from the federation's seed. ::
 
     waiting --(enough devices)--> open --(goal met, all answered, or deadline)--> closing --ModelReady--> waiting
                                    |                                                                        |
                                    +--(too few reports)--> waiting           (no round left) --> done <-----+
 
-Where an algorithm needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``), and one
-that a device declines because it has lost what it kept makes the method begin again. Where updates are refused three
-tries in a row, the run ends, too: nobody is awaited who could change that. Each closed round completes an exchange.
+If an algorithm needs every device, a round that lacks one is tried again or ends the run (``Rules.absent``). If a device
+declines because it lost its state, the method begins again. Three attempts in a row with refused updates only end the run,
+because no later event would change that. Each closed round completes an exchange.
 
-With a buffer (``Rules.buffer``) rounds are versions that wait for nobody: :mod:`edgefl_server.coordinator.buffered` says
-when one ends and who is at work; the rest is the same.
+With a buffer (``Rules.buffer``) rounds are asynchronous: :mod:`edgefl_server.coordinator.buffered` decides when one ends
+and which devices have tasks; the rest is the same.
 
-The service carries out the actions in order, and journals them before anyone else hears of them.
+:func:`edgefl_server.coordinator.backend.perform` executes the actions in their order.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from edgefl_server.coordinator import attendance, bench, buffered, rollout, roster, selection, states, words
+from edgefl_server.coordinator import (
+    attendance,
+    buffered,
+    rollout,
+    roster,
+    round_texts,
+    selection,
+    states,
+    suspension,
+)
 from edgefl_server.coordinator.eligibility import unfit
 from edgefl_server.coordinator.fleet import Assignments, Devices, Status
 from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.round_texts import noted
 from edgefl_server.coordinator.states import MOST_REFUSED, Actions, OpenRound, Rules, State
-from edgefl_server.coordinator.tasks import assigned
-from edgefl_server.coordinator.words import noted
 
 _OF_NO_USE = (
     f"{MOST_REFUSED} tries in a row ended for refused updates, and the next would not be better; start over in another "
@@ -42,17 +50,22 @@ _NO_MODEL = (
 
 
 def initial(model_version: str, now: float) -> State:
-    """Before the first round."""
+    """Return the state before the first round."""
     return State("waiting", 1, model_version, now)
 
 
 def step(
     rules: Rules, state: State, event: states.Event, now: float, *, settle: bool = True
 ) -> tuple[State, Actions]:
-    """The state after ``event``, and what the service is to do, in order.
+    """Return the state after an event, and the actions that follow from it, in order.
 
-    Without ``settle`` a hello or a status is only noted, which costs the same however many devices there are: whether a
-    round opens or closes for it is found out by the next event with it, such as a Tick.
+    Args:
+        rules: Rules of the run.
+        state: State before the event.
+        event: The event.
+        now: Epoch seconds.
+        settle: False to note a hello or a status only, at the same cost for any number of devices. A later event, such as a
+            Tick, decides whether a round opens or closes for it.
     """
     match event:
         case states.DeviceHello():
@@ -82,7 +95,7 @@ def step(
 
 
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
-    """When a Tick may change something (epoch seconds), or None if only other events can."""
+    """Return the time at which a Tick may change something (epoch seconds), or None if only other events can."""
     if state.phase == "open" and state.round is not None:
         if rules.buffered:
             return buffered.wake_at(rules, state, state.round)
@@ -94,7 +107,7 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
 def _hello(
     rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
 ) -> tuple[State, Actions]:
-    """A hello is retained, so it may be old news: whether the device is there, its status says, if there is one."""
+    """Apply a hello. It is retained and may be old, so the device's status decides whether it is online."""
     known = state.devices.get(event.device)
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes, known.tier if known else "")
     online = event.online if known is None else known.online
@@ -131,7 +144,7 @@ def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
 
 
 def _delayed(rules: Rules, state: State, seconds: float) -> State:
-    """Everything that time was running out for, the grace of devices offline included, gets ``seconds`` more."""
+    """Move all deadlines by ``seconds``, including the grace of offline devices."""
     current = state.round and replace(
         state.round,
         deadline=state.round.deadline + seconds,
@@ -169,7 +182,7 @@ def _with_answer(state: State, device: str, *, status: Status, reason: str = "")
 
 
 def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    """Close or open rounds as far as ``state`` and ``now`` allow."""
+    """Close or open rounds as far as state and time permit."""
     actions: Actions = ()
     if state.phase == "open" and state.round is not None:
         go_on = _maybe_finish if rules.buffered else _maybe_close
@@ -191,7 +204,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = state, noted(bench.judged(rules, state, current, now), current, now)
+    before, state = state, noted(suspension.count_strikes(rules, state, current, now), current, now)
     left_out = _left_out(before, state)
     if accepted >= max(1, rules.min_reports):
         closing = (*_incomplete(rules, state, current, now), states.Close(current))
@@ -205,38 +218,40 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    text, refused = words.too_few(rules, current), state.refused
+    text, refused = round_texts.too_few(rules, current), state.refused
     if current.count("accepted") or current.count("rejected"):
-        refused = refused + 1 if words.diverged(current) else 0
-    if refused < MOST_REFUSED or not words.all_diverged(current):
+        refused = refused + 1 if round_texts.diverged(current) else 0
+    if refused < MOST_REFUSED or not round_texts.all_diverged(current):
         after = replace(
-            _between_rounds(state, current, now), refused=refused, declined=words.all_declined(current)
+            _between_rounds(state, current, now), refused=refused, declined=round_texts.all_declined(current)
         )
         return after, (states.Abandon(current, text),)
-    return _refused(state, current, text, words.DIVERGED_RUN, now)
+    return _refused(state, current, text, round_texts.DIVERGED_RUN, now)
 
 
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """A version that waits for nobody: its devices are looked after until it has enough updates."""
+    """Assign new tasks in an asynchronous round until it has enough updates, then close it."""
     if current.count("accepted") < current.goal:
         enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
-        if enough and not current.count("open") and words.all_diverged(current):
-            return _refused(state, current, words.too_few(rules, current), words.DIVERGED_RUN, now)
-        return buffered.gone_on(rules, state, current, now)
-    after = noted(bench.judged(rules, state, current, now), current, now)
+        if enough and not current.count("open") and round_texts.all_diverged(current):
+            return _refused(
+                state, current, round_texts.too_few(rules, current), round_texts.DIVERGED_RUN, now
+            )
+        return buffered.continue_round(rules, state, current, now)
+    after = noted(suspension.count_strikes(rules, state, current, now), current, now)
     return replace(after, phase="closing"), (*_left_out(state, after), states.Close(current))
 
 
 def _left_out(before: State, after: State) -> Actions:
-    """A warning, if devices have spoiled too many rounds in a row."""
-    benched = bench.newly_benched(before, after)
-    if not benched:
+    """Return a warning if devices were suspended."""
+    suspended = suspension.newly_suspended(before, after)
+    if not suspended:
         return ()
-    return (states.Warn(words.left_out(benched)),)
+    return (states.Warn(round_texts.left_out(suspended)),)
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
-    """A warning, if an algorithm that needs every device goes on without some."""
+    """Return a warning if an algorithm that needs every device continues without some."""
     absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
@@ -251,14 +266,14 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
 def _without(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
-    """End a round that needs all of its devices and will not hear of some."""
+    """End a round that needs all of its devices and lacks some."""
     count, missing = len(current.assignments), attendance.told(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
-        return _refused(state, current, text, words.COME_BACK, now)
-    before, state = state, bench.judged(rules, state, current, now)
-    spoilers = bench.newly_benched(before, state)
-    if spoilers and _may_begin_again(rules, current) and bench.may_go_on_without(rules, state, spoilers):
+        return _refused(state, current, text, round_texts.COME_BACK, now)
+    before, state = state, suspension.count_strikes(rules, state, current, now)
+    spoilers = suspension.newly_suspended(before, state)
+    if spoilers and _may_begin_again(rules, current) and suspension.may_begin_without(rules, state, spoilers):
         after, actions = _begin_again(state, current, tuple(sorted(spoilers)), now, why=_SPOILED)
         return after, (*_left_out(before, state), *actions)
     lost = attendance.without_carry(current)
@@ -279,7 +294,7 @@ def _without(
 
 
 def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
-    """Whether exchanges before this one could give devices anew what they lack."""
+    """Return True if earlier exchanges could restore the state that devices lost."""
     return rules.opening > 0 and current.position > 0
 
 
@@ -300,7 +315,7 @@ def _refused(state: State, current: OpenRound, text: str, remedy: str, now: floa
     ended = replace(_between_rounds(state, current, now), phase="done")
     return ended, (
         states.Abandon(current, text),
-        states.Refuse(f"{text}; {remedy}", words.all_diverged(current)),
+        states.Refuse(f"{text}; {remedy}", round_texts.all_diverged(current)),
     )
 
 
@@ -312,9 +327,9 @@ def _completed(state: State, current: OpenRound, model_version: str, now: float)
 def _failed(
     rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
 ) -> tuple[State, Actions]:
-    """The server's step gave no model, or one that is worse. Its round has been journaled as abandoned.
+    """Continue after a server step that gave no model, or a worse one; its round is journaled as abandoned.
 
-    A round that is undone counts as no try: devices that send bad updates must not end the run.
+    A round that is undone counts as no attempt: malicious updates must not end the run.
     """
     after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:
@@ -342,16 +357,18 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     if state.next_round > rules.rounds:
         done = replace(state, phase="done")
         if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
-            return done, (words.nothing_trained(rules, diverged=state.refused > 0, declined=state.declined),)
+            return done, (
+                round_texts.nothing_trained(rules, diverged=state.refused > 0, declined=state.declined),
+            )
         return done, (states.Finish(),)
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
     if there.known < there.needed and not state.carried.open:
         gone = attendance.gone(rules, state, now)
-        return (replace(state, phase="done"), (words.lost(state, gone),)) if gone else (state, ())
+        return (replace(state, phase="done"), (round_texts.lost(state, gone),)) if gone else (state, ())
     if rules.buffered:
-        return buffered.begun(rules, state, now)
+        return buffered.open_round(rules, state, now)
     names = attendance.candidates(rules, state, now)
     if rules.rollout is not None and state.trial is None:
         state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
@@ -365,7 +382,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
     goal, selected = len(names), names
     if not rules.all_needed:
         goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
-    assignments = {name: assigned(rules, state, number, state.devices[name]) for name in selected}
+    assignments = {name: selection.assign(rules, state, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,
         state.model_version,

@@ -1,5 +1,4 @@
-"""What the rounds of a run say of its devices: how often each took part, and how many tasks were not answered. Pure data
-and functions; the journal has all of it."""
+"""Record of the devices' participation: tasks, reports, and lost tasks. Pure data and functions; the journal stores it."""
 
 from __future__ import annotations
 
@@ -10,14 +9,14 @@ import msgspec
 from immutables import Map
 
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
-from edgefl_server.coordinator.tier_names import base_of
+from edgefl_server.coordinator.roster import base_of
 
 WINDOW = 8
 """Rounds from which it is estimated how many devices answer."""
 
 
 class Participation(msgspec.Struct, frozen=True, array_like=True):
-    """Of one device: the tasks that it was given, the updates of it that counted, and the round of its last task."""
+    """Participation of one device: its tasks, its accepted updates, and the round of its last task."""
 
     tasks: int
     reports: int
@@ -25,9 +24,9 @@ class Participation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turnout(msgspec.Struct, frozen=True, array_like=True):
-    """Of a tier in one round: tasks of which is known what came of them, and those of which no update came.
+    """Tasks of a tier in one round whose result is known, and those of them without an update.
 
-    A task that is still open when others have met the round's goal says nothing, unless its device is offline.
+    A task that is still open when others have reached the round's goal has no result, unless its device is offline.
     """
 
     tasks: int
@@ -39,10 +38,14 @@ NOBODY = Participation(0, 0, 0)
 
 @dataclass(frozen=True)
 class Record:
-    """``of``: each device that ever had a task. ``turnouts``: of the last rounds, by tier, the newest last, which is that of
-    round ``newest``.
+    """Participation of all devices in a run.
 
-    ``reports`` and ``squares`` are the sums of the devices' reports and of their squares.
+    Attributes:
+        of: Participation by device, of each that ever had a task.
+        turnouts: Turnouts of the last rounds by tier, the newest last.
+        newest: Round of the newest turnout.
+        reports: Sum of the devices' reports.
+        squares: Sum of the squares of the devices' reports.
     """
 
     of: Map[str, Participation] = field(default_factory=Map)
@@ -55,29 +58,31 @@ class Record:
     def read(
         cls, participations: Mapping[str, Participation], turnouts: tuple[Mapping[str, Turnout], ...]
     ) -> Record:
-        """As the journal has it."""
+        """Return the record that the journal stores."""
         counts = [each.reports for each in participations.values()]
         squares = sum(count * count for count in counts)
         return cls(Map(participations), turnouts[-WINDOW:], reports=sum(counts), squares=squares)
 
     def turnout(self, number: int) -> Mapping[str, Turnout]:
-        """That of round ``number``, if it is the newest; else empty."""
+        """Return the turnout of round ``number`` if it is the newest; otherwise an empty mapping."""
         return self.turnouts[-1] if self.turnouts and number == self.newest else {}
 
     def of_round(self, number: int, names: Iterable[str]) -> dict[str, Participation]:
-        """Those of ``names`` whose last task was of round ``number``."""
+        """Return the participation of those ``names`` whose last task was of round ``number``."""
         found = {name: self.of.get(name, NOBODY) for name in names}
         return {name: each for name, each in found.items() if each.last == number}
 
     def fairness(self, devices: int) -> float | None:
-        """Jain's index of the reports of so many ``devices``: 1 if all have as many, 1 / n if one has them all. None before
-        there are any."""
+        """Return Jain's index of the reports of ``devices`` devices, or None before the first report.
+
+        For reports x of n devices it is (sum x)^2 / (n * sum x^2): 1 if all have as many, 1 / n if one
+        has them all.
+        """
         most = max(devices, len(self.of))
         return self.reports**2 / (most * self.squares) if self.squares else None
 
     def lost_share(self, tier: str = "") -> float | None:
-        """The share of the tasks of the last rounds to which no update came, of one tier, with its candidate, or of
-        all; None if there were none."""
+        """Return the share of the last rounds' tasks without an update, of one tier with its candidate, or of all."""
         tallies = [
             each for turnout in self.turnouts for name, each in turnout.items() if tier in ("", base_of(name))
         ]
@@ -86,7 +91,7 @@ class Record:
 
 
 def recorded(record: Record, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]) -> Record:
-    """With the tasks of round ``number``, which takes no more updates."""
+    """Return the record with the tasks of round ``number``, which receives no more updates."""
     after, reports, squares = record.of.mutate(), record.reports, record.squares
     for name, task in tasks.items():
         before = after.get(name, NOBODY)
@@ -101,7 +106,7 @@ def recorded(record: Record, number: int, tasks: Assignments, turnout: Mapping[s
 
 
 def turnout_of(tasks: Assignments, devices: Devices, *, late: bool) -> dict[str, Turnout]:
-    """What came of a round's tasks, by tier. ``late``: its deadline has passed."""
+    """Return the turnout of a round by tier. ``late``: its deadline has passed."""
     counts: dict[str, Turnout] = {}
     for task in tasks.values():
         if not _is_known(task, devices, late=late):

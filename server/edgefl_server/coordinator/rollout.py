@@ -1,7 +1,6 @@
-"""A candidate on trial: a share of each tier's devices train with another bundle, are compared with the others, and it is
-promoted or taken back by rule. Pure data and functions; the journal has all of it.
+"""Trial of a candidate: a share of each tier's devices train with another bundle and are compared with the others.
 
-A task of such a device is of the tier ``weak@candidate``, whose updates are of the same form and go into the same sums.
+The candidate is then promoted for all devices of its tiers, or taken back. Pure data and functions.
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ import msgspec
 from edgefl_server.coordinator import roster
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.record import Turnout
-from edgefl_server.coordinator.roster import Device
-from edgefl_server.coordinator.tier_names import CANDIDATE, base_of
+from edgefl_server.coordinator.roster import CANDIDATE, Device, base_of
 
 LEAST_TASKS = 10
 """With so many tasks of the candidate its failures are judged before the trial is over: one that ends processes is not to do
@@ -29,9 +27,17 @@ Verdict = Literal["", "promoted", "taken back"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """What the table ``rollout`` says: the ``tiers`` that have a candidate, the ``share`` of their devices that try it, for
-    so many ``rounds``, and how much worse it may be: ``most_loss_increase`` and ``most_slowdown`` relative to the others of
-    its tier, ``most_failures`` as a difference of shares of tasks."""
+    """Table ``rollout`` of a federation file.
+
+    Attributes:
+        seed: Seed of the federation.
+        tiers: Tiers with a candidate.
+        share: Share of their devices that try it.
+        rounds: Length of the trial.
+        most_loss_increase: Largest increase of the training loss, relative to the other devices of the tier.
+        most_failures: Largest increase of the share of lost tasks.
+        most_slowdown: Largest multiple of the training time.
+    """
 
     seed: int
     tiers: tuple[str, ...]
@@ -43,16 +49,14 @@ class Rollout:
 
 
 class Reports(msgspec.Struct, frozen=True, array_like=True):
-    """Medians over the updates of a tier in one round that counted: the training loss, and milliseconds of local steps; None
-    where none told it."""
+    """Medians over the accepted updates of a tier in one round: training loss and milliseconds of local steps, or None."""
 
     loss: float | None
     train_ms: float | None
 
 
 class Arm(msgspec.Struct, frozen=True, array_like=True):
-    """A tier, or its candidate, in the rounds of a trial: its tasks, those that were lost, and the :class:`Reports` of each
-    round that had some."""
+    """Arm of a trial: tasks, lost tasks, and the :class:`Reports` of each round of a tier, or of its candidate."""
 
     tasks: int = 0
     lost: int = 0
@@ -63,15 +67,21 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
         return self.lost / self.tasks if self.tasks else 0.0
 
     def mean(self, name: str) -> float | None:
-        """The mean over the rounds."""
+        """Return the mean of a figure over the rounds."""
         values = [value for each in self.reports if (value := getattr(each, name)) is not None]
         return statistics.fmean(values) if values else None
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """A trial that began with round ``began``. ``marks``: by tier the lot up to which devices try the candidate.
+    """Trial of a candidate.
 
-    ``rounds`` of it are over, with what ``arms`` have, by tier and by candidate. ``text`` says why the ``verdict`` is so.
+    Attributes:
+        began: First round of the trial.
+        marks: Largest lot of the devices that try the candidate, by tier.
+        rounds: Number of rounds that are over.
+        arms: Figures by tier and by candidate.
+        verdict: Result of the trial, or empty.
+        text: Reason of the verdict.
     """
 
     began: int
@@ -83,10 +93,10 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
-    """The trial that begins with round ``number``, for which there are ``names``.
+    """Return the trial that begins with round ``number``.
 
-    Of each tier the share is rounded up, and one device at least goes on as before: there has to be something to compare.
-    Who comes later is on the side that its lot is on.
+    The share of each tier is rounded up, and at least one device keeps the present bundle, for the comparison. A device that
+    comes later belongs to the arm of its lot.
     """
     lots: dict[str, list[str]] = {tier: [] for tier in rollout.tiers}
     for name in names:
@@ -96,18 +106,18 @@ def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str])
 
 
 def _mark(share: float, lots: list[str]) -> str:
-    """The lot of the last device that tries the candidate; "" where none does."""
+    """Return the lot of the last device that tries the candidate; empty if none does."""
     count = min(roster.share(share, len(lots)), len(lots) - 1)
     return lots[count - 1] if count > 0 else ""
 
 
 def lot(seed: int, name: str) -> str:
-    """A device's, for the whole trial: 16 hexadecimal digits, which are compared as they are."""
+    """Return a device's lot for the whole trial: 16 hexadecimal digits, which are compared as text."""
     return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
 
 
 def tier_for(rollout: Rollout | None, trial: Trial | None, device: Device) -> str:
-    """The tier of a device's next task."""
+    """Return the tier of a device's next task."""
     if rollout is None or trial is None or device.tier not in rollout.tiers or trial.verdict == "taken back":
         return device.tier
     tries = trial.verdict == "promoted" or lot(rollout.seed, device.name) <= trial.marks.get(device.tier, "")
@@ -117,7 +127,7 @@ def tier_for(rollout: Rollout | None, trial: Trial | None, device: Device) -> st
 def counted(
     rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, Reports]
 ) -> Trial:
-    """The trial after a round more, judged if it is time."""
+    """Return the trial with one more round, and its verdict if it is time."""
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:
         if base_of(tier) in rollout.tiers:
@@ -130,7 +140,7 @@ def counted(
 
 
 def judged(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
-    """What becomes of the candidate, and why; an empty verdict while the trial goes on."""
+    """Return the verdict on the candidate and its reason; an empty verdict while the trial continues."""
     old, new = _together(rollout, trial, ""), _together(rollout, trial, CANDIDATE)
     over = trial.rounds >= rollout.rounds
     if (over or new.tasks >= LEAST_TASKS) and new.lost_share > old.lost_share + rollout.most_failures:
@@ -163,7 +173,7 @@ def _together(rollout: Rollout, trial: Trial, side: str) -> Arm:
 
 
 def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
-    """In what the candidate is worse than it may be; empty if in nothing."""
+    """Return the bound that the candidate exceeds; empty if none."""
     old, new = before.mean("loss"), after.mean("loss")
     if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
         told = "no finite loss" if new is None else f"a training loss of {new:.4g}"

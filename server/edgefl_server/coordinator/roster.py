@@ -1,4 +1,4 @@
-"""Who a device is to the server: its tier, and whether a round may select it. Pure functions."""
+"""Devices and their tiers, and random draws among them. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,24 @@ from fnmatch import fnmatchcase
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions
 
+CANDIDATE = "@candidate"
+"""Suffix of the tier of a candidate's tasks and bundles, as in ``weak@candidate``. No tier of a file has an ``@``."""
+
+
+def base_of(tier: str) -> str:
+    """Return the tier of a candidate: ``weak`` for ``weak@candidate``."""
+    return tier.removesuffix(CANDIDATE)
+
 
 @dataclass(frozen=True)
 class TierRule:
-    """Who belongs to a tier: device-name patterns first, then reported memory in bytes.
+    """Rule of a tier's membership: name patterns first, then reported memory.
 
-    ``raised_bytes`` is what its rounds take on devices, where that is more than planned.
+    Attributes:
+        name: Name of the tier.
+        patterns: Patterns of device names.
+        memory_bytes: Required memory.
+        raised_bytes: Memory that rounds take on devices, if that is more than planned; otherwise 0.
     """
 
     name: str
@@ -28,10 +40,16 @@ class TierRule:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device the server has heard of. ``tier`` is empty when no tier fits it; ``seen`` is epoch seconds.
+    """Device that the server knows.
 
-    ``unfit`` says why its ``conditions`` keep it out of rounds (:mod:`edgefl_server.coordinator.eligibility`); empty:
-    they do not.
+    Attributes:
+        name: Name of the device.
+        tier: Its tier; empty if none fits.
+        samples: Number of its local samples.
+        online: True while it is connected.
+        seen: Epoch seconds of its last change.
+        conditions: Conditions that it reports.
+        unfit: Why its conditions exclude it (:mod:`edgefl_server.coordinator.eligibility`); empty if they do not.
     """
 
     name: str
@@ -44,24 +62,33 @@ class Device:
 
     @property
     def usable(self) -> bool:
-        """Whether a round may select it as long as it is there: it has a tier, and is in the conditions for it."""
+        """True if a round may select the device while it is online: it has a tier and is in the required conditions."""
         return bool(self.tier) and not self.unfit
 
     def eligible(self, now: float, grace_s: float) -> bool:
-        """Whether a round may select it: it is usable, and is online or went offline less than ``grace_s`` ago."""
+        """Return True if a round may select the device: it is usable, and offline for less than ``grace_s``."""
         return self.usable and (self.online or now - self.seen < grace_s)
 
 
 def gone(device: Device) -> Device:
-    """The device as one that is away, and that nobody expects back."""
+    """Return the device as one that is offline and not expected back."""
     return replace(device, online=False, seen=0.0)
 
 
 def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: str = "") -> str:
-    """The tier with the longest pattern that matches (the first of equals), else the largest whose memory it has.
+    """Return the tier of a device: the longest matching pattern, otherwise the largest tier whose memory it has.
 
-    The longest, because ``half-*`` also matches the devices of a tier ``half-slow``. "" if none fits. A tier that was raised
-    keeps the devices that it has: ``known`` is the device's.
+    The longest pattern, because ``half-*`` also matches the devices of a tier ``half-slow``; the first of equal ones. A tier
+    whose plan was raised keeps the devices that it has.
+
+    Args:
+        tiers: Rules of the tiers.
+        device: Name of the device.
+        memory_bytes: Memory that it reports.
+        known: Tier of the device so far, or empty.
+
+    Returns:
+        Name of the tier; empty if none fits.
     """
     matching = [
         (len(pattern), tier) for tier in tiers for pattern in tier.patterns if fnmatchcase(device, pattern)
@@ -77,7 +104,7 @@ def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: st
 
 
 def described(tiers: Sequence[TierRule]) -> str:
-    """``strong (devices strong-*), weak (32.0 MiB or more)``: the tiers there are, and who belongs to each."""
+    """Return the tiers and their devices, as in ``strong (devices strong-*), weak (32.0 MiB or more)``."""
     return ", ".join(f"{tier.name} ({_takes(tier)})" for tier in tiers)
 
 
@@ -88,12 +115,12 @@ def _takes(tier: TierRule) -> str:
 
 
 def eligible(devices: Mapping[str, Device], now: float, grace_s: float) -> list[str]:
-    """Names of the devices a round may select, sorted."""
+    """Return the names of the devices that a round may select, sorted."""
     return sorted(name for name, device in devices.items() if device.eligible(now, grace_s))
 
 
 def share(fraction: float, count: int) -> int:
-    """``ceil(fraction * count)``, at most ``count``; the tiny subtraction undoes 0.1 * 30 = 3.0000000000000004."""
+    """Return ``ceil(fraction * count)``, at most ``count``. A tiny subtraction undoes 0.1 * 30 = 3.0000000000000004."""
     return min(count, math.ceil(fraction * count - 1e-9))
 
 
@@ -106,7 +133,7 @@ def sample(seed: int, round_number: int | str, names: Iterable[str], count: int)
 
 
 def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
-    """Where each name stands in the draw of a round: the least are selected first."""
+    """Return the function of each name's position in the draw of a round: the lowest are selected first."""
     before = hashlib.sha256(_text("select", seed, round_number, "").encode())
 
     def place(name: str) -> bytes:
@@ -119,12 +146,12 @@ def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
 
 
 def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
-    """Seed of a device's batches and noise in one round, in [0, 2**63); another one for each ``turn``."""
+    """Return the seed of a device's batches and noise in a round, in [0, 2**63); each ``turn`` has another one."""
     return int.from_bytes(_digest("task", seed, round_number, device, *_turn(turn))[:8], "big") >> 1
 
 
 def task_nonce(run: str, seed: int, round_number: int, device: str, turn: int = 0) -> str:
-    """Name of a device's answer in one round of one run; the same again after a restart."""
+    """Return the identifier of a device's answer in a round of a run. It is the same after a restart."""
     return _digest("nonce", run, seed, round_number, device, *_turn(turn)).hex()[:24]
 
 

@@ -1,5 +1,4 @@
-"""Whom a round selects, how many, and of how many devices it may be expected to have its reports. Pure functions over the
-coordinator's state; what is drawn follows from the federation's seed."""
+"""Selection of a round's devices: how many, which, and how many are needed for its reports. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,18 +8,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from edgefl_server.coordinator import roster
+from edgefl_server.coordinator import rollout, roster
+from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.record import NOBODY
+from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import Rules, State
 
 
 def goal_of(rules: Rules, count: int) -> int:
-    """Reports that a round aims for, of ``count`` devices."""
+    """Return the number of reports that a round of ``count`` devices aims for."""
     return max(1, rules.min_reports, roster.share(rules.fraction, count))
 
 
 def chosen(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
-    """The devices of the next round, out of ``names``, sorted."""
+    """Return the devices of the next round out of ``names``, sorted."""
     number, selection = state.next_round, rules.selection
     if selection.policy == "tiers":
         tiers = {name: state.devices[name].tier for name in names}
@@ -40,7 +41,7 @@ def chosen(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
 
 
 def needed(rules: Rules, state: State) -> int:
-    """Devices of which a round may be expected to have its ``min_reports``, with the probability that the rules ask for."""
+    """Return the number of devices of which a round has its ``min_reports`` with the probability ``quorum``."""
     least = max(1, rules.min_reports)
     if not rules.selection.quorum:
         return least
@@ -49,8 +50,13 @@ def needed(rules: Rules, state: State) -> int:
 
 @lru_cache(1024)
 def trials(wanted: int, lost: float, probability: float) -> int:
-    """The least number of tasks of which ``wanted`` are answered with ``probability`` or more, where each is lost with
-    probability ``lost`` (below 1), whatever becomes of the others: a quantile of the negative binomial distribution."""
+    """Return the smallest number of tasks of which ``wanted`` are answered with at least ``probability``.
+
+    Args:
+        wanted: Number of answers.
+        lost: Probability that a task is lost, independently of the others.
+        probability: Required probability.
+    """
     if lost <= 0.0:
         return wanted
     # Its logarithm: 0.5 ** 2000 is no float.
@@ -64,8 +70,13 @@ def trials(wanted: int, lost: float, probability: float) -> int:
 
 
 def seats(weights: Mapping[str, float], room: Mapping[str, int], count: int) -> dict[str, int]:
-    """``count`` seats dealt to the names of ``room``, by their weights and no more than there is room for (highest averages,
-    divisors 1, 3, 5...). A name without a weight is dealt what the others have no room for."""
+    """Return ``count`` seats divided among names by weight (highest averages, D'Hondt).
+
+    Args:
+        weights: Weight of each name.
+        room: Largest number of seats of each name.
+        count: Number of seats.
+    """
     dealt = dict.fromkeys(sorted(room), 0)
     queue = [(-weights.get(name, 0.0), 0, name) for name in dealt if room[name]]
     heapq.heapify(queue)
@@ -78,7 +89,7 @@ def seats(weights: Mapping[str, float], room: Mapping[str, int], count: int) -> 
 
 
 def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
-    """Devices that are selected of ``names``, where all tiers are chosen from alike."""
+    """Return the number of devices to select, if the tiers do not matter."""
     goal, factor = goal_of(rules, len(names)), rules.over_selection
     if rules.selection.measured and state.record.turnouts:
         holders = Counter(state.devices[name].tier for name in names)
@@ -88,7 +99,7 @@ def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
 
 
 def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, int]:
-    """Devices that are selected of each tier."""
+    """Return the number of devices to select of each tier."""
     total, selection = sum(room.values()), rules.selection
     weights = dict(selection.quotas) or dict.fromkeys(room, 1.0)
     wanted = seats(weights, room, max(goal_of(rules, total), _safe(rules, state, total)))
@@ -100,15 +111,40 @@ def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, 
 
 
 def _safe(rules: Rules, state: State, most: int) -> int:
-    """Devices that are selected at least, where a quorum is to be likely."""
+    """Return the number of devices to select at least for a likely quorum."""
     return min(most, needed(rules, state)) if rules.selection.quorum else 0
 
 
 def _lost(rules: Rules, state: State, tier: str) -> float:
-    """The share of tasks of a tier that is lost; that of all tiers where nothing is known of this one."""
+    """Return the share of lost tasks of a tier, or of all tiers if nothing is known of this one."""
     share = state.record.lost_share(tier)
     return _bounded(rules, state.record.lost_share() if share is None else share)
 
 
 def _bounded(rules: Rules, lost: float | None) -> float:
     return min(lost or 0.0, 1.0 - 1.0 / rules.selection.most_over_selection)
+
+
+def assign(
+    rules: Rules, state: State, number: int, device: Device, *, turn: int = 0, until: float = 0.0
+) -> Assignment:
+    """Return a task that begins from the model of round ``number``.
+
+    Args:
+        rules: Rules of the run.
+        state: State of the coordinator.
+        number: Number of the round.
+        device: Device that gets the task.
+        turn: Number of the device's task in that round, if there are several.
+        until: End of the task's time in epoch seconds, in asynchronous rounds.
+    """
+    rows = min(device.samples, rules.samples or device.samples, rules.most_samples)
+    return Assignment(
+        device.name,
+        rollout.tier_for(rules.rollout, state.trial, device),
+        roster.task_seed(rules.seed, number, device.name, turn),
+        roster.task_nonce(rules.run, rules.seed, number, device.name, turn),
+        weight_limit=max(1, rows) if rules.weighted else 1,
+        round=number,
+        until=until,
+    )

@@ -1,4 +1,4 @@
-"""What the coordinator works on, as plain data: the rules of a run, its state, what may happen, what is to be done."""
+"""Data of the coordinator: rules of a run, state, events and actions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ share of each update, so that a replay needs no rule."""
 
 
 def share(rule: Rule, versions: int) -> float:
-    """In (0, 1], 1 for 0 versions; ValueError for less than 0."""
+    """Return the share in (0, 1] of an update that begins ``versions`` rounds late; 1 for 0. Raises ValueError below 0."""
     if versions < 0:
         raise ValueError(f"an update cannot be {versions} versions late")
     return RULES[rule](versions)
@@ -65,19 +65,21 @@ MOST_SAMPLES = 1 << 24
 
 @dataclass(frozen=True)
 class Rules:
-    """What the federation file says about rounds. Times in seconds.
+    """Rules of a run, from its federation file. Times are in seconds.
 
-    ``most_samples`` is the most an update may weigh if ``weighted``: what a device claims is taken on trust, and each
-    doubling of what all devices of a round might weigh costs the sums one bit of everyone's changes. ``weight_cap`` is the
-    same in multiples of the median of the round's devices (:func:`edgefl_server.coordinator.claims.weight_cap`).
-    ``whole``: the algorithm needs every device in every round, and ``absent`` says what becomes of a round that lacks one.
-    ``opening`` is the number of exchanges with which the method begins; it can begin again from any model if there are
-    some. A device that spoils ``strikes`` rounds in a row is left out of the next ``bench_rounds``
-    (:mod:`edgefl_server.coordinator.bench`).
-
-    With a ``buffer`` rounds are versions that wait for nobody (:mod:`edgefl_server.coordinator.buffered`): one ends with
-    so many updates, of which each counts by its ``staleness``, and is refused beyond ``max_staleness``; ``concurrency``
-    devices (0: all) are at work.
+    Attributes:
+        most_samples: Largest weight of an update if ``weighted``. The server cannot verify a device's number of samples, and
+            each doubling of the possible total weight costs the sums one bit of precision.
+        weight_cap: The same as a multiple of the round's median (:func:`edgefl_server.coordinator.claims.weight_cap`).
+        whole: True if the algorithm needs every device in every round.
+        absent: Treatment of such a round that lacks a device.
+        opening: Number of exchanges with which the method begins. If there are some, it can begin again from any model.
+        strikes: Rounds in a row that a device may spoil before it is suspended.
+        bench_rounds: Rounds of a suspension (:mod:`edgefl_server.coordinator.suspension`).
+        buffer: Updates of an asynchronous round (:mod:`edgefl_server.coordinator.buffered`); 0 for synchronous rounds.
+        concurrency: Devices that have a task at any time in asynchronous rounds; 0 for all.
+        max_staleness: Rounds after which an update is refused in asynchronous rounds.
+        staleness: Rule that weights late updates.
     """
 
     run: str
@@ -109,22 +111,22 @@ class Rules:
 
     @property
     def buffered(self) -> bool:
-        """Whether devices go on while versions of the model come and go."""
+        """True for asynchronous rounds."""
         return self.buffer > 0
 
     def share(self, versions: int) -> float:
-        """The part of an update's change that counts, ``versions`` after its device began."""
+        """Return the share of an update's change that counts, ``versions`` rounds after its device began."""
         return share(self.staleness, versions) if self.buffered else 1.0
 
     @property
     def all_needed(self) -> bool:
-        """Whether a round counts only if every one of its devices reports."""
+        """True if a round counts only if every one of its devices reports."""
         return self.whole and self.absent != "partial"
 
 
 @dataclass(frozen=True)
 class Version:
-    """The model that a round begins from, and the number of exchanges completed before it."""
+    """Model that a round begins from, and the number of completed exchanges before it."""
 
     model_version: str
     position: int
@@ -132,13 +134,15 @@ class Version:
 
 @dataclass(frozen=True)
 class OpenRound:
-    """The round under way: closes when ``goal`` updates are accepted. Times are epoch seconds.
+    """Round in progress, which closes when ``goal`` updates are accepted. Times are epoch seconds.
 
-    ``position`` is the number of exchanges completed before it. ``whole``: all of its devices must report.
-
-    Where versions wait for nobody, ``older`` are the rounds before it whose devices are still at work as it opens,
-    ``drawn`` is the number of tasks that begin from its own model, ``weight_cap`` the most that one of its updates weighs,
-    and ``deadline`` when the next of its tasks may be over.
+    Attributes:
+        position: Number of completed exchanges before it.
+        whole: True if all of its devices must report.
+        older: In asynchronous rounds, the earlier rounds whose tasks are still open.
+        drawn: In asynchronous rounds, the number of tasks that begin from its own model.
+        weight_cap: In asynchronous rounds, the largest weight of one update.
+        deadline: End of the round; in asynchronous rounds, the end of its next task.
     """
 
     number: int
@@ -155,16 +159,16 @@ class OpenRound:
 
     @property
     def buffered(self) -> bool:
-        """Whether it takes what began from earlier models, too, and ends when it has enough of that."""
+        """True for an asynchronous round, which also accepts updates that began from earlier models."""
         return self.weight_cap > 0
 
     @property
     def began(self) -> tuple[Assignment, ...]:
-        """The tasks that begin from its own model: all of them, where each round has its own devices."""
+        """Tasks that begin from its own model: all of them, in synchronous rounds."""
         return tuple(each for each in self.assignments.values() if each.round == self.number)
 
     def version_of(self, number: int) -> str:
-        """The model that round ``number`` began from; empty where updates of that are not taken."""
+        """Return the model that round ``number`` began from; empty if updates of that round are refused."""
         if number == self.number:
             return self.model_version
         return self.older[number].model_version if number in self.older else ""
@@ -178,18 +182,23 @@ class OpenRound:
 
 @dataclass(frozen=True)
 class State:
-    """Everything the coordinator knows. ``round`` is set while a round is open or closing.
+    """State of the coordinator.
 
-    ``position`` counts the exchanges completed since the method began, or began again; ``base`` is the last round that
-    was closed. ``members`` are the devices that must take part until the method begins again, where all are needed.
-    ``refused`` counts the tries of the exchange at hand, one after the other, that ended for nothing but refused updates,
-    declined tasks, or a step of the server that failed. ``strikes`` counts, by device, the rounds in a row that it spoiled;
-    ``benched`` says before which round it is not selected again. ``held``: an operator lets no other round open.
-    ``declined``: the devices that declined the last try, with the reason of each, if no device sent an update.
-    ``record``: what the rounds so far say of the devices; ``trial``: how the candidate of a rollout does.
-
-    Where versions wait for nobody: ``carried`` are the tasks that are open as a round has ended and the next has not begun,
-    ``versions`` the last rounds before it.
+    Attributes:
+        round: The round that is open or closing, or None.
+        position: Completed exchanges since the method began, or began again.
+        base: The last round that was closed.
+        members: Devices that must take part until the method begins again, if all are needed.
+        refused: Attempts of the present exchange in a row that failed only by refused updates, declined tasks, or a failed
+            server step.
+        declined: Devices that declined the last attempt, with reasons, if no device sent an update.
+        strikes: Rounds in a row that each device spoiled.
+        benched: Rounds before which suspended devices are not selected.
+        held: True while an operator lets no other round open.
+        record: Participation of the devices so far.
+        trial: Trial of a candidate, or None.
+        carried: Between asynchronous rounds, the open tasks.
+        versions: Between asynchronous rounds, the models of the last rounds.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -234,7 +243,7 @@ class DeviceHello(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """The broker says a device came or went. ``for_good``: it has no grace, as it is let in no more."""
+    """The broker reports a device online or offline. ``for_good``: it has no grace, because its key is not valid."""
 
     device: str
     online: bool
@@ -242,14 +251,18 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceLeft(msgspec.Struct, frozen=True):
-    """A device gave its place to another, before it ever had a task."""
+    """A device lost its place to another one, before it ever had a task."""
 
     device: str
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A device's update was accepted, or refused for good. ``reason``, for people, says why it was refused. ``nonce`` is
-    that of the task, which may be over by now; empty for the one that is open."""
+    """A device's update was accepted, or refused for good.
+
+    Attributes:
+        reason: Why it was refused, for people.
+        nonce: Nonce of the task, which may be over; empty for the device's open task.
+    """
 
     device: str
     accepted: bool
@@ -258,7 +271,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Declined(msgspec.Struct, frozen=True):
-    """A device will not answer the task with that nonce. ``reason`` is a short code."""
+    """A device declined the task with this nonce. ``reason`` is a short code."""
 
     device: str
     nonce: str
@@ -266,21 +279,25 @@ class Declined(msgspec.Struct, frozen=True):
 
 
 class TurnLost(msgspec.Struct, frozen=True):
-    """A device did not send its update within its turn, while others waited. ``nonce`` is that of its task."""
+    """A device did not upload within its turn, while others waited. ``nonce`` identifies its task."""
 
     device: str
     nonce: str
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """What several devices answered, as one step: only then is looked whether the round closes."""
+    """Answers of several devices in one step: the round may close after all of them only."""
 
     answers: tuple[Answered | Declined | TurnLost, ...]
 
 
 class ModelReady(msgspec.Struct, frozen=True):
-    """The closing round's model has been computed and saved. ``failed`` says why there is none, if the model stays;
-    ``undone``: because it was bad (:mod:`edgefl_server.coordinator.collapse`), which the next one need not be."""
+    """The model after the closing round is computed and saved.
+
+    Attributes:
+        failed: Why the model stays the old one, or empty.
+        undone: True if the new one was worse (:mod:`edgefl_server.coordinator.collapse`), which the next one need not be.
+    """
 
     model_version: str
     failed: str = ""
@@ -288,19 +305,19 @@ class ModelReady(msgspec.Struct, frozen=True):
 
 
 class TrialCounted(msgspec.Struct, frozen=True):
-    """The trial of a candidate, with the round that ended last, which the journal has."""
+    """The trial of a candidate was updated with the last round, which the journal has."""
 
     trial: Trial
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """The server could not be reached for ``seconds``: what it waits for may take that much longer."""
+    """Devices could not reach the server for ``seconds``: deadlines move by as much."""
 
     seconds: float
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """No other round is to open, or (not ``on``) rounds may open again."""
+    """An operator lets no other round open, or (not ``on``) permits rounds again."""
 
     on: bool
 
@@ -328,19 +345,19 @@ Event = (
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Journal the round, publish its weights, announce it and send every task."""
+    """Journal the round, publish its weights, announce it and send its tasks."""
 
     round: OpenRound
 
 
 class SendTask(msgspec.Struct, frozen=True):
-    """Send one device its task (again)."""
+    """Send one device its task again."""
 
     assignment: Assignment
 
 
 class Reassign(msgspec.Struct, frozen=True):
-    """Journal that the tasks ``over`` take no update any more (their status says why), and the new ``tasks``; send these."""
+    """Journal that the tasks ``over`` accept no update any more, and the new ``tasks``; send these."""
 
     over: tuple[Assignment, ...]
     tasks: tuple[Assignment, ...]
@@ -353,7 +370,7 @@ class Close(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Drop the round: the model stays as it is. ``restart``: the method begins again with the next one."""
+    """End the round without a new model. ``restart``: the method begins again with the next one."""
 
     round: OpenRound
     text: str
@@ -361,13 +378,13 @@ class Abandon(msgspec.Struct, frozen=True):
 
 
 class Warn(msgspec.Struct, frozen=True):
-    """Tell people; the run goes on."""
+    """Report a warning to people."""
 
     text: str
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """End the run, unfinished, and say why. ``diverged``: the last round's updates were not finite."""
+    """End the run unfinished. ``diverged``: no update of the last round was finite."""
 
     text: str
     diverged: bool = False

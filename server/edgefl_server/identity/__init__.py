@@ -1,1 +1,1 @@
-"""Which key a device has: the list of devices, and the door that every message of one comes through."""
+"""Identity of devices: the registry of their keys, and the authentication of their messages."""

@@ -1,4 +1,4 @@
-"""The list of devices and their keys: one SQLite file, which the server reads while `edgefl enroll` changes it.
+"""Registry of devices and their keys: one SQLite file, which the server reads while `edgefl enroll` changes it.
 
 ::
 
@@ -51,9 +51,12 @@ _MOST_READ = 100_000
 
 
 class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key of a device. ``until``: when one that was followed by another ends, seconds since 1970.
+    """Key of a device.
 
-    ``hello_at`` and ``status_at`` are the numbers of the last of these messages: what has a smaller one is old.
+    Attributes:
+        until: End of a key that another one replaced, in epoch seconds.
+        hello_at: Number of the last hello that it signed; a message with a smaller number is a replay.
+        status_at: The same for the last status.
     """
 
     device: str
@@ -123,7 +126,7 @@ class Registry:
     # -- keys ------------------------------------------------------------------------------------------------
 
     def keys(self, device: str) -> list[DeviceKey]:
-        """All that a device ever had, the oldest first."""
+        """Return all keys that a device ever had, the oldest first."""
         with self._reading() as db:
             self._look(db)
             if device not in self._read:
@@ -133,7 +136,7 @@ class Registry:
             return self._read[device]
 
     def devices(self) -> int:
-        """How many names have keys."""
+        """Return the number of names with keys."""
         with self._reading() as db:
             self._look(db)
             if self._count is None:
@@ -148,17 +151,18 @@ class Registry:
             self._read, self._count, self._version = {}, None, version
 
     def all(self) -> list[DeviceKey]:
-        """Those of all devices, by name, the oldest first."""
+        """Return the keys of all devices by name, the oldest first."""
         with self._using() as db:
             return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
 
     def add(
         self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
     ) -> None:
-        """Make ``key`` the device's, and use up the token of that name. The one before it is good until ``until``, seconds
-        since 1970; one that was revoked stays so. Of the others it keeps as many as a chain of rotations has.
+        """Add a key of a device, and use up the token of that name. The key before it is valid until ``until``.
 
-        ConfigError for a key that was revoked."""
+        Raises:
+            ConfigError: If the key was revoked.
+        """
         known = self.keys(device)
         if any(each.key == key and each.state == "revoked" for each in known):
             raise ConfigError(
@@ -185,7 +189,7 @@ class Registry:
             self._count += 1
 
     def revoke(self, device: str) -> int:
-        """No key of the device is good any more, whatever it introduces. How many there were."""
+        """Revoke all keys of a device, and all that they introduce later. Return their number."""
         with self._using(durable=True, changed=device) as db:
             changed = db.execute(
                 "UPDATE keys SET state = 'revoked', until = 0 WHERE federation = ? AND device = ? AND state != 'revoked'",
@@ -194,7 +198,7 @@ class Registry:
             return changed.rowcount
 
     def forget(self, device: str) -> int:
-        """As if the device had never been seen. How many keys were forgotten, revoked ones too."""
+        """Delete all keys of a device, revoked ones too. Return their number."""
         self._count = None
         with self._using(durable=True, changed=device) as db:
             gone = db.execute(
@@ -203,7 +207,7 @@ class Registry:
             return gone.rowcount
 
     def heard(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
-        """The number of the last hello, or status, that a key of the device signed; 0 leaves what was."""
+        """Store the number of the last hello, or status, that a key signed; 0 leaves the stored one."""
         with self._using(changed=device) as db:
             db.execute(
                 "UPDATE keys SET hello_at = max(hello_at, ?), status_at = max(status_at, ?) "
@@ -214,7 +218,7 @@ class Registry:
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def issue(self, token: Token, device: str, *, valid_until: float) -> None:
-        """Let whoever has ``token`` bring one key of ``device`` onto the list, once, until then."""
+        """Permit the owner of ``token`` to add one key of ``device``, once, until ``valid_until``."""
         with self._using(durable=True) as db:
             db.execute(
                 "INSERT INTO tokens VALUES(?, ?, ?, ?, ?)",
@@ -222,7 +226,7 @@ class Registry:
             )
 
     def token(self, name: str, now: float) -> tuple[str, bytes] | None:
-        """Device and secret of a token that can still be used."""
+        """Return device and secret of a valid token."""
         with self._using() as db:
             row = db.execute(
                 "SELECT device, secret FROM tokens WHERE name = ? AND federation = ? AND until > ?",
@@ -231,13 +235,13 @@ class Registry:
         return (str(row[0]), bytes(row[1])) if row else None
 
     def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
-        """Put ``key`` onto the list by a token, which is used up by that."""
+        """Add ``key`` by a token, which is used up."""
         self.add(device, key, source="token", now=now, token=name)
 
     # -- numbers ---------------------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """The number from which the server goes on (:class:`edgefl.wire.mqtt.envelope.MessageCounter`)."""
+        """Return the number from which the server continues (:class:`edgefl.wire.mqtt.envelope.MessageCounter`)."""
         with self._using() as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'number'").fetchone()
         return int(row[0]) if row else 0

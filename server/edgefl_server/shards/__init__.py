@@ -1,1 +1,1 @@
-"""Workers that take the updates of a part of the devices each: own assembly, checks, journal rows, and sums that merge."""
+"""Aggregation workers: processes or Ray actors that receive the updates of their shards of devices."""

@@ -17,7 +17,7 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl_export.front.folder import bundle_name
 from edgefl_export.front.tier import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
-from edgefl_server.coordinator.tier_names import CANDIDATE
+from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.events import Event
 from edgefl_server.run_spec import RunSpec, Steady
 from edgefl_server.workshop import messages

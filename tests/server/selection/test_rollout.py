@@ -14,7 +14,7 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Decline, Profile, Round, Task
 from edgefl_server.coordinator.rollout import Rollout
-from edgefl_server.coordinator.tier_names import CANDIDATE, base_of
+from edgefl_server.coordinator.roster import CANDIDATE, base_of
 from edgefl_server.events import Finished, RolloutJudged, RolloutStarted, RoundClosed, UpdateAccepted
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto

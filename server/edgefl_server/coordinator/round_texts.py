@@ -1,4 +1,4 @@
-"""Reports on rounds that come to nothing, and the state that remembers them. Pure functions."""
+"""Texts about rounds and runs that end without a model, and the record of a round's devices. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl_server.coordinator.states import OpenRound, Refuse, Rules, State
 
 
 def noted(state: State, current: OpenRound, now: float) -> State:
-    """With what a round that takes no more updates says of its devices."""
+    """Return the state with the record of a round that receives no more updates."""
     late, tasks = now >= current.deadline, current.assignments
     if current.buffered:  # what is still open is of a later round, too
         tasks = Assignments({name: task for name, task in tasks.items() if task.status != "open"})
@@ -38,7 +38,7 @@ DIVERGED_RUN = (
 
 
 def too_few(rules: Rules, current: OpenRound) -> str:
-    """Why a round is abandoned that lacks reports."""
+    """Return the reason of a round that is abandoned for want of reports."""
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (
@@ -56,7 +56,7 @@ def too_few(rules: Rules, current: OpenRound) -> str:
 
 
 def diverged(current: OpenRound) -> bool:
-    """Return True if updates came, and none of them is finite. Devices that sent none say nothing of it."""
+    """Return True if updates came, and none of them is finite. Devices without an update do not count."""
     refused = current.with_status("rejected")
     return (
         not current.count("accepted") and bool(refused) and all(DIVERGED in each.reason for each in refused)

@@ -1,13 +1,15 @@
-"""Devices that spoil rounds: who has done so too often in a row is left out for a while. Pure functions.
+"""Suspension of devices that spoil rounds: one that did so too often in a row is not selected for some rounds.
 
-A device spoils a round if its update is refused, if it is online and silent until the deadline (that of its task, where
-versions wait for nobody), or if it says that it lost what the algorithm needs. One that was offline, or declines for a
-reason of its own, spoils nothing: the round goes on without it at once, or after the grace. Where no device did well, the
-round is to blame, and none of this counts.
+A device spoils a round if its update is refused, or if it reports that it lost what the algorithm needs. It also spoils one
+if it is online and silent until the deadline (in asynchronous rounds: that of its task). A device that is offline, or that
+declines for another reason, spoils nothing: the round continues without it. If no device sent an accepted update, the
+round itself is to blame, and none of this counts.
 
-A device that had a turn to upload, lost it while others waited, and never finished, spoils the round too, unless others did
-well and it is offline by now or declined: its link broke. Where no device did well there is no such excuse. Otherwise it
-could keep all others from doing well, and no round would be judged.
+A device that lost its turn to upload while others waited, and never finished, spoils the round too. If other devices sent
+accepted updates, it is excused if it went offline or declined: its link broke. If none did, there is no excuse. Otherwise
+one device could keep all others from finishing, and no round would ever count against it.
+
+Pure functions.
 """
 
 from __future__ import annotations
@@ -20,8 +22,15 @@ from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 
-def judged(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
-    """``state`` with what is held against the devices of a round that ended at ``now``."""
+def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
+    """Return the state with the strikes of the devices of an ended round.
+
+    Args:
+        rules: Rules of the run.
+        state: State of the coordinator.
+        ended: The round, with its answers.
+        now: Epoch seconds at its end.
+    """
     judges_all = ended.count("accepted") > 0
     strikes, benched = dict(state.strikes), dict(state.benched)
     for name, assignment in ended.assignments.items():
@@ -39,19 +48,19 @@ def judged(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
     return replace(state, strikes=strikes, benched=benched)
 
 
-def newly_benched(before: State, after: State) -> dict[str, int]:
-    """Those that are left out since, and before which round they are not selected again."""
+def newly_suspended(before: State, after: State) -> dict[str, int]:
+    """Return the devices that were suspended between two states, and the round from which each may be selected again."""
     return {name: until for name, until in after.benched.items() if before.benched.get(name, 0) < until}
 
 
-def playing(state: State, names: Collection[str], least: int) -> list[str]:
-    """Those of ``names`` that are not left out; all of them where fewer than ``least`` would remain."""
+def without_suspended(state: State, names: Collection[str], least: int) -> list[str]:
+    """Return the names that are not suspended, or all names if fewer than ``least`` would remain."""
     chosen = [name for name in names if state.benched.get(name, 0) <= state.next_round]
     return chosen if len(chosen) >= max(1, least) else list(names)
 
 
-def may_go_on_without(rules: Rules, state: State, names: Collection[str]) -> bool:
-    """Whether a method that needs all of its devices may begin again without these."""
+def may_begin_without(rules: Rules, state: State, names: Collection[str]) -> bool:
+    """Return True if a method that needs all of its devices may begin again without these."""
     left = len(state.members) - len(names)
     return rules.absent == "wait" and left >= max(1, rules.min_devices, rules.min_reports)
 
