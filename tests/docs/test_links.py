@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import DOCUMENTS, ROOT
+from tests.docs.documents import DOCS, DOCUMENTS, ROOT
 
+HOME = DOCS / "index.md"
 _LINK = re.compile(r"\]\((?!https?:|mailto:)([^)\s#]*)(?:#([^)\s]+))?\)")
 _FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -29,12 +30,31 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert anchor in _anchors(target.read_text()), f"{file}#{anchor}: no such heading"
 
 
-def test_the_readme_is_short_and_leads_to_every_page() -> None:
+def _linked(page: Path) -> set[Path]:
+    return {(page.parent / file).resolve() for file, _ in _LINK.findall(page.read_text()) if file}
+
+
+def test_the_readme_is_short_and_has_one_picture_and_five_links() -> None:
     readme = (ROOT / "README.md").read_text()
-    linked = {(ROOT / file).resolve() for file, _ in _LINK.findall(readme) if file}
-    pages = {path for path in DOCUMENTS if path.parent != ROOT and path.name != "index.md"}
+    pictures = re.findall(r"!\[", readme)
+
+    assert len(readme.splitlines()) <= 150
+    assert (len(pictures), len(_LINK.findall(readme)) - len(pictures)) == (1, 5)
+
+
+def test_the_home_page_and_contributing_lead_to_every_page() -> None:
+    pages = {path for path in DOCUMENTS if path.parent != ROOT}
     # The page over all results leads to each entry's.
     pages -= set((ROOT / "docs" / "results").glob("*/*/README.md"))
+    linked = set().union(*(_linked(page) for page in (ROOT / "README.md", HOME, ROOT / "CONTRIBUTING.md")))
 
-    assert len(readme.splitlines()) <= 200
-    assert pages <= linked, "a page that nobody finds"
+    assert pages <= linked | {HOME}, "a page that no reader finds"
+
+
+def test_the_navigation_has_every_page_of_the_site_once() -> None:
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
+
+    assert sorted(named) == sorted(
+        page for page in pages if not re.fullmatch(r"results/.+/.+/README\.md", page)
+    )

@@ -126,11 +126,12 @@ def test_a_public_name_is_whole(name: str) -> None:
 
 
 def test_the_table_of_the_reference_has_all_public_names_and_no_others() -> None:
-    table = (DOCS / "api.md").read_text().partition("## All names")[2].partition("\n## ")[0]
+    table = (DOCS / "api" / "index.md").read_text().partition("## All names")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `edgefl\.([\w.]+)` \| (.+?) \|", table, re.MULTILINE)
     spaces = {space.__name__.removeprefix("edgefl.") for space in SPACES}
     named = {f"{space}.{name}" for space in spaces for name in getattr(edgefl, space).__all__}
 
+    assert {f"{space}.md" for space in spaces} <= {page.name for page in (DOCS / "api").glob("*.md")}
     assert sorted(name for name, _ in rows if "." not in name) == sorted({*edgefl.__all__} - spaces)
     assert {name for name, _ in rows if "." in name} <= named
     assert all(text.endswith(".") for _, text in rows)

@@ -102,7 +102,7 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param("api.md", marks=pytest.mark.slow),
+        pytest.param("api/index.md", marks=pytest.mark.slow),
         pytest.param("models/losses.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),
@@ -114,11 +114,26 @@ def test_the_python_of_other_pages_runs(page: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_the_home_page_has_the_ten_lines_of_the_readme() -> None:
+    home, readme = (
+        [block.text for block in blocks(page, "python")] for page in (DOCS / "index.md", ROOT / "README.md")
+    )
+
+    assert home == readme
+
+
 def test_every_page_with_python_is_run_somewhere() -> None:
     """The new method, the small device and deployed files have tests of their own; a page that joins them needs one."""
-    pages = {path.name for path in [ROOT / "README.md", *DOCS.rglob("*.md")] if any(blocks(path, "python"))}
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if any(blocks(page, "python"))}
 
     assert pages == {
-        *("README.md", "api.md", "compiler.md", "compiler-inside.md", "data.md"),
-        *("losses.md", "own-model.md", "new-method.md", "own-device.md", "deploy.md"),
+        *(
+            "index.md",
+            "api/index.md",
+            "compiler.md",
+            "compiler-inside.md",
+            "models/data.md",
+            "models/losses.md",
+        ),
+        *("tutorials/own-model.md", "tutorials/new-method.md", "tutorials/own-device.md", "models/deploy.md"),
     }
