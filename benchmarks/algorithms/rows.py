@@ -30,7 +30,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
-from edgefl.setup.one_line import parse_algorithm
+from edgefl.setup.federation_options import parse_algorithm
 from edgefl.simulation.federated import Client, begun, drawn
 from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide

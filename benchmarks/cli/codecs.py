@@ -8,8 +8,9 @@ import typer
 
 from benchmarks.cli.report import Json, as_line, bench, check_choice, installed_python, measured, report
 from edgefl.api.progress import reporting
-from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.options import ModelOptions
 from edgefl.cli.output import errors
+from edgefl.setup.federation_options import parse_options
 
 if TYPE_CHECKING:
     from benchmarks.aggregate.rows import AggregateRow, OnDeviceRow
@@ -99,7 +100,7 @@ def aggregate(
         repeat=repeat,
         flower=flower or interpreter(peers()["flower"]) or "",
     )
-    spec = build(model, parameters, model_options(option or ()))
+    spec = build(model, parameters, parse_options(option or ()))
     rows, failed = measured(
         codec or CODECS,
         lambda name, say: measure(spec, name, settings, say),
@@ -139,7 +140,7 @@ def encode(
     from edgefl.models.zoo.catalog import build_model
 
     settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     bench(
         "encode",
         f"encode: {spec.name}, batch {batch}, threads {threads}",
@@ -244,7 +245,7 @@ def algorithms(
     from edgefl.models.zoo.catalog import build_model
 
     settings = AlgorithmSettings(batch, steps, samples, repeat, threads)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     rows: list[AlgorithmRow] = []
     failed = []
     with reporting(console=errors) as tell:

@@ -20,8 +20,9 @@ from benchmarks.cli.report import (
     report,
 )
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Engines, ModelOptions, Outputs, model_options
+from edgefl.cli.options import Engines, ModelOptions, Outputs
 from edgefl.cli.output import errors
+from edgefl.setup.federation_options import parse_options
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def submodels(
     from edgefl.models.zoo.catalog import build_model
 
     settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=match)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     bench(
         "submodels",
         f"submodels of {model}: batch {batch}",

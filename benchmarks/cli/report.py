@@ -70,13 +70,12 @@ def check_choice(
     tiers: Sequence[str] = (),
 ) -> None:
     """Raise ConfigError for a name or an option that no catalog has. Loads no torch, which takes seconds."""
-    from edgefl.cli.options import named_model
     from edgefl.config.reading import check_names, check_tiers
     from edgefl.facts import shipped
-    from edgefl.setup.one_line import parse_algorithm, parse_named
+    from edgefl.setup.federation_options import FederationOptions, parse_algorithm, parse_named
 
     for model in models:
-        check_tiers(check_names(None, named_model(model, options)), tiers)
+        check_tiers(check_names(None, FederationOptions(model=model, model_options=options).settings), tiers)
     if not models:  # those measured by default have the same tiers
         check_tiers(check_names(None, {"model.name": "resnet20"}), tiers)
     for codec in codecs:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks.cli.report import Json, bench, check_choice, installed_python, measured, mebibytes, print_rows
-from edgefl.cli.options import Activations, Engine, ModelOptions, model_options, parse_memory_budget
+from edgefl.cli.options import Activations, Engine, ModelOptions, parse_memory_budget
 from edgefl.cli.output import errors, print_table
+from edgefl.setup.federation_options import parse_options
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def train_step(
         threads=threads,
         repeat=repeat,
         tier=tier,
-        options=model_options(option or ()) | ({"length": tokens[-1]} if tokens else {}),
+        options=parse_options(option or ()) | ({"length": tokens[-1]} if tokens else {}),
         ort_training=ort_training,
         et_training=et_training,
         jax=jax,

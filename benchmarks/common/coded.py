@@ -13,7 +13,7 @@ from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.setup.one_line import parse_named
+from edgefl.setup.federation_options import parse_named
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bits import packed_bytes

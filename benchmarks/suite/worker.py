@@ -21,7 +21,7 @@ from edgefl.api.check import Verdict, check
 from edgefl.api.model import Model
 from edgefl.api.training import Target
 from edgefl.contract.choice import LossChoice
-from edgefl.setup.one_line import parse_loss
+from edgefl.setup.federation_options import parse_loss
 from edgefl_export.front.cache import FOLDER
 
 SEED = 0

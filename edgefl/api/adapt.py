@@ -67,10 +67,25 @@ def announced(
     agent: Path | None = None,
     say: Say = _told,
 ) -> Iterator[Model]:
-    """What the federation announced last, whether or not a round is open; the connection ends with the block.
+    """Yield the model that the federation announced last, whether or not a round is open.
 
-    Without ``server_key`` it is the word of the server that the device's agent follows: ``agent`` is the agent's folder, by
-    default where agents keep their store. Where that knows no server ``say`` is told who is believed.
+    The connection ends with the block.
+
+    Args:
+        federation: its name.
+        device: name of this device.
+        broker: ``host:port``, a URL or an address.
+        tier: tier whose model to take; "" for the only one.
+        folder: place for downloads; None for one in the agent's store.
+        server_key: keys of the server to trust; "" for those that the device's agent trusts.
+        ca_file: certificate of the broker's authority; switches TLS on.
+        limits: sizes and timeouts of messages.
+        engine: runtime of the graphs.
+        agent: folder of the device's agent; None for its default place.
+        say: called with the server's key if the agent trusts none yet.
+
+    Raises:
+        EdgeflError: no model can be fetched or trusted.
     """
     checked_name("federation", federation)
     checked_name("device", device)

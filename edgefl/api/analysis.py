@@ -1,4 +1,4 @@
-"""What results say: how different users are, what a model is worth to each of them."""
+"""Analyses of federations and results: heterogeneity of users, and personalization."""
 
 from __future__ import annotations
 
@@ -51,21 +51,23 @@ def heterogeneity(
     data: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[str, HeterogeneityReport]:
-    """How different the users of a federation are, at one model: in labels, inputs, gradients and Hessians (Per-FedAvg,
-    per_fedavg.md 6.6). Gives a title and the report.
+    """Measure how users of a federation differ at one model: in labels, inputs, gradients and Hessians (per_fedavg.md 6.6).
 
     Args:
         source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the demo.
-        weights: a file of weights in place of these.
+        weights: file of weights that replaces the model's.
         alpha: inner step size; by default the algorithm's, else 0.01.
-        users: whose Hessians are examined, evenly spread; 0: all.
+        users: number of users whose Hessians are examined, evenly spread; 0: all.
         devices: users to spread the data over; 0: as many as the tiers have.
         samples: most samples of a user; 0: all.
         data: folder with the dataset's standard files.
         progress: called with a text before each measurement; by default a line in a terminal or a notebook shows it.
 
+    Returns:
+        Title and report.
+
     Raises:
-        ConfigError: if there are no weights, or those of another model.
+        ConfigError: there are no weights, or those of another model.
     """
     federation, own, where = _source(source, data)
     if weights is not None:

@@ -105,10 +105,19 @@ class Bundle:
         samples: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> BundleProfile:
-        """What it costs on this machine: milliseconds, bytes and joules of each graph, each in a fresh process.
+        """Measure the bundle on this machine: milliseconds, bytes and joules of each graph, each in a fresh process.
 
-        ``engine``: default is the one of its format. ``repeat`` counted calls of each graph; ``samples`` rows of the round
-        that is watched (0: two batches). Needs no torch. ConfigError if the engine is not installed.
+        Needs no torch.
+
+        Args:
+            engine: runtime; "" for the one of the bundle's format.
+            threads: threads of the engine.
+            repeat: counted calls of each graph.
+            samples: rows of the round whose memory is measured; 0: two batches.
+            progress: called with a text before each part; by default a line in a terminal or a notebook shows it.
+
+        Raises:
+            ConfigError: the engine is not installed.
         """
         from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 
@@ -118,8 +127,15 @@ class Bundle:
             return profile_bundle(self.contents, settings, lambda part: report(f"{name}: {part}"))
 
     def share(self, weights: Mapping[str, Array], number: int = 1) -> Arrays:
-        """What a device of this tier gets of a model's ``weights`` (float arrays by global name) in round ``number``,
-        counted from 1. BundleError for a bundle from a file, which does not say how it was cut."""
+        """Return the part of a model's weights that a device of this tier gets.
+
+        Args:
+            weights: float arrays by global name.
+            number: the round, counted from 1; submodels may roll.
+
+        Raises:
+            BundleError: the bundle was read from a file, which does not say how it was cut.
+        """
         if self.made_of is None:
             raise BundleError(
                 f"the bundle of tier {self.manifest.tier!r} was read from a file, which does not say how the tier is cut: "

@@ -1,4 +1,4 @@
-"""Whether a model can be trained as it comes: cut, exported, run by each engine, and compared with torch."""
+"""Check of a model: it is cut, exported, run by each engine, and compared with torch."""
 
 from __future__ import annotations
 
@@ -38,9 +38,15 @@ STEPS = 5
 
 @dataclass(frozen=True)
 class EngineVerdict:
-    """The training step on one engine. ``problem`` is empty where it runs and agrees with torch; then ``nbytes`` are those
-    of the bundle, ``step_ms`` is the median of a step, and ``max_rel_error`` the largest difference of any output from
-    torch's, relative to the output's largest magnitude."""
+    """Result of the training step on one engine.
+
+    Attributes:
+        engine: name of the engine.
+        problem: reason why the engine cannot train the model; empty if it agrees with torch.
+        nbytes: bytes of the bundle.
+        step_ms: median of a step.
+        max_rel_error: largest difference of an output from torch's, relative to the output's largest magnitude.
+    """
 
     engine: str
     problem: str = ""
@@ -51,11 +57,18 @@ class EngineVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What :func:`check` found of ``model``. ``problem``: why it cannot be built, cut or trained as torch trains
-    it, empty if it can; then there are its
-    ``units`` and ``parameters`` (their number), the ``inputs`` that it reads, the ``loss`` by name, and an
-    :class:`EngineVerdict` for each of the ``engines``. Of an ``nn.Module`` also ``torch_ms``, the median step of torch's own
-    training of it on one thread; 0 of other models."""
+    """Result of :func:`check`.
+
+    Attributes:
+        model: name of the model.
+        problem: reason why the model cannot be built, cut or trained as torch trains it; empty if it can.
+        units: names of its units.
+        parameters: number of its parameters.
+        inputs: names of its inputs.
+        loss: name of its loss.
+        torch_ms: median step of torch's own training on one thread; 0 unless the model is an ``nn.Module``.
+        engines: results by engine.
+    """
 
     model: str
     problem: str = ""
@@ -68,7 +81,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether every engine that was tried trains it."""
+        """True if every engine that was tried trains the model."""
         return not self.problem and all(not each.problem for each in self.engines)
 
     def __str__(self) -> str:
@@ -104,25 +117,25 @@ def check(
     so_far: Callable[[Verdict], None] = lambda _: None,
     processes: int = 1,
 ) -> Verdict:
-    """Try everything that a federation would ask of ``model``: cut it, export its training, run steps on each engine.
+    """Try all that a federation does with ``model``: cut it, export its training, run steps on each engine.
 
     Args:
         model: as :func:`edgefl.compile` takes it.
-        data: as :func:`edgefl.compile` takes it, or what a device has: its file or folder.
-        loss: what training minimises.
+        data: as :func:`edgefl.compile` takes it, or a file or folder of a device.
+        loss: loss of the training.
         batch: rows of a step.
-        seed: of the random samples that are trained on.
+        seed: seed of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.
         progress: called with a text before each part; by default a line in a terminal or a notebook shows it.
-        so_far: is told the verdict after each engine; the last of these is what is returned.
-        processes: how many engines are tried side by side, as in :func:`edgefl.plan`.
+        so_far: called with the verdict after each engine; the last one is returned.
+        processes: engines that are tried side by side, as in :func:`edgefl.plan`.
 
     Returns:
-        A :class:`Verdict`, which prints as one sentence. What stands in the way of the model is in it, with the line of the
+        A :class:`Verdict`, which prints as one sentence. If the model cannot be trained, it names the line of the
         user's code.
 
     Raises:
-        ConfigError: where the arguments do not go together.
+        ConfigError: the arguments do not go together.
 
     >>> print(edgefl.check("mlp", engines=["onnx"]))
     mlp can be trained on onnx, 3 units

@@ -26,20 +26,20 @@ from edgefl_device.round.parts import parts_of
 
 
 def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataReport:
-    """What a device with these data would meet in a round of a bundle: what was found, and what does not fit, row by row.
+    """Check the data of a device against a bundle, row by row.
 
     Args:
-        data: what :class:`edgefl.Agent` takes: a file, a folder or a function.
+        data: a file, a folder or a function, as :class:`edgefl.Agent` takes it.
         bundle: a bundle, or its file.
 
     Returns:
-        ``fits``, ``rows`` that fit, ``inputs`` (dtype, shape and range of each as the model reads it), ``classes`` with
-        their counts, ``bad_rows`` and the first 20 ``problems``, ``unread``, the arrays and files that the model does not
-        read, and ``error``, why the data cannot be used at all.
+        Report with ``fits``, the number of ``rows`` that fit, and ``classes`` with their counts. ``inputs`` have dtype,
+        shape and range as the model reads them. ``bad_rows`` and the first 20 ``problems`` describe rows that do not fit,
+        ``unread`` the arrays and files that the model ignores. ``error`` is the reason why the data cannot be used at all.
 
     Raises:
-        BundleError: if the bundle cannot be read.
-        ConfigError: if a library that the data are read by is not installed.
+        BundleError: the bundle cannot be read.
+        ConfigError: a library that reads the data is not installed.
     """
     read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     blobs = MemoryBlobs(dict(read.contents.blobs))

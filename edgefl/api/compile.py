@@ -1,4 +1,4 @@
-"""From a model and its training to a bundle, in one call."""
+"""Compilation of a model and its training to a bundle."""
 
 from __future__ import annotations
 

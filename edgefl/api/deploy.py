@@ -1,4 +1,4 @@
-"""From a trained model to one file for inference."""
+"""Export of a trained model to one file for inference."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Agent:
         until_done: End when the training is done.
         trust: The server's key, and the token of this device.
         limits: What training may take of the device.
-        report: Is told what happens, from the threads of the agent.
+        report: Called with each event, from the threads of the agent.
 
     Raises:
         ConfigError: An argument cannot be used.
@@ -153,7 +153,11 @@ class Agent:
         self._agent = _Agent(config, chosen, report)
 
     def run(self) -> None:
-        """Serve. EdgeflError where the device cannot go on: its data cannot be read, its store is another release's."""
+        """Serve until the training is done or :meth:`stop` is called.
+
+        Raises:
+            EdgeflError: the device cannot continue: its data cannot be read, its store is another release's.
+        """
         self._agent.run()
 
     def stop(self) -> None:
@@ -167,7 +171,7 @@ def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) 
 
 
 def most_threads(threads: int, *, tune: bool | None) -> int:
-    """Those that a graph may have: as many as this process has processors, where they are tuned and no number is named."""
+    """Return the most threads of a graph: all processors of this process if threads are tuned and no number is given."""
     return min(cores(), MOST_THREADS) if tune and not threads else threads
 
 
@@ -251,7 +255,7 @@ def train_round(
         carry: what the last round left (``RoundResult.carry``), where the algorithm keeps something.
         samples: most rows to use; 0: all.
         limits: ``bad_rows``, ``engine`` and ``threads``; by default the engine of the bundle's format, with one thread.
-        watch: is told each step.
+        watch: called with each step.
 
     Returns:
         ``update`` by name as it would travel, ``carry``, ``metrics`` (means over the steps: ``loss``, and ``correct``, the

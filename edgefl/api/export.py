@@ -13,7 +13,9 @@ from edgefl.api.federation import load_federation
 from edgefl.api.progress import reporting
 from edgefl.config import Federation, without_devices
 from edgefl.config.choices import Activations
+from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
+from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.model import federation_model, process_bytes
 from edgefl.setup.shapes import samples_like
@@ -38,17 +40,38 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Exporting:
-    """What is to be compiled: ``count`` graphs in all, for whoever shows progress.
-
-    ``bundles`` compiles them, in as many processes as it is given, each of which takes up to ``process_bytes``.
-    """
+class ExportPlan:
+    """Bundles of a federation that are to be compiled: tier, exchange and format of each, in their order."""
 
     federation: Federation
-    bundles: Callable[[Callable[[str], None], int], Iterator[Bundle]]
-    data: str
-    count: int
-    process_bytes: int
+    dataset: Dataset
+    spec: ModelSpec
+    parts: tuple[tuple[Tier, Exchange, str], ...]
+
+    @property
+    def graphs(self) -> int:
+        """Number of graphs of all bundles."""
+        return sum(len(tier.prefix) + len(exchange.algorithm.functions) for tier, exchange, _ in self.parts)
+
+    @property
+    def process_bytes(self) -> int:
+        """Estimated memory of a process that compiles one."""
+        return process_bytes(self.spec)
+
+    def bundles(self, report: Callable[[str], None], processes: int) -> Iterator[Bundle]:
+        """Compile the bundles, side by side in forks of this process; ``report`` gets a text before each graph."""
+        tasks, number = [partial(self._compiled, *part) for part in self.parts], count(1)
+        results = side_by_side(
+            tasks,
+            lambda text: report(f"exporting graph {next(number)} of {self.graphs}: {text}"),
+            processes=processes,
+            begin=begin,
+        )
+        for (tier, exchange, _), found in zip(self.parts, results, strict=True):
+            yield Bundle(found.bundle, (tier, exchange), found.compiled)
+
+    def _compiled(self, tier: Tier, exchange: Exchange, form: str, report: Callable[[str], None]) -> Found:
+        return bundle_of(self.federation, self.dataset, tier, exchange, format=form, progress=report)
 
 
 def export(
@@ -83,7 +106,7 @@ def export(
         ConfigError: for a tier that there is not, and where the federation cannot be used.
         ExportError: where a graph cannot be made, or disagrees with torch.
     """
-    what = exporting(
+    what = plan_export(
         federation,
         tiers=tiers,
         formats=formats,
@@ -95,7 +118,7 @@ def export(
         return tuple(written(bundle, Path(out)) for bundle in what.bundles(report, processes))
 
 
-def exporting(
+def plan_export(
     federation: Federation | str | Path,
     *,
     tiers: Sequence[str] = (),
@@ -104,9 +127,18 @@ def exporting(
     memory_budget: str = "",
     activations: Activations | None = None,
     main_only: bool = False,
-) -> Exporting:
-    """The same in their order, compiled when they are asked for; ``main_only``: of an algorithm's exchanges the main
-    one."""
+) -> ExportPlan:
+    """Prepare the bundles of a federation, which are compiled when they are iterated.
+
+    Args:
+        federation: objects, or their file.
+        tiers: only these; by default all.
+        formats: as in :func:`export`.
+        outputs: as in :func:`export`.
+        memory_budget: as in :func:`export`.
+        activations: as in :func:`export`.
+        main_only: leave out all exchanges of an algorithm but the main one.
+    """
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
     if unknown := sorted(set(tiers) - set(whole.tiers)):
@@ -125,28 +157,12 @@ def exporting(
         whole = whole.model_copy(update={"tiers": tables})
     dataset = samples_like(settings)
     spec = federation_model(whole, dataset)
-    made = [
+    parts = tuple(
         (tier, exchange, form)
         for tier in tiers_of(whole, spec, names).values()
         for exchange, form in product((tier.main,) if main_only else tier.exchanges, wanted[tier.name])
-    ]
-
-    def compiled(tier: Tier, exchange: Exchange, form: str, progress: Callable[[str], None]) -> Found:
-        return bundle_of(whole, dataset, tier, exchange, format=form, progress=progress)
-
-    def bundles(progress: Callable[[str], None], processes: int) -> Iterator[Bundle]:
-        tasks, number = [partial(compiled, *each) for each in made], count(1)
-        results = side_by_side(
-            tasks,
-            lambda text: progress(f"exporting graph {next(number)} of {graphs}: {text}"),
-            processes=processes,
-            begin=begin,
-        )
-        for (tier, exchange, _), found in zip(made, results, strict=True):
-            yield Bundle(found.bundle, (tier, exchange), found.compiled)
-
-    graphs = sum(len(tier.prefix) + len(exchange.algorithm.functions) for tier, exchange, _ in made)
-    return Exporting(whole, bundles, dataset.name, graphs, process_bytes(spec))
+    )
+    return ExportPlan(whole, dataset, spec, parts)
 
 
 def written(bundle: Bundle, folder: Path) -> Exported:

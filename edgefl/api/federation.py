@@ -23,6 +23,9 @@ from edgefl.errors import ConfigError
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute, address_of
 from edgefl.setup.data import data_table
+from edgefl.setup.federation_options import FederationOptions
+from edgefl.setup.tier_text import parse_tiers
+from edgefl.setup.tiers import completed
 from edgefl.wire.bundle.formats import FormatName
 
 _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
@@ -77,8 +80,9 @@ def federation(
     data: DataTable | str | Path | None = None,
     tables: Mapping[str, Table | Mapping[str, Any]] | None = None,
 ) -> Federation:
-    """Who trains what together, and how. Other processes read it as text, so a model or an algorithm of your own is a
-    function at the top level of a file.
+    """Describe a federation: its model, tiers, training and data.
+
+    Other processes read it as text, so a model or an algorithm of your own is a function at the top level of a file.
 
     Args:
         model: a model's name, ``file.py:factory``, or a factory: a function that returns an ``nn.Module``; as a
@@ -87,7 +91,7 @@ def federation(
         rounds: to train.
         seed: decides initial weights, partition, batches and noise.
         tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong``, the
-            whole model, for a :class:`edgefl.Server`: which devices there are elsewhere is for its owner to say.
+            whole model, for a :class:`edgefl.Server`, whose devices are elsewhere.
         training: algorithm, codec, optimizer and loss.
         data: the name of a dataset (``digits``), a file that :meth:`edgefl.data.Dataset.save` wrote, a
             CSV or JSON lines with the column ``label``, or a :class:`edgefl.config.DataTable`.
@@ -156,5 +160,28 @@ def load_federation(
 
 
 def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
-    """What `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
+    """Return the federation that `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
     return load(None, with_demo_defaults(settings or {}))
+
+
+def with_options(config: Path | None, options: FederationOptions) -> Federation:
+    """Return the federation in a file, or the demo's without one, with options of a command line over it.
+
+    Raises:
+        ConfigError: the file or an option cannot be used; it names every problem.
+    """
+
+    def read(settings: Mapping[str, object]) -> Federation:
+        return load_federation(config, settings) if config else demo_federation(settings)
+
+    settings = options.settings
+    federation = read(settings)
+    if options.tiers is not None:
+        federation = read(settings | {"tiers": parse_tiers(options.tiers, federation.model.name)})
+    if options.engine is None:
+        return federation
+    whole = completed(federation)
+    tiers = {
+        name: table.model_copy(update={"engine": str(options.engine)}) for name, table in whole.tiers.items()
+    }
+    return whole.model_copy(update={"tiers": tiers})

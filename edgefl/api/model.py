@@ -1,4 +1,4 @@
-"""What people call a model, as the compiler's :class:`~edgefl.models.spec.ModelSpec`."""
+"""Models of the API, converted to the compiler's :class:`~edgefl.models.spec.ModelSpec`."""
 
 from __future__ import annotations
 
@@ -101,13 +101,22 @@ def model_spec(
     loss: Loss | None = None,
     output: Output = None,
 ) -> ModelSpec:
-    """``model`` cut into units, its initial weights by ``seed`` where it is built here.
+    """Return ``model`` cut into units.
 
-    ``data`` tells the shape of a sample and the number of classes; without it ``sample`` and ``classes`` do, and a model
-    that edgefl brings has its own. ``options`` go to the model's factory. ``loss``: what it is trained on; None: its own, or
-    the one that fits. ``output``: which of the things that it returns is its output. ConfigError, naming the argument, for
-    one that is missing; ModelError for a model that cannot be built or cut, or
-    would not be trained as torch trains it (:func:`edgefl.comparison.compare.compared`).
+    Args:
+        model: a name, ``file.py:factory``, a module or a factory.
+        data: dataset with the shape of a sample and the number of classes.
+        sample: shape of a sample, without ``data``; None for a model that edgefl brings.
+        classes: number of classes, without ``data``.
+        seed: seed of the initial weights of a model that is built here.
+        options: options of the model's factory.
+        loss: loss of the training; None for the model's own, or the one that fits.
+        output: name or number of the output that is trained, for a model with several.
+
+    Raises:
+        ConfigError: an argument is missing; the message names it.
+        ModelError: the model cannot be built or cut, or would not be trained as torch trains it
+            (:func:`edgefl.comparison.compare.compared`).
     """
     seed = checked_seed(seed)
     given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
@@ -143,7 +152,7 @@ def model_spec(
 
 
 def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
-    """What the devices' samples look like: like those of ``data``, else as the model reads them."""
+    """Return the shape of the devices' samples: that of ``data``, else the one that the model reads."""
     if data is not None:
         return data_spec(data)
     others = tuple(

@@ -1,4 +1,4 @@
-"""Which submodels of a model fit a device."""
+"""Choice of a submodel that fits a device."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ def plan(
     progress: Callable[[str], None] | None = None,
     processes: int = 1,
 ) -> Fit:
-    """Every submodel of a model beside a device: memory, bytes and time of a round with it, and which one to take.
+    """Compare all submodels of a model on a device: memory, bytes and time of a round, and the recommended one.
 
     Args:
         model: as in :func:`edgefl.compile`.
-        device: what it offers; 0 is unknown.
-        training: algorithm, codec, optimizer and loss, of all submodels; or a function that gives the first three for each.
+        device: its capacity; 0 is unknown.
+        training: algorithm, codec, optimizer and loss of all submodels; or a function that gives the first three for each.
             Without an algorithm SGD, and TCBGD for submodels of single entries.
-        kinds: of submodels; by default all.
+        kinds: kinds of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
-        data: whose samples and classes the model is for.
+        data: dataset with the samples and classes of the model.
         progress: called with a text before each size, which takes some seconds; by default a line in a terminal or a
             notebook shows it.
-        processes: how many sizes are looked at side by side, forked from this process. Where torch cannot compute there any
-            more, which depends on what this process has done before, they are looked at here.
+        processes: sizes that are traced side by side, in forks of this process. If torch cannot compute in a fork, which
+            depends on what this process has done before, they are traced here.
 
     Raises:
-        ModelError: if the model has no submodel at all. That none fits is told by ``recommended()`` of the result.
+        ModelError: the model has no submodel at all. If none fits, ``recommended()`` of the result raises it.
 
     >>> fit = edgefl.plan("mlp", edgefl.Device(memory="64MiB"), kinds=["width"], gammas=[0.25, 1.0])
     >>> fit.recommended().kind

@@ -105,7 +105,7 @@ def reporting(
 
     Args:
         text: shown at once; "" shows nothing before the first report.
-        progress: the caller's own function, called with each report in place of the line.
+        progress: the caller's own function, called with each report instead of the line.
         total: units of work, such as rounds; None shows no bar.
         console: rich console that prints other lines meanwhile; None for one of its own.
 

@@ -56,12 +56,16 @@ class Run:
 
     @cached_property
     def federation(self) -> Federation:
-        """As it was run."""
+        """Federation that was run."""
         return load(self.path)
 
     @property
     def weights(self) -> Path:
-        """The file of the trained model; of a run that goes on, the newest checkpoint. ConfigError if there is none yet."""
+        """File of the trained model; of an unfinished run, the newest checkpoint.
+
+        Raises:
+            ConfigError: there is none yet.
+        """
         return weights_of(self.folder)
 
     @cached_property
@@ -88,7 +92,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are over."""
+        """True if all rounds are over."""
         return (self.folder / MODEL_NAME).is_file()
 
     @cached_property
@@ -99,9 +103,11 @@ class Run:
 
     @cached_property
     def curves(self) -> Mapping[str, Array]:
-        """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``,
-        ``up_bytes``, ``down_bytes``, ``reports``, and each of the run's metrics; NaN where there is no value. ``seconds``
-        are those from a round's opening to its end, and a pause in which the run was stopped is in them."""
+        """The history as arrays, float64 (rounds,), with NaN for missing values.
+
+        Names are ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``, ``up_bytes``, ``down_bytes``, ``reports``,
+        and those of the run's metrics. ``seconds`` include pauses in which the run was stopped.
+        """
         rows = [msgspec.to_builtins(row) for row in self.history]
         metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
         return {
@@ -120,7 +126,10 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """What a run left in its folder. ConfigError if it is not the folder of one.
+    """Return the run in ``folder``.
+
+    Raises:
+        ConfigError: it is not the folder of a run.
 
     >>> edgefl.load_run("no-such-folder")
     Traceback (most recent call last):
@@ -148,7 +157,7 @@ class Prepared:
         return self.lab.federation
 
     def train(self, watch: Callable[[News], None] = lambda _: None) -> Run:
-        """Start the processes, and return when all rounds are over. KeyboardInterrupt stops it; the same call goes on."""
+        """Start the processes, and return when all rounds are over. The same call resumes an interrupted run."""
         try:
             self.lab.start()
             for news in self.lab.events():
@@ -161,7 +170,7 @@ class Prepared:
         if not run.finished:
             raise ParticipationError(
                 f"the server ended before all rounds were over; what was trained is in {run.folder}, and the "
-                "same call goes on",
+                "same call resumes it",
                 folder=str(run.folder),
             )
         return run
@@ -174,12 +183,20 @@ def prepare(
     fresh: bool = False,
     agents: Mapping[str, int] | None = None,
 ) -> Prepared:
-    """The folder of a run of ``federation``: its configuration and each device's data, unless devices have their own. What
-    cannot be trained leaves none behind. ``agents``: how many devices are of each kind, in place of the tiers' counts, as
-    ``{"python": 2, "cpp": 1, "web": 1}``.
+    """Write the folder of a run: its configuration and each device's data, unless devices have their own.
 
-    ConfigError if ``out`` holds another run (``fresh`` discards it) or the devices' own data, or if an agent is not built;
-    StoreError if another process trains in it, ModelError where model and tiers do not fit.
+    If the federation cannot be trained, no folder is left behind.
+
+    Args:
+        federation: objects, or their file.
+        out: folder of the run.
+        fresh: discard an earlier run in ``out``.
+        agents: number of devices of each kind, ``{"python": 2, "cpp": 1, "web": 1}``; None for the tiers' counts.
+
+    Raises:
+        ConfigError: ``out`` holds another run or the devices' own data, or an agent is not built.
+        StoreError: another process trains in ``out``.
+        ModelError: model and tiers do not fit.
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
@@ -225,16 +242,16 @@ def run(
 
     Args:
         federation: objects (:func:`edgefl.federation`), or their file.
-        out: folder for all that the run leaves; one that was stopped goes on where it was.
-        fresh: discard what an earlier run left there.
-        agents: how many devices are of each kind, in place of the tiers' counts: ``{"python": 2, "cpp": 2, "web": 2}``.
-        watch: called with what happens, in the calling thread; ``print`` shows it. News of the server has a dictionary
+        out: folder of the run; a run that was stopped there is resumed.
+        fresh: discard an earlier run in ``out``.
+        agents: number of devices of each kind, ``{"python": 2, "cpp": 2, "web": 2}``; None for the tiers' counts.
+        watch: called with each event in the calling thread; ``print`` shows it. An event of the server has a dictionary
             ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``. By default a line in a
             terminal or a notebook shows the progress.
 
     Raises:
-        ConfigError: where the federation cannot be used, or ``out`` holds another one's run.
-        EdgeflError: if a process cannot go on.
+        ConfigError: the federation cannot be used, or ``out`` holds another one's run.
+        EdgeflError: a process cannot continue.
     """
     if watch:
         return prepare(federation, out, fresh=fresh, agents=agents).train(watch)

@@ -42,18 +42,25 @@ JOURNAL = "journal.sqlite"
 
 
 class Server:
-    """A federation's server for devices elsewhere. ``run`` returns when all rounds are over, or after ``stop``.
+    """Server of a federation for devices on other machines.
 
-    Made, it has compiled the tiers' bundles into ``out/bundles``. ``emit`` is told what happens. ``broker`` is
-    ``host:port`` or an address; by default the one of the federation. ``ca_file``, the certificate of the broker's
-    authority, switches TLS on. ``database``: SQLAlchemy URL of the journal, by default SQLite in ``out``. ``device``:
-    where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``. ``sign_key``: file with the key
-    that signs what the server says, made if there is none; by default one of this user's for each federation. ``enrolled``:
-    the list of the devices that are let in (`edgefl enroll`); without one the first key of each name is trusted.
-    ``workshop``: composes the run and computes with its models in a process of its own, so that this one has no torch; it
-    is whoever made it that closes it.
+    The constructor compiles the tiers' bundles into ``out/bundles``. ``run`` returns when all rounds are over, or after
+    ``stop``.
 
-    StoreError if another process serves from ``out``.
+    Args:
+        federation: objects, or their file.
+        out: folder for journal, checkpoints and bundles; a run that was stopped there is resumed.
+        broker: ``host:port`` or an address; by default the one of the federation.
+        ca_file: certificate of the broker's authority; switches TLS on.
+        database: SQLAlchemy URL of the journal; by default SQLite in ``out``.
+        device: processor that sums updates and evaluates the model, ``auto``, ``cpu`` or ``cuda``.
+        sign_key: file with the key that signs all messages, made if there is none; by default the user's own.
+        enrolled: list of the devices that may join (`edgefl enroll`); None trusts the first key of each name.
+        workshop: process with torch, so that this one needs none; its owner closes it.
+        emit: called with each event.
+
+    Raises:
+        StoreError: another process serves from ``out``.
     """
 
     def __init__(
@@ -79,7 +86,7 @@ class Server:
         written, telling = (History(folder), Audit(folder), self._feed), threading.Lock()
 
         def told(event: Event) -> None:
-            with telling:  # a workshop's end is told by whichever thread finds it
+            with telling:  # any thread may report the end of a workshop
                 emit(event)
                 for each in written:
                     if (problem := each.take(event)) is not None:
@@ -108,7 +115,11 @@ class Server:
             raise
 
     def run(self) -> None:
-        """Serve until all rounds are over. BrokerError and its kin end it; the same folder goes on."""
+        """Serve until all rounds are over. A later server in the same folder resumes.
+
+        Raises:
+            EdgeflError: the server cannot continue, for example without a broker.
+        """
         try:
             self._service.run()
         finally:
@@ -119,7 +130,7 @@ class Server:
         self._service.stop()
 
     def _release(self) -> None:
-        """Give the folder back, with all written that was told."""
+        """Release the folder after all events are written."""
         self._feed.close()
         self._lock.release()
 
@@ -156,8 +167,7 @@ def _check_configuration(federation: Federation, folder: Path, database: str) ->
 
 
 def reached_at(federation: Federation, broker: str | Address = "", ca_file: str = "") -> Address:
-    """Where a server of ``federation`` finds its broker: what ``broker`` says, and the table ``[broker]``
-    where it says nothing."""
+    """Return the address of a server's broker: ``broker``, or the table ``[broker]`` if that is empty."""
     table = federation.broker.address()
     given = table
     if isinstance(broker, Address):
@@ -176,7 +186,7 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
 
 
 def _changed(federation: Federation, folder: Path) -> str:
-    """What differs from the run in ``folder``, key by key; where no key does, the code does."""
+    """Return the keys that differ from the run in ``folder``; without such keys, the code differs."""
     path = folder / CONFIG_NAME
     now = found_from_anywhere(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
@@ -186,6 +196,6 @@ def _changed(federation: Federation, folder: Path) -> str:
 
 
 def _write_down(federation: Federation, path: Path) -> None:
-    """What a server trains, for :func:`load_run`, without the broker's password; a run of one machine has its own file."""
+    """Write the federation for :func:`load_run`, without the broker's password. A run of one machine has its own file."""
     if not path.exists():
         write_text(path, dump(found_from_anywhere(without_password(federation))))

@@ -60,12 +60,12 @@ class Simulation:
 
     @cached_property
     def federation(self) -> Federation:
-        """As it was simulated."""
+        """Federation that was simulated."""
         return load(self.folder / CONFIG_NAME)
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are over."""
+        """True if all rounds are over."""
         return (self.folder / MODEL_NAME).is_file()
 
     @cached_property
@@ -104,7 +104,7 @@ class Simulation:
         """The trained weights, float arrays by global name. ConfigError before the last round is over."""
         if not self.finished:
             raise ConfigError(
-                f"the simulation in {self.folder} is not finished: `resume` goes on with it",
+                f"the simulation in {self.folder} is not finished: `resume` continues it",
                 path=str(self.folder),
             )
         return tensors.load((self.folder / MODEL_NAME).read_bytes())
@@ -140,7 +140,7 @@ class Simulated:
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Simulation:
-        """Simulate all rounds that are left. KeyboardInterrupt stops it; ``resume`` goes on."""
+        """Simulate all rounds that are left. After KeyboardInterrupt, ``resume`` continues."""
         for row in self.rounds(progress=progress, warn=warn):
             watch(row)
         ended = Simulation(self.folder)
@@ -212,10 +212,19 @@ def prepare_simulation(
     workers: int | None = None,
     ray: str | None = None,
 ) -> Simulated:
-    """A simulation of ``federation`` in the folder ``out``, its data read and spread. ``resume`` goes on with the one that
-    is there, ``fresh`` discards it; ``device``, ``workers`` and ``ray`` as :func:`simulate` says.
+    """Prepare a simulation in the folder ``out``: read the data and spread them over the clients.
 
-    ConfigError if ``out`` holds another simulation, or is not to be gone on with.
+    Args:
+        federation: objects, or their file.
+        out: folder of the simulation.
+        resume: continue the simulation in ``out``.
+        fresh: discard the simulation in ``out``.
+        device: as in :func:`simulate`.
+        workers: as in :func:`simulate`.
+        ray: as in :func:`simulate`.
+
+    Raises:
+        ConfigError: ``out`` holds another simulation, or one that cannot be resumed.
     """
     refuse_while_loading("start a simulation")
     processor(device)  # now, not once the data are read
@@ -223,7 +232,7 @@ def prepare_simulation(
     whole = _trained_by(without_password(found_from_anywhere(completed(read))), workers, ray)
     folder = Path(out).resolve()
     if resume and fresh:
-        raise ConfigError("`resume` goes on with a simulation and `fresh` discards it: give one of them")
+        raise ConfigError("`resume` continues a simulation and `fresh` discards it: give one of them")
     refuse_missing(whole.simulation)
     elsewhere = whole.simulation.ray not in ("", LOCAL)
     if whole.simulation.device == "cuda" and not elsewhere and not torch.cuda.is_available():
@@ -256,7 +265,11 @@ def prepare_simulation(
 
 
 def _trained_by(federation: Federation, workers: int | None, ray: str | None) -> Federation:
-    """With the table ``simulation`` as it was asked for; ConfigError for fewer than one worker."""
+    """Return the federation with the given values in its table ``simulation``.
+
+    Raises:
+        ConfigError: there is less than one worker.
+    """
     if workers is not None and workers < 1:
         raise ConfigError(f"simulation.workers is {workers}; choose 1 or more", workers=workers)
     chosen = {"workers": workers, "ray": None if ray is None else ray or LOCAL}
@@ -275,23 +288,24 @@ def simulate(
     ray: str | None = None,
     watch: Callable[[Row], None] | None = None,
 ) -> Simulation:
-    """Train a federation on this machine, without broker and devices: the same algorithms, submodels, codecs, batches, noise
-    and sums as :func:`edgefl.run`, in torch. Nothing is compiled.
+    """Train a federation in torch on this machine, without broker and devices. Nothing is compiled.
+
+    Algorithms, submodels, codecs, batches, noise and sums equal those of :func:`edgefl.run`.
 
     Args:
         federation: objects (:func:`edgefl.federation`), or their file.
-        out: folder for all that the simulation leaves.
-        resume: go on with the one that was stopped there, to the same bits; it begins where there is none.
-        fresh: discard what an earlier one left there.
-        device: where updates are summed and the model is evaluated, ``auto``, ``cpu`` or ``cuda``.
-        workers: processes that clients train in; None: as the table ``simulation`` says. Their number changes no bit.
-        ray: address of a Ray cluster, on which the workers are actors; ``local``: one that is started for the simulation;
-            None: as the table says.
+        out: folder of the simulation.
+        resume: continue the simulation that was stopped there, to the same bits; without one, begin.
+        fresh: discard an earlier simulation in ``out``.
+        device: processor that sums updates and evaluates the model, ``auto``, ``cpu`` or ``cuda``.
+        workers: processes that train clients; None: as the table ``simulation`` says. Their number changes no bit.
+        ray: address of a Ray cluster whose actors are the workers; ``local``: one that is started for the simulation; None:
+            as the table says.
         watch: called with each round as it ends; by default a line in a terminal or a notebook shows the progress.
 
     Raises:
-        ConfigError: where the federation cannot be used, or ``out`` holds another simulation.
-        ParticipationError: where the algorithm needs clients that the federation has not.
+        ConfigError: the federation cannot be used, or ``out`` holds another simulation.
+        ParticipationError: the algorithm needs clients that the federation lacks.
     """
     prepared = prepare_simulation(
         federation, out, resume=resume, fresh=fresh, device=device, workers=workers, ray=ray

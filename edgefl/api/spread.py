@@ -1,4 +1,4 @@
-"""How the samples of a federation are spread over its devices, without a model and without training."""
+"""Spread of a federation's samples over its devices, without a model and without training."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def spread(
     seed: int | None = None,
     data: str | Path | None = None,
 ) -> Spread:
-    """Samples and classes of each device, and how unlike devices are, as ``[data]`` of a federation spreads them.
+    """Return the samples and classes of each device, and how unlike devices are, as ``[data]`` spreads them.
 
     Args:
         federation: objects, or their file; None: the demo.
-        devices: to spread the samples over; 0: as many as the tiers have.
-        seed: in place of the federation's.
+        devices: devices to spread the samples over; 0: as many as the tiers have.
+        seed: seed that replaces the federation's.
         data: folder with the dataset's standard files.
 
     Raises:
-        DataError: if the data are nowhere, or cannot be spread so; the message says what to change.
+        DataError: the data are missing, or cannot be spread so; the message has a remedy.
 
     >>> edgefl.spread("federation.toml", devices=100).classes_held
     """

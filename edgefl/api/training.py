@@ -24,7 +24,7 @@ Target = Literal["onnx", "executorch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Training of a model; None stands for the default.
+    """Training of a model; None selects the default.
 
     Choices are objects such as ``edgefl.algorithms.FedProx(mu=0.1)``, or their names where the defaults will do.
 
@@ -67,7 +67,11 @@ class Training:
 
     @property
     def tables(self) -> dict[str, dict[str, object]]:
-        """What was given, as tables of a federation file. ConfigError for a loss that another process could not load."""
+        """Tables of a federation file with the given choices.
+
+        Raises:
+            ConfigError: another process could not load the loss.
+        """
         tables: dict[str, dict[str, object]] = {}
         if self.loss is not None:
             loss = loss_choice(self.loss)

@@ -28,25 +28,26 @@ def tune(
     store: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Choice]:
-    """Try the forms of every step of ``bundle`` here, each beside the graph's own form on the same random inputs, and the
-    fastest with fewer threads.
+    """Measure the forms of every graph of ``bundle`` on this machine, and with fewer threads.
+
+    All forms run on the same random inputs as the graph's own form.
 
     Args:
-        bundle: one that was compiled, or the path of one.
-        threads: the most that the device will train with; 0: as a device's default, which is its processors.
-        store: folder of a device's store, made where there is none, which then runs what was found; None: nothing is kept.
+        bundle: a compiled bundle, or its path.
+        threads: most threads in training; 0: as a device's default, which is its processors.
+        store: folder of a device's store, made if there is none, which keeps the result; None: nothing is kept.
         progress: called with the name of each graph before it is tried; by default a line in a terminal or a notebook shows
             it.
 
     Returns:
-        By graph: the form to run (``variant``, "" for its own), milliseconds of the quickest step of each form (``ms``), the
-        threads to run it with (``threads``, 0 for the most) and its milliseconds with each number (``threads_ms``), and the
-        forms that cannot run here, with the reason (``dropped``). Empty for a bundle without variants and one thread.
+        Result by graph. ``variant`` is the fastest form, "" for the graph's own, ``ms`` the quickest step of each form in
+        milliseconds. ``threads`` is the best number, 0 for the most, and ``threads_ms`` the milliseconds with each number.
+        ``dropped`` has the forms that cannot run here, with the reason. Empty for a bundle without variants.
 
     Raises:
-        BundleError: if the bundle is damaged.
-        ConfigError: if its engine is not installed.
-        StoreError: if the store is another release's, or in use by a running device.
+        BundleError: the bundle is damaged.
+        ConfigError: its engine is not installed.
+        StoreError: the store is another release's, or in use by a running device.
 
     Example:
         >>> import edgefl

@@ -150,7 +150,7 @@ def _command_line(arguments: list[str]) -> typer.Typer:
 
 
 def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
-    """As :func:`edgefl.cli.options.in_flags`; only a message that names an argument loads the commands."""
+    """Return the message of :func:`edgefl.cli.options.in_flags`. Loads the commands only if it names an argument."""
     if "`" not in message:
         return message
     import typer

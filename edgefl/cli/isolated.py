@@ -1,7 +1,7 @@
-"""``edgefl device`` and ``edgefl server`` read their options in a process apart.
+"""``edgefl device`` and ``edgefl server`` read their options in a child process.
 
-What reads a command line (typer, rich and, for a device, pydantic) takes 15 MB that nobody asks for again while a process
-waits for its next round. So a child reads the options and ends, while this process loads what it needs.
+Modules that read a command line (typer, rich, pydantic) take 15 MB, which an idle process would keep. A child reads the
+options and ends, while this process loads its own modules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(command: Callable[..., None], module_name: str) -> None:
 
     If the child sends no settings, exit with its code.
     """
-    # A child of a process with several threads may wait for ever for a lock that one of the others holds.
+    # In a process with several threads, a fork may wait endlessly for a lock that another thread held.
     if not hasattr(os, "fork") or threading.active_count() > 1:
         command()
         return

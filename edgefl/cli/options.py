@@ -1,9 +1,8 @@
-"""What the text of an option stands for. Loads neither torch nor typer: ``edgefl device`` reads its options here."""
+"""Options that commands share, and the values of their texts. Loads neither torch nor pydantic."""
 
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -25,21 +24,21 @@ from edgefl.wire.text import unknown
 
 
 class Engine(StrEnum):
-    """What --engine, --format and --target take."""
+    """Values of --engine, --format and --target."""
 
     onnx = "onnx"
     executorch = "executorch"
 
 
 class Activations(StrEnum):
-    """What --activations takes."""
+    """Values of --activations."""
 
     float32 = "float32"
     float16 = "float16"
 
 
 class Outputs(StrEnum):
-    """What --outputs takes."""
+    """Values of --outputs."""
 
     caller = "caller"
     planned = "planned"
@@ -54,14 +53,14 @@ class Processor(StrEnum):
 
 
 class BadRows(StrEnum):
-    """What --bad-rows takes."""
+    """Values of --bad-rows."""
 
     refuse = "refuse"
     skip = "skip"
 
 
 class Sandbox(StrEnum):
-    """What --sandbox takes."""
+    """Values of --sandbox."""
 
     auto = "auto"
     always = "always"
@@ -103,26 +102,6 @@ def add_group(app: typer.Typer, name: str, help: str, *commands: Callable[..., N
     for command in commands:
         group.command(command.__name__, help=help_of(command))(command)
     app.add_typer(group, name=name)
-
-
-def model_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
-    """``KEY=VALUE`` strings as keyword arguments; a value that is no JSON is a string."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise ConfigError(f"{what} is KEY=VALUE, found {pair!r}")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-    return options
-
-
-def named_model(model: str | None, options: Sequence[str]) -> dict[str, object]:
-    """What --model and --option set in a federation, by dotted key."""
-    named: dict[str, object] = {"model.name": model} if model else {}
-    return named | {f"model.options.{name}": value for name, value in model_options(options).items()}
 
 
 def address(
@@ -214,7 +193,7 @@ def _without_password(context: typer.Context, option: typer.CallbackParam, text:
 
 
 def without_secret(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
-    """A callback for secrets that may stand in a file, as @FILE, or in the environment."""
+    """Raise ConfigError for a secret on the command line. It belongs into a file, as @FILE, or into the environment."""
     source = context.get_parameter_source(option.name or "")
     if text and source is not None and source.name == "COMMANDLINE" and not text.startswith("@"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""How commands speak: tables for people, JSON lines for programs."""
+"""Output of commands: tables for people, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> No
 
 
 def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
-    """Return the table of :func:`print_table`. What is too long goes on in the next line, so that nothing is cut off.
+    """Return the table of :func:`print_table`. Long texts are folded, so that nothing is cut off.
 
-    Where the terminal is narrow it has no frame, and no word of a header and no number is broken.
+    On a narrow terminal it has no frame, and no word of a header and no number is broken.
     """
     made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
     headers = [column.replace("_", " ") for column in rows[0]] if rows else []

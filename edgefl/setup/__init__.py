@@ -1,1 +1,1 @@
-"""From a federation file to objects: data, model, submodels, algorithms. Knows no process."""
+"""Conversion of a federation file to objects: data, model, submodels, algorithms. Starts no process."""

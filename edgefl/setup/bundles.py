@@ -25,8 +25,7 @@ from edgefl_export.verify.graphs import Verification
 
 
 class Outline:
-    """Captures each function, so that its ports are those of the compiled graph in the format ``name``, and writes
-    nothing."""
+    """Format ``name`` whose graphs have the ports of the compiled ones, but are not written."""
 
     version = ""
 

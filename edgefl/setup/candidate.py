@@ -18,7 +18,11 @@ from edgefl_export.front.tier import Tier
 
 
 def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
-    """By global name. ModelError for what cannot be averaged or, if ``rounded``, not be rounded on its way to devices."""
+    """Return the initial weights by global name.
+
+    Raises:
+        ModelError: a tensor cannot be averaged or, if ``rounded``, not be rounded for the downlink.
+    """
     for name, tensor in spec.weights.items():
         if not tensor.is_floating_point():
             raise ModelError(
@@ -78,7 +82,7 @@ def tried_tiers(federation: Federation) -> tuple[str, ...]:
 
 
 def _check(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
-    """What the server makes of the updates is one thing for all of them, and so is what it announces."""
+    """Raise ConfigError unless the candidate's server side equals that of the algorithm: one server serves both."""
     if algorithm.whole or candidate.whole:
         raise refused(
             tier, "its algorithm needs every device in every round, and a trial compares some with others"
@@ -102,7 +106,7 @@ def _check(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
 
 
 def refused(tier: str, why: str) -> ConfigError:
-    """That a tier's candidate cannot be tried, and what to do."""
+    """Return the error for a tier whose candidate cannot be tried."""
     return ConfigError(
         f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.algorithm], or begin another "
         "federation with it",

@@ -104,9 +104,16 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
 def partition(
     federation: Federation, dataset: Dataset, devices: int, *, warn: Warn = warn_on_stderr
 ) -> list[Any]:
-    """Row numbers per device, as ``[data]`` says. DataError, with the remedy, if the samples cannot be spread so.
+    """Return the row numbers of each device, as ``[data]`` spreads the samples.
 
-    ``warn`` is told where devices get fewer samples than they should.
+    Args:
+        federation: settings.
+        dataset: the samples.
+        devices: number of devices.
+        warn: called if devices get fewer samples than they should.
+
+    Raises:
+        DataError: the samples cannot be spread so; the message has a remedy.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
     if table.devices_dir:
@@ -153,7 +160,7 @@ def how_spread(table: DataTable, dataset: Dataset) -> str:
 
 
 def has_classes(dataset: Dataset) -> bool:
-    """Whether each sample has one class."""
+    """Return True if each sample has one class."""
     return dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
 
 
@@ -170,8 +177,11 @@ def _of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]
 
 
 def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
-    """What each of the ``devices`` holds in ``data.devices_dir``, under its name with any ending; {} where there is no
-    such folder in the file. DataError for a device that has nothing there, or more than one thing."""
+    """Return the path in ``data.devices_dir`` of each device, whose name it has with any ending; {} without that setting.
+
+    Raises:
+        DataError: a device has none, or several.
+    """
     if not federation.data.devices_dir:
         return {}
     folder = Path(federation.data.devices_dir)

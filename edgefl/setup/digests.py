@@ -1,4 +1,4 @@
-"""What a run was made from, as a digest: under the same one it may be taken up again."""
+"""Digest of the settings of a run, which decides whether it can be resumed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
 
 
 def run_digest(federation: Federation) -> str:
-    """Digest of every key that has a say in the trained weights: a run goes on under the same one only.
+    """Return the digest of all keys that affect the trained weights. A run is resumed under the same digest only.
 
-    Keys that have their defaults are left out, so that a release with more keys takes up the runs of this one.
+    Keys with default values are left out, so that a release with more keys resumes the runs of this one.
     """
     tables = federation.model_dump(mode="json", exclude_defaults=True, exclude=UNDECIDING)
     settings = {name: table for name, table in tables.items() if table}

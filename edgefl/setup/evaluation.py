@@ -1,4 +1,4 @@
-"""How good a global model is on the test set of a dataset."""
+"""Evaluation of a global model on the test set of a dataset."""
 
 from __future__ import annotations
 

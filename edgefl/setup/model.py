@@ -33,11 +33,11 @@ class SelfChecking(Protocol):
     """A submodel that finds out by itself whether it can learn."""
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """What a person should know before it is trained from these initial weights."""
+        """Return warnings about a training that begins from these initial weights."""
 
 
 def process_bytes(spec: ModelSpec) -> int:
-    """What a process takes that compiles: torch with its graphs, and some copies of the weights and of a step's values."""
+    """Return the estimated memory of a compiling process: torch, its graphs, copies of weights and of a step's values."""
     return _PROCESS_BYTES + _PROCESS_SHARE * sum(tensor.nbytes for tensor in spec.weights.values())
 
 
@@ -89,7 +89,7 @@ def fitted_model(
 
 
 def _offered(dataset: Dataset) -> dict[str, Any]:
-    """What a factory may ask about the data; where labels are numbers, as many outputs as a label has."""
+    """Return the arguments about the data that a factory may take. For numeric labels, there is one output per number."""
     labels = dataset.test_y
     outputs = (*labels.shape[1:], 1)[0] if labels.dtype.kind == "f" else dataset.classes
     if dataset.below:
@@ -102,7 +102,7 @@ def _offered(dataset: Dataset) -> dict[str, Any]:
 
 
 def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, TensorSpec]:
-    """A sample's shape; with its dtype where that is not float32, and with the inputs beside it where there are some."""
+    """Return the shape of a sample, with its dtype if that is not float32, and with the other inputs of the model."""
     x = TensorSpec(dataset.shape, getattr(torch, dataset.dtype), dataset.below or None)
     if dataset.others:
         return {"x": x} | {name: _spec(other) for name, other in dataset.others.items()}
@@ -208,7 +208,11 @@ def _described(labels: TensorSpec) -> str:
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
-    """What devices of a tier hold of ``spec``; ConfigError or ModelError that begins with the tier's name."""
+    """Return the submodel of a tier.
+
+    Raises:
+        ConfigError, ModelError: the tier cannot have it; the message begins with the tier's name.
+    """
     try:
         return submodels.build(spec, table.kind, **table.submodel)
     except (ConfigError, ModelError) as error:
@@ -216,7 +220,7 @@ def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
 
 
 def submodel_warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[str]:
-    """What a person should know about a tier before it is trained; none of it stops a run."""
+    """Yield warnings about the training of a tier. None of them stops a run."""
     if isinstance(submodel, SelfChecking):
         for text in submodel.warnings(initial):
             yield f"tier {tier!r}: {text}"

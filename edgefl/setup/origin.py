@@ -63,7 +63,7 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
 
 
 def _activations(manifest: Manifest) -> str:
-    """How values wait in the steps of a bundle."""
+    """Return the dtype in which the steps of a bundle store activations."""
     return next((manifest.graph(phase.graph).activations for phase in manifest.phases), "float32")
 
 
@@ -77,15 +77,15 @@ def _label(manifest: Manifest) -> tuple[Array, int | None]:
 
 
 def origin(tier: Tier, exchange: Exchange) -> Origin:
-    """What the bundle of a tier's exchange is made from."""
+    """Return the sources of a bundle: the functions of a tier's exchange."""
     return Origin(exchange.algorithm, tier.prefix, tier.fetched(exchange), exchange.name)
 
 
 def _told(manifest: Manifest, model: str) -> Federation:
-    """The settings that a manifest tells, and defaults. ``model`` is what is compared with in place of the manifest's."""
+    """Return the federation that a manifest describes, with defaults for all else. ``model`` replaces the manifest's."""
     if manifest.codec != "dense":
         raise ConfigError(
-            f"the bundle's updates are coded by {manifest.codec!r}, whose options it does not tell: name the federation "
+            f"the bundle's updates are coded by {manifest.codec!r}, whose options it does not list: name the federation "
             "that it was exported with",
             codec=manifest.codec,
         )

@@ -1,4 +1,4 @@
-"""Where things lie: folders that one process has at a time, and files that are found from anywhere."""
+"""Locks of the folders of runs, and paths that do not depend on the working folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
         return FolderLock(folder, name, patience_s=_STOPPING_S)
     except FolderHeld as found:
         raise StoreError(
-            f"a {what} goes on in {folder} already ({found.who}): wait for its end, stop it, or use another `out`",
+            f"a {what} runs in {folder} already ({found.who}): wait for its end, stop it, or use another `out`",
             folder=str(folder),
             pid=found.pid,
         ) from found
@@ -34,7 +34,7 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
 
 
 def found_from_anywhere(federation: Federation) -> Federation:
-    """With the files that it names where they are, for another process, and for another working folder."""
+    """Return the federation with absolute paths, for processes with other working folders."""
     model, algorithm, data, broker = (
         federation.model,
         federation.algorithm,

@@ -1,4 +1,4 @@
-"""Which processor sums updates and evaluates models."""
+"""Processor that sums updates and evaluates models: CPU or GPU."""
 
 from __future__ import annotations
 

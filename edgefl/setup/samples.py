@@ -10,7 +10,7 @@ _HALF_OF_8_BITS = 128
 
 
 def data_spec(dataset: Dataset) -> DataSpec:
-    """What the devices' samples look like."""
+    """Return the shape, dtype and reader of the devices' samples."""
     return DataSpec(
         shape=dataset.shape,
         dtype=dataset.dtype,

@@ -1,4 +1,4 @@
-"""What samples look like for whoever compiles and needs none: as the federation says, never as what this machine has."""
+"""Shapes of samples for compilers, which need no data: as the federation says, never as this machine has them."""
 
 from __future__ import annotations
 

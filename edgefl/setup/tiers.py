@@ -42,7 +42,7 @@ def with_guests(federation: Federation, guests: int) -> Federation:
 
 
 def own_tiers(federation: Federation, per_tier: int = 2) -> dict[str, TierTable]:
-    """Those of the file, or of the model where it names none."""
+    """Return the tiers of the file, or of the model if the file has none."""
     return dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
 
 

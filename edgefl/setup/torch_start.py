@@ -1,5 +1,4 @@
-"""What torch imports while models are traced, and no command that compiles uses: torch's own compiler, 350 modules, and its
-tensors on several machines, 150."""
+"""Start of torch without parts that no command needs: its compiler, 350 modules, and tensors on several machines, 150."""
 
 from __future__ import annotations
 
@@ -16,11 +15,11 @@ _DISTRIBUTED = "torch.distributed.tensor"
 
 
 def without_dynamo() -> None:
-    """Leave ``torch._dynamo`` out until somebody compiles with it, such as a model of the user; to be called by a command.
+    """Leave ``torch._dynamo`` out until some code compiles with it, such as a model of the user. Called by commands.
 
-    torch marks its decompositions as not to be compiled, and imports the compiler for that; its fake tensors do so for a
-    setting, and its gradients to turn off what nobody has turned on. Each mode that sees torch's ops asks once which class
-    a tensor on several machines has: here it is one that has no tensors, also for whoever imports it later.
+    torch imports its compiler to mark decompositions as not compiled, for a setting of fake tensors, and to switch compiled
+    gradients off. Each mode that sees torch's ops asks for the class of distributed tensors: here it is one without
+    instances, also for later imports.
     """
     on_first_use(_DYNAMO, {"disable": _disable}, alone=("config",))
     if is_unused(_DYNAMO):
@@ -48,7 +47,7 @@ def load_export() -> None:
 
 
 def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:
-    """The function as it is while nobody compiles, then as ``torch._dynamo.disable`` makes it."""
+    """Return a function that runs ``function`` as it is until torch compiles, then as ``torch._dynamo.disable`` makes it."""
     made: list[Callable[..., Any]] = []
 
     def called(*args: Any, **kwargs: Any) -> Any:

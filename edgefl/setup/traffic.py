@@ -1,4 +1,4 @@
-"""What the rounds of a federation send, before anything is compiled."""
+"""Size of the messages of a round, before anything is compiled."""
 
 from __future__ import annotations
 

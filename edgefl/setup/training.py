@@ -1,4 +1,4 @@
-"""What trains the tiers of a federation: the algorithm with its codec and optimizer, for each tier built once."""
+"""Training of the tiers of a federation: algorithm, codec and optimizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
 
 
 def replaced_algorithm(federation: Federation) -> str:
-    """In words, that the codec's own local training is in place of the federation's algorithm; empty where it is not."""
+    """Return a text about a codec that replaces the federation's algorithm by its own training, or an empty one."""
     codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.algorithm.name
     trained_with, _ = trained_by(codec, name, {})
     if trained_with == name:

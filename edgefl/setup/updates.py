@@ -1,4 +1,4 @@
-"""How large the updates of a federation's tiers are, before anything is compiled."""
+"""Size of the updates of a federation's tiers, before anything is compiled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _sent(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
 
 
 def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
-    """What an update of each tier takes (:func:`tier_sizes`), of the federation's own model and tiers on ``dataset``."""
+    """Return the size of an update of each tier, for the federation's own model and tiers on ``dataset``."""
     spec = federation_model(federation, dataset)
     return tier_sizes(
         federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}

@@ -1,4 +1,4 @@
-"""Which methods go with devices that begin from several versions of the model at a time (round.mode buffered)."""
+"""Algorithms that allow several versions of the model at a time (round.mode buffered)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from edgefl.facts.combinations import combination_error
 
 
 def why_not(method: Algorithm) -> str:
-    """Why devices of ``method`` cannot begin from several versions of the model at a time; empty if they can.
+    """Return the reason why devices of ``method`` cannot begin from several versions of the model; empty if they can.
 
-    What a device sends has to be a change of the weights that says the same whatever the other devices began from, and what
-    it needs has to be in the weights of its version, or its own.
+    An update must be a change of the weights that is valid whatever the other devices began from. Its inputs must be in the
+    weights of its version, or be the device's own.
     """
     if method.whole:
         return "it needs every device in every round, and no round waits for any"

@@ -1,1 +1,1 @@
-"""What processes ask of the machine they run on: whole files, sizes as text, an end with their parent."""
+"""Services of the operating system and of Python: files, memory, processes, imports."""

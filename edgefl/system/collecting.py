@@ -24,8 +24,10 @@ def collecting_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def built_to_stay() -> Iterator[None]:
-    """:func:`collecting_later` for what is there until the process ends: it is not walked through afterwards either, nor by
-    the processes that are forked from this one."""
+    """Keep the garbage collector away from objects that live as long as the process.
+
+    It does not run in the block (:func:`collecting_later`), and scans the objects at no time later, nor in forked processes.
+    """
     with collecting_later():
         yield
         gc.freeze()

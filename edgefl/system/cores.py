@@ -1,4 +1,4 @@
-"""How many processors there are for this process."""
+"""Number of processors of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cores() -> int:
 
 
 def _quota() -> float | None:
-    """Of its control group, in processors; None for no limit, or where the system does not tell."""
+    """Return the processors that the control group grants, or None without a limit or a report of it."""
     for path in _QUOTAS:
         try:
             quota, *period = path.read_text().split()

@@ -15,18 +15,21 @@ def install(extra: str) -> str:
 
 
 def version() -> str:
-    """The version of these sources by their pyproject.toml, or of what is installed; else ``unknown``.
+    """Return the version of these sources by their pyproject.toml, or of the installed distribution, else ``unknown``.
 
-    Told by what lies beside the package. The standard library's way there (`importlib.metadata`) loads all that reads
-    e-mail: 1.3 MB of an idle device, and a tenth of its start.
+    Reads names of files only: ``importlib.metadata`` imports the parser of e-mails, 1.3 MB of an idle device and a tenth of
+    its start.
     """
     root = Path(__file__).resolve().parents[2]
     return _of_sources(root / "pyproject.toml") or _of_installation(root) or "unknown"
 
 
 def series(release: str) -> str:
-    """The release without its patch: ``0.1`` of ``0.1.3``. Patches mend and change no weight: a run goes on under any of
-    them. A version before its release (``0.2.0rc1``, ``0.2.0.dev4``) promises nothing, and stays whole."""
+    """Return the release without its patch: ``0.1`` for ``0.1.3``.
+
+    A run can be resumed under any patch, because patches change no weight. A version before its release (``0.2.0rc1``,
+    ``0.2.0.dev4``) promises nothing, and is returned whole.
+    """
     return re.sub(r"^(\d+\.\d+)\.\d+$", r"\1", release)
 
 

@@ -20,7 +20,10 @@ _OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What a disk refuses inside names ``path``: a write to an open file fails without saying which."""
+    """Name ``path`` in errors of full or read-only disks within the block.
+
+    A write to an open file fails without a file name.
+    """
     try:
         yield
     except OSError as error:
@@ -30,7 +33,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remedy(error: OSError) -> str:
-    """What to do about an error of the file system; empty where nothing general helps."""
+    """Return advice for an error of the file system, or an empty text if there is no general one."""
     if error.errno in _NO_ROOM:
         return "free some space there, or name another folder"
     if error.errno == errno.ENOENT:

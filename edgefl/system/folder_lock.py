@@ -79,7 +79,7 @@ class FolderLock:
 
 
 def _taken(descriptor: int) -> bool:
-    """Whether the lock is ours now; a file system without locks locks nobody out."""
+    """Return True if this process has the lock now. File systems without locks grant it always."""
     if sys.platform == "win32":
         return True
     try:

@@ -1,12 +1,12 @@
-"""Independent pieces of work side by side, in forked processes: these have all that was imported and built before.
+"""Independent tasks in forked processes, which share all that was imported and built before.
 
 ::
 
-    tasks = [partial(offer, size) for size in sizes]            # each is called with a function that is told its progress
+    tasks = [partial(offer, size) for size in sizes]            # each is called with a function that takes progress texts
     for result in side_by_side(tasks, print, processes=processes_for(GIB)):
         ...                                                     # in the order of the tasks
 
-Results, and so what is made of them, do not depend on how many processes there are.
+Results do not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 from edgefl.system.cores import cores
 
 Result = TypeVar("Result")
-Tell = Callable[[str], None]
-Task = Callable[[Tell], Result]
+Report = Callable[[str], None]
+Task = Callable[[Report], Result]
 
 _SYSTEM_BYTES = Path("/proc/meminfo")
 _GROUP = Path("/sys/fs/cgroup")
@@ -36,31 +36,35 @@ _NONE = -1
 
 
 def processes_for(nbytes: int) -> int:
-    """How many processes that take ``nbytes`` each have a core and free memory here; 1 where processes cannot be forked
-    safely, which is anywhere but on Linux."""
+    """Return how many processes of ``nbytes`` each have a core and free memory; 1 except on Linux, where forks are safe."""
     if sys.platform != "linux":
         return 1
     return max(1, min(cores(), _free_bytes() // nbytes))
 
 
 def side_by_side(
-    tasks: Sequence[Task[Result]], tell: Tell, *, processes: int, begin: Callable[[], None] = lambda: None
+    tasks: Sequence[Task[Result]], report: Report, *, processes: int, begin: Callable[[], None] = lambda: None
 ) -> Iterator[Result]:
-    """What each task returns, in their order; what one raises is raised in its place, and ends the others.
+    """Yield the results of the tasks in their order. An error of a task is raised in its place and ends the others.
 
-    With one process, or one task, they run here. ``begin`` is called first in each process of its own, which ends if
-    that raises. A task whose process ends, or whose result cannot be sent, runs here. ``tell`` hears what the tasks tell, as
-    they come.
+    With one process, or one task, they run in this process, and so does a task whose process dies or whose result cannot be
+    pickled.
+
+    Args:
+        tasks: functions that take a function for progress texts.
+        report: receives the progress texts of all tasks.
+        processes: most processes.
+        begin: called first in each process; if it raises, the process ends.
     """
     count = min(processes, len(tasks))
     if count <= 1:
-        yield from (task(tell) for task in tasks)
+        yield from (task(report) for task in tasks)
         return
     workers: list[_Worker] = []
     try:
         for _ in range(count):
             workers.append(_forked(tasks, begin, [worker.line for worker in workers]))
-        yield from _collected(tasks, workers, tell)
+        yield from _collected(tasks, workers, report)
     finally:
         for worker in workers:
             worker.process.kill()
@@ -78,7 +82,7 @@ class _Worker:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ProgressText:
     text: str
 
 
@@ -88,7 +92,7 @@ class _Raised:
 
 
 class _NotSent:
-    """In place of a result that cannot be pickled."""
+    """Placeholder for a result that cannot be pickled."""
 
 
 def _forked(
@@ -111,22 +115,22 @@ def _work(
     begin: Callable[[], None],
     inherited: Sequence[Connection],
 ) -> None:
-    """In the other process: tasks by their numbers, until the line ends, which it does with whoever asked."""
+    """Run tasks in the child process, by the numbers that the parent sends, until the parent closes the connection."""
     for each in inherited:  # the other ends, which would keep the lines open
         each.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the tasks stops them
     try:
         begin()
-    except Exception:  # the tasks then run where they were asked for
+    except Exception:  # the tasks then run in the parent
         return
     with suppress(EOFError, OSError):
         while True:
-            line.send_bytes(_sendable(_done(tasks[line.recv()], lambda text: line.send(_Told(text)))))
+            line.send_bytes(_sendable(_done(tasks[line.recv()], lambda text: line.send(_ProgressText(text)))))
 
 
-def _done(task: Task[Result], tell: Tell) -> Any:
+def _done(task: Task[Result], report: Report) -> Any:
     try:
-        return task(tell)
+        return task(report)
     except Exception as error:  # raised again by who asked
         return _Raised(error)
 
@@ -140,7 +144,7 @@ def _sendable(result: Any) -> bytes:
     return sent
 
 
-def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], tell: Tell) -> Iterator[Result]:
+def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], report: Report) -> Iterator[Result]:
     waiting = iter(range(len(tasks)))
     arrived: dict[int, Any] = {}
     for worker in workers:
@@ -149,23 +153,23 @@ def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], tell: 
         while number not in arrived and (busy := [worker for worker in workers if worker.task >= 0]):
             ready = wait([worker.line for worker in busy])
             for worker in (each for each in busy if each.line in ready):
-                _hear(worker, arrived, waiting, tell)
-        result = arrived.pop(number, _NotSent())  # where all processes have ended, nobody has it
+                _hear(worker, arrived, waiting, report)
+        result = arrived.pop(number, _NotSent())  # lost if all processes have ended
         if isinstance(result, _Raised):
             raise result.error
-        yield tasks[number](tell) if isinstance(result, _NotSent) else result
+        yield tasks[number](report) if isinstance(result, _NotSent) else result
 
 
-def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], tell: Tell) -> None:
-    """One message: something to tell, a result, or that the process has ended."""
+def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], report: Report) -> None:
+    """Receive one message of a worker: a progress text, a result, or its end."""
     try:
         message = worker.line.recv()
     except (EOFError, OSError):
         arrived[worker.task] = _NotSent()
         worker.task = _NONE
         return
-    if isinstance(message, _Told):
-        tell(message.text)
+    if isinstance(message, _ProgressText):
+        report(message.text)
         return
     arrived[worker.task] = message
     _give(worker, waiting)
@@ -180,7 +184,7 @@ def _give(worker: _Worker, waiting: Iterator[int]) -> None:
 
 
 def _free_bytes() -> int:
-    """What the machine has free, or this process's group where that is less; 0 if nobody says."""
+    """Return the free memory of the machine or of the control group, whichever is less; 0 if it is not reported."""
     free = 0
     with suppress(OSError, ValueError):
         lines = dict(line.split(":", 1) for line in _SYSTEM_BYTES.read_text().splitlines())

@@ -17,9 +17,9 @@ _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class _Unused(ModuleType):
-    """Stands for a module until somebody reads an attribute of it, and then gives what the module itself gives.
+    """Placeholder for a module that is imported when an attribute is first read.
 
-    Not the standard library's ``LazyLoader``: its module loads as soon as anybody imports it.
+    Unlike with the standard library's ``LazyLoader``, an import alone does not load the module.
     """
 
     def __getattr__(self, name: str) -> object:
@@ -105,7 +105,7 @@ def _load_alone(package: ModuleType, child: str) -> None:
 
 
 def _specification(name: str) -> ModuleSpec | None:
-    """Of a module that is not loaded; its package loads for that, but not one that waits for its first use."""
+    """Return the specification of an unloaded module. Loads its package, unless that one is lazy itself."""
     package = sys.modules.get(name.rpartition(".")[0])
     if isinstance(package, _Unused):
         assert package.__spec__ is not None
@@ -124,12 +124,12 @@ def _is_in(name: str, package: str) -> bool:
 
 
 def is_unused(name: str) -> bool:
-    """Whether a module still waits for its first use."""
+    """Return True if a module is not loaded yet."""
     return isinstance(sys.modules.get(name), _Unused)
 
 
 class _Folders(list[str]):
-    """Where the modules of a package are, for an import that found the package unused."""
+    """Search path of a lazy package, for imports of its submodules."""
 
 
 class _Loaded(MetaPathFinder, Loader):

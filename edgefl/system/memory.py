@@ -10,7 +10,7 @@ _GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def most_bytes() -> int:
-    """Bytes of memory of the machine, or of this process's group where that has less; 0 if nobody says."""
+    """Return the memory of the machine or of the control group, whichever is less; 0 if it is not reported."""
     most = 0
     with suppress(ValueError, OSError, AttributeError):
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,7 +1,7 @@
-"""Libraries that report to their makers are told not to, before they are imported: what a device tells is its owner's alone.
+"""Telemetry of libraries, switched off before they are imported.
 
-onnxruntime's packages since 1.29 say which graphs are loaded on which machine, over HTTPS. Whoever wants that sets the
-variable to 0; an engine in a process of its own never does.
+onnxruntime's packages since 1.29 report over HTTPS which graphs are loaded on which machine. A user who wants that sets the
+variable to 0; a sandboxed engine never reports.
 """
 
 from __future__ import annotations

@@ -70,5 +70,5 @@ def mebibytes_up(count: float) -> str:
 
 
 def size(count: float) -> str:
-    """In the largest unit of KiB and MiB that the size reaches."""
+    """Return a number of bytes as text, in KiB or MiB if it is large enough."""
     return mebibytes(count) if count >= MIB else f"{count / KIB:.1f} KiB"

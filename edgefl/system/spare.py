@@ -1,4 +1,4 @@
-"""Memory that is used again once nobody holds what lay there: new pages are filled with zeros before a process has them."""
+"""Reusable memory for arrays: the system fills new pages with zeros, which costs time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ _KEPT = 2
 
 
 class Spare:
-    """Gives arrays of any numbers, in memory that an earlier one had if that is gone.
+    """Source of uninitialized arrays that reuses the memory of earlier arrays.
 
-    An array is gone when neither it nor a view of it is left, whatever holds it (a memoryview, a tensor of torch): then
-    its memory would have been freed, and nobody may read it any more. One thread asks at a time.
+    Memory is reused once neither the array nor a view of it (a memoryview, a tensor) exists any more. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -37,7 +36,7 @@ class Spare:
         return found
 
     def _free(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of so many bytes that nobody uses, which is not kept any more."""
+        """Return unused memory of ``nbytes`` and remove it from the kept ones."""
         for number, (memory, holder) in enumerate(self._kept):
             if holder() is None and memory.nbytes == nbytes:
                 del self._kept[number]

@@ -9,7 +9,7 @@ import pytest
 from edgefl import algorithms
 from edgefl.errors import ConfigError
 from edgefl.models import user_factory as own
-from edgefl.setup.one_line import parse_algorithm
+from edgefl.setup.federation_options import parse_algorithm
 from tests.algorithms.users import Users
 
 SOURCE = """

@@ -13,7 +13,7 @@ import typer
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
 from edgefl.errors import ConfigError
-from edgefl.setup.one_line import parse_named
+from edgefl.setup.federation_options import parse_named
 from tests.cli.runner import runner
 
 SMALL = """

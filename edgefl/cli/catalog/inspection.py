@@ -154,7 +154,7 @@ def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any
 
 
 def _mark(option: str, row: dict[str, Any]) -> str:
-    """Where an algorithm's option acts; nothing for what has no graphs."""
+    """Return which functions of an algorithm an option affects; empty without graphs."""
     if "scalars" not in row:
         return ""
     return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
@@ -211,7 +211,7 @@ def _show(bundle: Bundle) -> None:
 
 
 def _update(manifest: Manifest) -> str:
-    """What a device sends back: the codec, the arrays of a coded update, and their bytes."""
+    """Return a text about an update: the codec, the arrays of a coded update, and their bytes."""
     ports = manifest.graph(manifest.finish).outputs_of("update")
     arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
     contents = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
@@ -360,7 +360,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same, in words: the tier's name once, sizes in KiB."""
+    """Return the rows as text: the tier's name once, sizes in KiB."""
     lines = [
         {
             **row,

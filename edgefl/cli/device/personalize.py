@@ -60,7 +60,7 @@ def personalize(
     out: Annotated[
         Path | None, typer.Option(callback=writable_file, help="file for the adapted weights (safetensors)")
     ] = None,
-    bundle: Annotated[Path | None, typer.Option(help="a bundle file, in place of the broker's")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="a bundle file, instead of the broker's")] = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="weights for --bundle: model.safetensors of a run, or what --out wrote"),

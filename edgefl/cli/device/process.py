@@ -1,4 +1,4 @@
-"""A device agent as a process: what it was told, and its life from there to the end."""
+"""Process of a device agent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `edgefl device` was told: the arguments of :class:`edgefl.Agent`, and how it tells what happens."""
+    """Settings of `edgefl device`: the arguments of :class:`edgefl.Agent`, and the form of its output."""
 
     federation: str
     device: str

@@ -49,7 +49,10 @@ def with_place(arguments: Sequence[str]) -> list[str]:
 def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]:
     """Serve the page of ``folder`` at ``listen`` while the block runs; nothing if that is empty.
 
-    ConfigError, before anything is started, where nobody can listen there. What the page says is in ``logs/dashboard.log``.
+    Output of the page's process is in ``logs/dashboard.log``.
+
+    Raises:
+        ConfigError: the address cannot be listened on. Raised before anything is started.
     """
     if not listen:
         yield

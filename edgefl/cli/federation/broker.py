@@ -40,7 +40,7 @@ def broker(
         int, typer.Option(min=0, max=65535, help="MQTT over WebSocket on this port too, for browsers")
     ] = 0,
     client_certificates: Annotated[
-        bool, typer.Option("--client-certificates", help="with --tls: certificates in place of passwords")
+        bool, typer.Option("--client-certificates", help="with --tls: certificates instead of passwords")
     ] = False,
     ca_file: CaFile = "",
     cert_file: CertFile = "",
@@ -133,7 +133,7 @@ def _whole(path: str) -> str:
 
 
 def _say(host: str, port: int, websocket_port: int) -> None:
-    """Where it will listen, and who may come."""
+    """Print the address, and who can connect."""
     from edgefl.wire.mqtt.address import Address
 
     also = f" and ws://{Address(host, websocket_port)}" if websocket_port else ""
@@ -144,7 +144,7 @@ def _say(host: str, port: int, websocket_port: int) -> None:
 
 
 def _tell(lab: LabBroker) -> None:
-    """What each client needs to come."""
+    """Print the options with which each client connects."""
     from shlex import quote
 
     from edgefl.wire.mqtt.address import Address

@@ -16,7 +16,7 @@ def dashboard(
     run: Annotated[
         Path | None, typer.Argument(metavar="[RUN]", help="folder of a run, or of a server (its --out)")
     ] = None,
-    server: Annotated[str, typer.Option(help="address of a page to follow, in place of a folder")] = "",
+    server: Annotated[str, typer.Option(help="address of a page to follow, instead of a folder")] = "",
     listen: Annotated[
         str, typer.Option(help="HOST:PORT or PORT; port 0: any that is free")
     ] = "127.0.0.1:8090",

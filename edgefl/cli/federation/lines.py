@@ -1,4 +1,4 @@
-"""What the server says, as lines for people: local times, sizes with units, the first digits of digests, and names."""
+"""Events of the server as lines: local times, sizes with units, the first digits of digests."""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class View:
-    """Keeps what was last said about each device and round. ``updates``: sizes by tier.
+    """View of a run: the newest state of each device and round.
 
-    If ``live`` it is drawn on a terminal, and told in lines elsewhere; if not, standard output belongs to an algorithm,
-    and the lines go to standard error.
+    If ``live`` it is drawn on a terminal, and printed as lines elsewhere. If not, standard output belongs to a program, and
+    the lines go to standard error. ``updates``: sizes by tier.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class View:
         return closed
 
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
-        """Without a terminal: each new stage of the start, a line per round, and whom a round waits for."""
+        """Print lines off a terminal: each stage of the start, each round, and the devices that a round waits for."""
         if closed is not None:
             lines.print(self._round_line(closed))
             return
@@ -165,7 +165,7 @@ class View:
         console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
-        """What a round's updates took, headers included, and how much of it moving statistics did."""
+        """Return lines about the bytes of a round's updates, headers included, and the share of moving statistics."""
         rounds = len(self._rounds)
         up = sum(row["up_bytes"] for row in self._rounds)
         if not rounds or not up:
@@ -254,5 +254,5 @@ def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
 
 
 def _smaller(coded: int, float32: int) -> str:
-    """How many times; nothing where no update came."""
+    """Return how much smaller coded updates are; empty without an update."""
     return f" ({float32 / coded:.1f}x smaller than float32)" if coded else ""

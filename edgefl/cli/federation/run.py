@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -23,7 +22,6 @@ from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
     from edgefl.api.run import News, Prepared
-    from edgefl.config import Federation
 
 METHOD, MACHINE = "Method", "Broker, data and agents"
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
@@ -111,7 +109,7 @@ def run(
         typer.Option(
             rich_help_panel=MACHINE,
             metavar="KIND:COUNT,...",
-            help="which agents are the devices, in place of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
+            help="which agents are the devices, instead of the tiers' counts: python, cpp, web, like python:2,cpp:2,web:2",
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round")] = False,
@@ -148,31 +146,32 @@ def run(
     from edgefl.lab.agents import parse_agents
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.lab.lab import refuse_finished
-    from edgefl.setup.one_line import parse_algorithm, parse_loss, parse_named
+    from edgefl.setup.federation_options import FederationOptions
     from edgefl.setup.tier_text import check_tiers
     from edgefl.setup.tiers import check_counts
     from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert_file, web_key_file, web_broker)
     page.check()
-    overrides: dict[str, object] = {
-        "federation.rounds": rounds,
-        "federation.seed": seed,
-        "data.dir": str(data.resolve()) if data else None,
-        "data.download": download or None,
-        "model.name": model,
-        "codec": None if codec is None else parse_named(codec, "codec"),
-        "loss": None if loss is None else parse_loss(loss),
-        "optimizer": None if optimizer is None else parse_named(optimizer, "optimizer"),
-        **({} if algorithm is None else parse_algorithm(algorithm)),
-        "downlink.encoding": None if downlink_encoding is None else downlink_encoding.value,
-        "broker.kind": broker_kind,
-    }
-    chosen = {key: value for key, value in overrides.items() if value is not None}
+    options = FederationOptions(
+        rounds=rounds,
+        seed=seed,
+        data=data,
+        download=download,
+        model=model,
+        tiers=tiers,
+        algorithm=algorithm,
+        codec=codec,
+        loss=loss,
+        optimizer=optimizer,
+        engine=engine,
+        downlink_encoding=downlink_encoding,
+        broker_kind=broker_kind,
+    )
     schedule = None if faults is None else load_schedule(faults)
     counts = parse_agents(agents) if agents else {}
     # torch, which all that follows loads, takes seconds
-    early = check_names(config, chosen)
+    early = check_names(config, options.settings)
     check_tiers(tiers or "")
     if not (tiers or agents or web):
         check_counts(early.tiers)
@@ -181,21 +180,13 @@ def run(
     without_dynamo()
     with reporting("loading torch"):
         import torch  # noqa: F401
-    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.federation import with_options
     from edgefl.api.run import prepare
     from edgefl.lab.agents import with_agents
     from edgefl.setup.evaluation import perplexity_to_beat
-    from edgefl.setup.tier_text import parse_tiers
-    from edgefl.setup.tiers import completed, idle_tiers, with_guests
+    from edgefl.setup.tiers import idle_tiers, with_guests
 
-    def read(settings: Mapping[str, object]) -> Federation:
-        return load_federation(config, settings) if config else demo_federation(settings)
-
-    federation = read(chosen)
-    if tiers is not None:
-        federation = read(chosen | {"tiers": parse_tiers(tiers, federation.model.name)})
-    if engine is not None:
-        federation = _run_by(completed(federation), engine)
+    federation = with_options(config, options)
     if web:
         federation = with_guests(with_agents(federation, counts) if counts else federation, web_devices)
     with reporting("reading the data and looking at the tiers"):
@@ -222,19 +213,11 @@ def run(
 
 
 def _browsers(page: WebOptions, prepared: Prepared, as_json: bool) -> AbstractContextManager[None]:
-    """The page on which phones join, where it is asked for."""
+    """Serve the page on which phones join, if --web is given."""
     if not page.listen:
         return nullcontext()
     lab = prepared.lab
     return web_beside(page, lab.folder, prepared.federation, lab.address, lab.public_key, code=not as_json)
-
-
-def _run_by(federation: Federation, engine: Engine) -> Federation:
-    """All devices of all tiers with this engine."""
-    tiers = {
-        name: table.model_copy(update={"engine": engine.value}) for name, table in federation.tiers.items()
-    }
-    return federation.model_copy(update={"tiers": tiers})
 
 
 def _watch(prepared: Prepared, as_json: bool) -> None:

@@ -58,7 +58,7 @@ def server(
     enrolled: Annotated[
         Path | None,
         typer.Option(
-            help="list of the devices that are let in (`edgefl enroll`); default: the first key of each name is"
+            help="list of the devices that may join (`edgefl enroll`); default: the first key of each name may"
         ),
     ] = None,
     dashboard: Dashboard = "",

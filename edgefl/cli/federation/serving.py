@@ -1,4 +1,4 @@
-"""A server as a process: what it was told, and its life from there to the end."""
+"""Process of a server."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What `edgefl server` was told: the arguments of :class:`edgefl.Server`, and how it tells what happens.
+    """Settings of `edgefl server`: the arguments of :class:`edgefl.Server`, and the form of its output.
 
-    ``given``: keys of the federation file, in place of those that it has; what is empty is left to the file. ``web``: the
-    fields of :class:`edgefl.cli.federation.web.WebOptions`.
+    ``given``: keys that replace those of the federation file, unless they are empty. ``web``: the fields of
+    :class:`edgefl.cli.federation.web.WebOptions`.
     """
 
     config: str
@@ -93,7 +93,7 @@ def run(settings: ServerSettings, process: Process) -> None:
 
 
 def _page(settings: ServerSettings) -> AbstractContextManager[None]:
-    """The fleet's page, where it is asked for."""
+    """Serve the fleet's page, if --dashboard is given."""
     if not settings.dashboard:
         return nullcontext()
     from edgefl.cli.federation.beside import page_beside
@@ -102,7 +102,7 @@ def _page(settings: ServerSettings) -> AbstractContextManager[None]:
 
 
 def _web(settings: ServerSettings, federation: Federation) -> AbstractContextManager[None]:
-    """The page on which browsers join, where it is asked for."""
+    """Serve the page on which browsers join, if --web is given."""
     if not any(settings.web):
         return nullcontext()
     from edgefl.api.serve import reached_at

@@ -10,7 +10,7 @@ import typer
 
 from edgefl.api.progress import reporting, round_text
 from edgefl.cli import interrupts
-from edgefl.cli.options import Processor, ProcessorOption, Seed, model_options
+from edgefl.cli.options import Processor, ProcessorOption, Seed
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 
@@ -34,7 +34,7 @@ def simulate(
             "--set", help="KEY=VALUE, any key of the file, such as round.fraction=0.1; may be given again"
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="go on with the simulation in --out")] = False,
+    resume: Annotated[bool, typer.Option(help="continue the simulation in --out")] = False,
     fresh: Annotated[bool, typer.Option(help="discard what an earlier simulation left in --out")] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="processes that clients train in; their number changes no bit")
@@ -50,7 +50,7 @@ def simulate(
         bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
     ] = False,
     mlflow: Annotated[
-        str | None, typer.Option(metavar="URL", help="tell the rounds to this MLflow too")
+        str | None, typer.Option(metavar="URL", help="send the rounds to this MLflow too")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
@@ -80,32 +80,27 @@ def simulate(
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.setup.federation_options import FederationOptions
     from edgefl.setup.tiers import check_counts
     from edgefl.simulator.folder import refuse_held
     from edgefl.simulator.tracking import refuse_missing
 
-    chosen: dict[str, object] = dict(model_options(settings or [], "a setting"))
-    given = {
-        "federation.rounds": rounds,
-        "federation.seed": seed,
-        "data.dir": str(data.resolve()) if data else None,
-        "simulation.tensorboard": tensorboard or None,
-        "simulation.mlflow": mlflow,
-    }
-    chosen |= {key: value for key, value in given.items() if value is not None}
+    options = FederationOptions(
+        rounds=rounds, seed=seed, data=data, tensorboard=tensorboard, mlflow=mlflow, others=settings or ()
+    )
     # torch, which all that follows loads, takes seconds
-    early = check_names(config, chosen)
+    early = check_names(config, options.settings)
     refuse_missing(early.simulation)
     check_counts(early.tiers)
     if not resume and not fresh:
         refuse_held(out.resolve())
     with reporting("loading torch"):
         import torch  # noqa: F401
-    from edgefl.api.federation import demo_federation, load_federation
+    from edgefl.api.federation import with_options
     from edgefl.api.simulate import prepare_simulation
     from edgefl_device.memory import return_memory_late
 
-    federation = load_federation(config, chosen) if config else demo_federation(chosen)
+    federation = with_options(config, options)
     with reporting("reading the data and spreading it over the clients"):
         simulated = prepare_simulation(
             federation, out, resume=resume, fresh=fresh, device=processor.value, workers=workers, ray=ray

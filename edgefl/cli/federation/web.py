@@ -57,7 +57,7 @@ WebBroker = Annotated[
 
 @dataclass(frozen=True)
 class WebOptions:
-    """What the command line says of the page. ``listen``: empty for none."""
+    """Options of the page for browsers. ``listen``: empty for none."""
 
     listen: str = ""
     cert_file: str = ""
@@ -93,8 +93,10 @@ class WebOptions:
 def web_beside(
     options: WebOptions, folder: Path, federation: Federation, broker: Address, server_key: str, *, code: bool
 ) -> Iterator[None]:
-    """Serve the page beside the run in ``folder`` while the block runs, and tell people its address, with its ``code`` to
-    scan; nothing without ``--web``. What the page's process says is in ``logs/web.log``."""
+    """Serve the page for browsers while the block runs, and print its address, with its ``code`` to scan.
+
+    Nothing without ``--web``. Output of the page's process is in ``logs/web.log``.
+    """
     if not options.listen:
         yield
         return

@@ -1,1 +1,1 @@
-"""``edgefl enroll`` and ``edgefl key``: which keys there are, and which devices are let in."""
+"""``edgefl enroll`` and ``edgefl key``: keys, and the list of devices that may join."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Engines, ModelOptions, model_options, named_model
+from edgefl.cli.options import Engines, ModelOptions
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing
 from edgefl.errors import ConfigError
@@ -65,9 +65,9 @@ def check(
 
     from edgefl.api.check_data import samples_of
     from edgefl.config.reading import check_names
-    from edgefl.setup.one_line import parse_loss
+    from edgefl.setup.federation_options import FederationOptions, parse_loss, parse_options
 
-    options = model_options(option or ())
+    options = parse_options(option or ())
     if label is not None and not (data or "").lower().endswith((".csv", ".jsonl")):
         raise ConfigError(
             "--label names a column: give the .csv or .jsonl that has it by --data, or leave it out"
@@ -75,7 +75,8 @@ def check(
     table = None if loss is None else parse_loss(loss)
     where = {} if data is None or Path(data).exists() else _place_of(data)
     # torch, which all that follows loads, takes seconds
-    check_names(None, named_model(model, option or ()) | where | ({} if table is None else {"loss": table}))
+    settings = FederationOptions(model=model, model_options=option or (), loss=loss).settings
+    check_names(None, settings | where)
     samples = None if data is None else samples_of(data, label)
     layout: dict[str, Any] = {}
     if ":" in model and data is None:

@@ -15,7 +15,6 @@ from edgefl.cli.options import (
     ModelName,
     ModelOptions,
     Outputs,
-    named_model,
     parse_memory_budget,
 )
 from edgefl.cli.output import errors, print_json, print_table
@@ -97,11 +96,13 @@ def export(
 
     from edgefl.cli.models.plan import read_device
     from edgefl.config.reading import check_names, check_tiers
+    from edgefl.setup.federation_options import FederationOptions
     from edgefl.setup.torch_start import without_dynamo
     from edgefl.wire.bundle.formats import check_outputs
     from edgefl_device.memory import return_memory_late
 
-    named, forms = named_model(model, option or ()), _names(format)
+    named = FederationOptions(model=model, model_options=option or ()).settings
+    forms = _names(format)
     parse_memory_budget(memory_budget)
     federation = check_names(config, named)  # torch, which all that follows loads, takes seconds
     check_tiers(federation, tier or ())
@@ -119,13 +120,13 @@ def export(
     return_memory_late()
     with built_to_stay():
         without_dynamo()
-        from edgefl.api.export import exporting, written
+        from edgefl.api.export import plan_export, written
         from edgefl.api.federation import load_federation
 
         form: OutputsName | None = None if outputs is None else outputs.value
         kept: ActivationsName | None = None if activations is None else activations.value
         if fit is None:
-            what = exporting(
+            what = plan_export(
                 load_federation(config, named),
                 tiers=tier or (),
                 formats=forms,
@@ -136,7 +137,7 @@ def export(
     if fit is not None:
         _export_fitting(config, out, named, forms or ("onnx",), form, memory_budget, kept, fit, as_json)
         return
-    with reporting(total=what.count) as report:
+    with reporting(total=what.graphs) as report:
         bundles = what.bundles(report, processes_for(what.process_bytes))
         rows = [_facts(written(bundle, out)) for bundle in bundles]
     _tell_cache(rows)
@@ -145,13 +146,13 @@ def export(
         print_json(rows)
     else:
         print_table(
-            f"{what.federation.model.name}, samples like {what.data}",
+            f"{what.federation.model.name}, samples like {what.dataset.name}",
             [row | {"bytes": size(row["bytes"])} for row in rows],
         )
 
 
 def _facts(exported: Exported) -> dict[str, Any]:
-    """What is told of a bundle that was written."""
+    """Return the row of a written bundle."""
     path, manifest = exported.path, exported.bundle.manifest
     assert path is not None
     return {
@@ -166,13 +167,13 @@ def _facts(exported: Exported) -> dict[str, Any]:
 
 
 def _telling(rows: list[dict[str, Any]]) -> set[str]:
-    """The columns that tell the rows apart, and those that are always there."""
+    """Return the columns that differ between rows, and those that are always shown."""
     always = {"tier", "file", "bytes", "digest", "compiled"}
     return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
 
 
 def _names(formats: list[Engine] | None) -> tuple[str, ...]:
-    """As they were asked for, each once."""
+    """Return the formats in the given order, without repetitions."""
     return tuple(dict.fromkeys(each.value for each in formats or ()))
 
 

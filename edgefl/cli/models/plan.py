@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import ModelName, ModelOptions, named_model
+from edgefl.cli.options import ModelName, ModelOptions
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.collecting import built_to_stay
@@ -81,6 +81,7 @@ def plan(
     """
 
     from edgefl.config.reading import check_names
+    from edgefl.setup.federation_options import FederationOptions
 
     wishes = Wishes(
         memory=memory,
@@ -99,13 +100,14 @@ def plan(
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
     # torch, which all that follows loads, takes seconds
-    named = check_names(config, named_model(model, option or ())).model.name
+    settings = FederationOptions(model=model, model_options=option or ()).settings
+    named = check_names(config, settings).model.name
     with reporting(f"{model or config or 'plan'}: building the model") as say:
         with built_to_stay():
             from edgefl.setup.torch_start import load_export, without_dynamo
 
             load_export() if ":" in named else without_dynamo()
-            federation, spec = _model(config, model, option or (), overrides(wishes))
+            federation, spec = _model(config, settings | overrides(wishes))
         made = planned(federation, spec, wishes, say)
     if as_json:
         print_json(as_object(spec.name, made))
@@ -113,19 +115,17 @@ def plan(
         _show(spec.name, made)
 
 
-def _model(
-    config: Path | None, model: str | None, options: Any, overrides: dict[str, object]
-) -> tuple[Federation, ModelSpec]:
+def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without any, the model has its own default input."""
     from edgefl.config import load, without_devices
     from edgefl.setup.shapes import model_with_samples
 
-    federation = without_devices(load(config, {**named_model(model, options), **overrides}))
+    federation = without_devices(load(config, settings))
     return federation, model_with_samples(federation)[0]
 
 
 def as_object(model: str, made: Fit) -> dict[str, Any]:
-    """What ``--json`` prints. ModelError if nothing fits."""
+    """Return the object that ``--json`` prints. ModelError if nothing fits."""
     return {
         "model": model,
         "recommended": made.recommended(),
@@ -249,7 +249,7 @@ def read_device(path: Path) -> Wishes:
 
 
 def read_hello(path: Path) -> Wishes:
-    """What a saved hello message (msgpack as it was sent, or JSON) says: memory and samples."""
+    """Return memory and samples of a saved hello message (msgpack as it was sent, or JSON)."""
     from edgefl.wire.mqtt.envelope import peek
     from edgefl.wire.mqtt.messages import MALFORMED, Hello
 

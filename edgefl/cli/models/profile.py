@@ -234,7 +234,7 @@ def _check_places(html: Path | None, run: Path | None) -> None:
 
 @contextmanager
 def _ended_tidily() -> Iterator[None]:
-    """Told to end (SIGTERM) as by Ctrl-C: the process that measures is ended, and its folder removed."""
+    """Handle SIGTERM as Ctrl-C within the block: the measuring process ends, and its folder is removed."""
     before = signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         yield
@@ -271,7 +271,7 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Which bundles of those that are named; ``main_only``: of an algorithm's exchanges the main one."""
+    """Selection of bundles. ``main_only``: of an algorithm's exchanges the main one."""
 
     batch: int | None
     engine: str
@@ -321,12 +321,12 @@ def _is_bundle(target: str) -> bool:
 
 def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
     """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
-    from edgefl.api.export import exporting
+    from edgefl.api.export import plan_export
     from edgefl.api.federation import load_federation
 
     path = Path(target) if target.endswith(".toml") else None
     changes: dict[str, object] = {} if path else {"model.name": target}
     federation = load_federation(path, changes | ({"algorithm.batch": chosen.batch} if chosen.batch else {}))
     formats = (chosen.engine,) if chosen.engine else ()
-    what = exporting(federation, tiers=chosen.tiers, formats=formats, main_only=chosen.main_only)
+    what = plan_export(federation, tiers=chosen.tiers, formats=formats, main_only=chosen.main_only)
     yield from what.bundles(lambda _: None, 1)

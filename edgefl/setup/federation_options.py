@@ -1,0 +1,160 @@
+"""Options of commands that replace keys of a federation file, such as ``--codec fedpaq:bits=3``. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.errors import ConfigError
+from edgefl.facts import shipped
+
+GRAMMAR = "NAME[:KEY=VALUE,...]"
+_TEXT = re.compile(r"\s*(?P<name>[^:=,\s]+)\s*(?::(?P<options>.*))?", re.DOTALL)
+_OWN = re.compile(r"\s*((?:[^:]*[^:\s]\.py|[^:=,\s]+):[A-Za-z_]\w*)\s*(?::(.*))?", re.DOTALL)
+"""An algorithm or a loss of the user's own: ``package.module:factory`` or ``path/to/file.py:factory``, with options or
+not."""
+_NEXT = re.compile(r",(?=\s*\w+\s*=)")
+"""A comma that begins an option: those inside of a value are not followed by a key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationOptions:
+    """Options of a command that replace keys of a federation file. None keeps the key.
+
+    Attributes:
+        rounds: rounds to train.
+        seed: seed of the federation.
+        data: folder with the dataset's standard files.
+        download: fetch the dataset if no folder has it.
+        model: name of the model.
+        model_options: ``KEY=VALUE`` of the model.
+        tiers: text that describes all tiers (:mod:`edgefl.setup.tier_text`).
+        algorithm: ``NAME[:KEY=VALUE,...]`` or ``FILE.py:FACTORY``, as codec, loss and optimizer.
+        codec: codec of the updates.
+        loss: loss of the training.
+        optimizer: optimizer of the server.
+        engine: runtime of all devices.
+        downlink_encoding: dtype of the weights that devices get.
+        broker_kind: broker to start.
+        tensorboard: write TensorBoard's event files.
+        mlflow: URL of a MLflow server that gets the rounds.
+        others: ``KEY=VALUE`` by dotted key.
+    """
+
+    rounds: int | None = None
+    seed: int | None = None
+    data: Path | None = None
+    download: bool = False
+    model: str | None = None
+    model_options: Sequence[str] = ()
+    tiers: str | None = None
+    algorithm: str | None = None
+    codec: str | None = None
+    loss: str | None = None
+    optimizer: str | None = None
+    engine: str | None = None
+    downlink_encoding: str | None = None
+    broker_kind: str | None = None
+    tensorboard: bool = False
+    mlflow: str | None = None
+    others: Sequence[str] = ()
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Values by dotted key, without tiers and engine, which need the model.
+
+        Raises:
+            ConfigError: a text does not follow its grammar.
+        """
+        settings: dict[str, object] = {
+            **parse_options(self.others, "a setting"),
+            "federation.rounds": self.rounds,
+            "federation.seed": self.seed,
+            "data.dir": str(self.data.resolve()) if self.data else None,
+            "data.download": self.download or None,
+            "model.name": self.model or None,
+            "codec": None if self.codec is None else parse_named(self.codec, "codec"),
+            "loss": None if self.loss is None else parse_loss(self.loss),
+            "optimizer": None if self.optimizer is None else parse_named(self.optimizer, "optimizer"),
+            "downlink.encoding": None if self.downlink_encoding is None else str(self.downlink_encoding),
+            "broker.kind": self.broker_kind,
+            "simulation.tensorboard": self.tensorboard or None,
+            "simulation.mlflow": self.mlflow,
+        }
+        if self.algorithm is not None:
+            settings |= parse_algorithm(self.algorithm)
+        options = parse_options(self.model_options)
+        settings |= {f"model.options.{name}": value for name, value in options.items()}
+        return {key: value for key, value in settings.items() if value is not None}
+
+
+def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
+    """Return ``KEY=VALUE`` texts as a dictionary; a value that is no JSON is a string.
+
+    Raises:
+        ConfigError: a text has no key or no value.
+    """
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"{what} is KEY=VALUE, found {pair!r}")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def parse_named(text: str, what: str) -> dict[str, Any]:
+    """Return ``name`` and ``options`` of ``what`` ("codec", "algorithm"). A value that is no JSON is a string.
+
+    Raises:
+        ConfigError: the text does not follow the grammar. The catalogs check name and options.
+    """
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise ConfigError(f"cannot read the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text})
+    options: dict[str, Any] = {}
+    for item in _NEXT.split(match["options"] or "") if match["options"] is not None else ():
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key or not value or key in options:
+            raise ConfigError(
+                f"cannot read {item.strip()!r} of the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text}
+            )
+        options[key] = _value(value)
+    return {"name": match["name"], "options": options}
+
+
+def parse_algorithm(text: str) -> dict[str, Any]:
+    """Return keys of the table ``algorithm`` by dotted name, from ``name:lr=0.1,alpha=0.03``."""
+    algorithm = _named_or_own(text, "algorithm", shipped().algorithms)
+    options_by_key = {f"algorithm.{key}": value for key, value in algorithm["options"].items()}
+    return {"algorithm.name": algorithm["name"], **options_by_key}
+
+
+def parse_loss(text: str) -> dict[str, Any]:
+    """Return the table ``loss`` of a federation file, from ``huber:delta=2`` or ``path/to/file.py:function``."""
+    return _named_or_own(text, "loss", shipped().losses)
+
+
+def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any]:
+    """Return ``name`` and ``options`` of one that is ``known``, or of one in a file of the user."""
+    own = None if text.partition(":")[0].strip() in known else _OWN.fullmatch(text)
+    if own is None:
+        return parse_named(text, what)
+    name, options = own.groups()
+    return parse_named("own" if options is None else f"own:{options}", what) | {"name": name}
+
+
+def _value(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
