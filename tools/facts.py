@@ -28,8 +28,7 @@ from edgefl.models.losses import LOSSES
 from edgefl.models.zoo.catalog import MODELS, build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
-from edgefl.setup.training import algorithm_of
-from edgefl.setup.versions import why_not
+from edgefl.setup.training import algorithm_of, why_not
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide

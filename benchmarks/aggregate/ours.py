@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.common.coded import CodedModel
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from edgefl_server.aggregate.accumulator import Accumulator

@@ -26,7 +26,7 @@ from benchmarks.common.peers import make, peers
 from benchmarks.simulate.models import MODELS
 from benchmarks.simulate.tasks import Task, edgefl_arguments, edgefl_result
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
 

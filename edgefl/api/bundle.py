@@ -83,7 +83,7 @@ class Bundle:
         from the model (or ``model`` in its place), the algorithm and the units that it names, with default options.
         ConfigError where that is not enough.
         """
-        from edgefl.setup.origin import origin, origin_of
+        from edgefl.setup.bundles import origin, origin_of
         from edgefl_export.bundle.verify import verify_bundle
 
         source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)

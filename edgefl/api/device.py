@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from edgefl.errors import ConfigError
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
 from edgefl.wire.enrolment import parse_token

@@ -24,8 +24,7 @@ from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute, address_of
 from edgefl.setup.data import data_table
 from edgefl.setup.federation_options import FederationOptions
-from edgefl.setup.tier_text import parse_tiers
-from edgefl.setup.tiers import completed
+from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.wire.bundle.formats import FormatName
 
 _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")

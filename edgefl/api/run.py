@@ -28,7 +28,7 @@ from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
-from edgefl.system.folder_lock import FolderLock
+from edgefl.system.files import FolderLock
 from edgefl.system.html import table
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import UpdateSize

@@ -37,7 +37,7 @@ def bare_app() -> typer.Typer:
     """``edgefl`` without its commands."""
     import typer
 
-    from edgefl.cli.version import version_option
+    from edgefl.cli.help import version_option
 
     return typer.Typer(
         name="edgefl",

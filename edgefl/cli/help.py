@@ -1,4 +1,4 @@
-"""Help of a command with many options on one screen; ``--help-all`` has the rest."""
+"""Help of a command with many options on one screen, --help-all, and --version."""
 
 from __future__ import annotations
 
@@ -43,3 +43,20 @@ HelpAll = Annotated[
     bool,
     typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and examples."),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from edgefl.system.distribution import NAME, version
+
+        typer.echo(f"{NAME} {version()}")
+        raise typer.Exit
+
+
+def version_option(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """The options of ``edgefl`` itself."""

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from edgefl.errors import MirrorError
 from edgefl.mirror.folder import Blob, BlobFolder
-from edgefl.system.files import PARTIAL, make_folder
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.files import PARTIAL, FolderHeld, FolderLock, make_folder
 from edgefl.wire.blobs import SHA256
 from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 from edgefl.wire.mirrors import Mirror

@@ -9,8 +9,8 @@ from pydantic.main import IncEx
 
 from edgefl.config import Federation
 from edgefl.models.user_factory import source_of
-from edgefl.system.digests import digest_of
 from edgefl.system.distribution import series, version
+from edgefl.system.structs import digest_of
 
 UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,

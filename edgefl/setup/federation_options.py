@@ -34,7 +34,7 @@ class FederationOptions:
         download: fetch the dataset if no folder has it.
         model: name of the model.
         model_options: ``KEY=VALUE`` of the model.
-        tiers: text that describes all tiers (:mod:`edgefl.setup.tier_text`).
+        tiers: text that describes all tiers (:mod:`edgefl.setup.tiers`).
         algorithm: ``NAME[:KEY=VALUE,...]`` or ``FILE.py:FACTORY``, as codec, loss and optimizer.
         codec: codec of the updates.
         loss: loss of the training.

@@ -7,8 +7,7 @@ from pathlib import Path
 from edgefl.config import Federation
 from edgefl.errors import StoreError
 from edgefl.models.user_factory import absolute
-from edgefl.system.files import make_folder
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.files import FolderHeld, FolderLock, make_folder
 
 _STOPPING_S = 5.0
 """How long a process that is being stopped may keep the folder from the next one."""

@@ -1,11 +1,16 @@
-"""The tiers of a federation on one machine, filled in where its file says nothing, and the devices of each."""
+"""Tiers of a federation: those of the file, of the model, or of a text on the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
 
 from edgefl.config import Federation, TierTable, parse
 from edgefl.errors import ConfigError
+from edgefl.facts import shipped
+from edgefl.wire.text import nearest
 
 
 def completed(federation: Federation, per_tier: int = 2) -> Federation:
@@ -63,3 +68,91 @@ def idle_tiers(federation: Federation) -> list[str]:
 def device_names(federation: Federation) -> list[str]:
     """``strong-0``, ``strong-1``, ``weak-0``, ..."""
     return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]
+
+
+GRAMMAR = "[NAME=]KIND[:SIZE][*DEVICES], separated by commas"
+_PRESETS = ("strong", "moderate", "weak")
+_ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:*,]+))?(?:\*(?P<count>\d+))?")
+
+
+def check_tiers(text: str) -> None:
+    """Raise ConfigError for tiers that no model has. Loads no model, and no torch."""
+    kinds = sorted(shipped().kinds)
+    for _, kind, size, _ in _items(text) if text else ():
+        known = kinds if size else ("full", *_PRESETS, *kinds)
+        if kind not in known:
+            what = f"{kind!r} with a size" if size else repr(kind)
+            raise ConfigError(
+                f"no tier {what}; there are {', '.join(known)}{nearest(kind, known)}", tier=kind
+            )
+        if size:
+            _sized(kind, size)
+
+
+def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
+    """Yield (name, kind, size, devices) of each tier. ConfigError for one that cannot be read, or a name given twice."""
+    names: set[str] = set()
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item.strip())
+        if match is None:
+            raise ConfigError(f"cannot read the tier {item.strip()!r}; tiers are {GRAMMAR}", tier=item)
+        kind = match["kind"].strip()
+        name = (match["name"] or kind).strip().replace("_", "-")
+        if name in names and match["name"]:
+            raise ConfigError(f"two tiers are called {name!r}; give each its own name", tier=name)
+        name = name if name not in names else f"{name}{len(names) + 1}"
+        names.add(name)
+        yield name, kind, (match["size"] or "").strip(), int(match["count"]) if match["count"] else None
+
+
+def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
+    """Tables for the federation file's ``tiers``, by name.
+
+    KIND is a submodel kind, ``full``, or a preset of the model (``strong``, ``moderate``, ``weak``). SIZE is the share
+    of the parameters (``0.25``, ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier is
+    called after its kind; without DEVICES it gets ``count``. ConfigError with the grammar for anything else.
+    """
+    from edgefl.submodels.catalog import KINDS
+    from edgefl.submodels.output_side.submodel import TIERS
+
+    presets = TIERS.get(model, {})
+    tables: dict[str, dict[str, Any]] = {}
+    for name, kind, size, devices in _items(text):
+        table = _preset(presets, kind) if not size else None
+        if table is None:
+            if kind not in KINDS:
+                raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
+            table = _sized(kind, size)
+        tables[name] = table | {"count": count if devices is None else devices}
+    return tables
+
+
+def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    if kind == "full":
+        return {"cut": 0}
+    preset = presets.get(kind)
+    return None if preset is None else dict(preset.table)
+
+
+def _unknown(kind: str, model: str, presets: Sequence[str], kinds: Sequence[str]) -> ConfigError:
+    return ConfigError(
+        f"no tier {kind!r} of {model}; there are {', '.join(presets)}, "
+        f"and with a size after a colon the kinds {', '.join(kinds)}",
+        tier=kind,
+    )
+
+
+def _sized(kind: str, size: str) -> dict[str, Any]:
+    if kind == "output_side":
+        if size and not size.isdigit():
+            raise ConfigError(f"the size of output_side is the number of frozen units, found {size!r}")
+        return {"cut": int(size or 0)}
+    if not size:
+        return {"kind": kind}
+    try:
+        gamma = float(Fraction(size))
+    except (ValueError, ZeroDivisionError) as error:
+        raise ConfigError(f"the size of {kind} is a share such as 0.25 or 1/4, found {size!r}") from error
+    if not 0 < gamma <= 1:
+        raise ConfigError(f"the size of {kind} is a share above 0 and at most 1, like 1/4; found {size!r}")
+    return {"kind": kind, "gamma": gamma}

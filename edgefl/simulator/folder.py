@@ -20,8 +20,8 @@ from edgefl.setup.digests import code_of
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.row import Row
 from edgefl.simulator.standing import Ended, Standing
-from edgefl.system.digests import digest_of
 from edgefl.system.files import PARTIAL, write_text
+from edgefl.system.structs import digest_of
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
 from edgefl_server.run_spec import RunSpec

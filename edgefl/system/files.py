@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: whoever opens the path finds the old content or the new, never a part of it."""
+"""Files that are replaced in one step, and locks of folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import errno
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -119,3 +120,84 @@ def write_text(path: Path, text: str) -> None:
     """Replace the content of ``path`` by ``text`` in UTF-8; its folder is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
+
+
+if sys.platform != "win32":
+    import fcntl
+
+_AGAIN_S = 0.1
+
+
+class FolderHeld(Exception):
+    """Another process holds the lock. ``pid``: its number, 0 where it could not write it down."""
+
+    def __init__(self, path: Path, pid: int) -> None:
+        super().__init__(f"{path} is held by process {pid or 'unknown'}")
+        self.pid = pid
+
+    @property
+    def who(self) -> str:
+        """``process 4711``, for a message; "another process" where its number is not known."""
+        return f"process {self.pid}" if self.pid else "another process"
+
+
+class FolderLock:
+    """The lock ``folder/name``, held from here until :meth:`release` or the end of the process.
+
+    The file stays: to remove it would let two processes in.
+
+    Args:
+        folder: where the lock lies.
+        name: of its file.
+        patience_s: seconds to wait for another holder, such as a process that is being stopped. A line on standard error
+            names it.
+
+    Raises:
+        FolderHeld: another process holds the lock.
+        OSError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0.0) -> None:
+        path = folder / name
+        self._file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 (held as long as the lock is)
+        deadline = time.monotonic() + patience_s
+        reported = False
+        while not _taken(self._file.fileno()):
+            held = FolderHeld(path, self._holder())
+            if time.monotonic() >= deadline:
+                self._file.close()
+                raise held
+            if not reported:
+                print(
+                    f"waiting up to {patience_s:g} s for {folder}: {held.who} has it",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                reported = True
+            time.sleep(_AGAIN_S)
+        with suppress(OSError):  # on a full disk it stays without a number
+            self._file.truncate(0)
+            self._file.write(b"%d\n" % os.getpid())
+            self._file.flush()
+
+    def _holder(self) -> int:
+        self._file.seek(0)
+        digits = self._file.read(20).strip()
+        return int(digits) if digits.isdigit() else 0
+
+    def release(self) -> None:
+        with suppress(OSError):  # what a full disk did not take
+            self._file.close()
+
+
+def _taken(descriptor: int) -> bool:
+    """Return True if this process has the lock now. File systems without locks grant it always."""
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

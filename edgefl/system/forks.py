@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 
 Result = TypeVar("Result")
 Report = Callable[[str], None]

@@ -1,7 +1,8 @@
-"""Build a struct from objects that hold its fields."""
+"""Structs from other objects, and digests of plain values."""
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,3 +21,8 @@ def filled(kind: type[_Struct], /, *sources: object, **own: Any) -> _Struct:
             if name not in own and hasattr(source, name):
                 own[name] = getattr(source, name)
     return kind(**own)
+
+
+def digest_of(values: object) -> str:
+    """SHA-256 of what JSON can hold, dataclasses among it, whatever the order of keys."""
+    return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()

@@ -19,8 +19,7 @@ from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refus
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
-from edgefl.setup.training import replaced_algorithm, tier_tables, tiers_of
-from edgefl.setup.versions import check_versions
+from edgefl.setup.training import check_versions, replaced_algorithm, tier_tables, tiers_of
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.tensors import Arrays

@@ -17,7 +17,7 @@ from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError, StoreError
 from edgefl.lab.written import CONFIG_NAME
 from edgefl.setup import places
-from edgefl.system.folder_lock import FolderLock
+from edgefl.system.files import FolderLock
 
 
 @pytest.fixture(autouse=True)

@@ -20,11 +20,11 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models import losses
 from edgefl.objective.objective import Objective
+from edgefl.setup.bundles import origin_of
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.federation_options import parse_loss
 from edgefl.setup.model import federation_model
-from edgefl.setup.origin import origin_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed

@@ -34,7 +34,7 @@ main()
     ("module", "command"),
     [
         ("edgefl.system.parent", "broker --port 0"),
-        ("edgefl.cli.version", "simulate none.toml"),
+        ("edgefl.cli.help", "simulate none.toml"),
         ("edgefl.cli.device.process", "device --id a --data . --store st"),
         ("edgefl_server.workshop.line", "server --config none.toml"),
     ],

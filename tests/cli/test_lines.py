@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.cli.federation.lines import line, text_of
-from edgefl.cli.federation.repeats import Repeats
+from edgefl.cli.federation.lines import Repeats, line, text_of
 from edgefl_export.front import cache
 from edgefl_server import events
 from edgefl_server.events import AwaitedDevice

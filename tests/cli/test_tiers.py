@@ -6,7 +6,7 @@ import pytest
 
 from edgefl.config import parse
 from edgefl.errors import ConfigError
-from edgefl.setup.tier_text import parse_tiers
+from edgefl.setup.tiers import parse_tiers
 
 
 def test_presets_kinds_sizes_names_and_counts() -> None:

@@ -19,7 +19,7 @@ from edgefl.facts import shipped
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.setup.digests import run_digest
-from edgefl.setup.versions import check_versions, why_not
+from edgefl.setup.training import check_versions, why_not
 from edgefl.submodels.output_side.submodel import OutputSide
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleets" / "asynchronous.md"

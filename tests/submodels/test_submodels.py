@@ -16,8 +16,7 @@ from edgefl.models.zoo.basic import cnn, mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.setup.model import submodel_of
-from edgefl.setup.tier_text import parse_tiers
-from edgefl.setup.tiers import completed
+from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, output_side, tiers
 from tests.invariants.embracingfl.tiny import chunkings, tiny

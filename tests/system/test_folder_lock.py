@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.files import FolderHeld, FolderLock
 
 _HOLDER = """
 import sys, time
 from pathlib import Path
-from edgefl.system.folder_lock import FolderLock
+from edgefl.system.files import FolderLock
 lock = FolderLock(Path(sys.argv[1]), "serve.lock")
 print("held", flush=True)
 time.sleep(60)

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.errors import StoreError
-from edgefl.system.files import make_folder, make_private
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.files import FolderHeld, FolderLock, make_folder, make_private
 
 FILE = "store.sqlite3"
 """In the folder of a device."""

@@ -18,7 +18,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
-from edgefl.setup.versions import why_not
+from edgefl.setup.training import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl_export.bundle.formats import FORMATS

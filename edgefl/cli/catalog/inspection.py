@@ -313,8 +313,7 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
     from edgefl.setup.tiers import completed
-    from edgefl.setup.traffic import announcement
-    from edgefl.setup.updates import tier_sizes
+    from edgefl.setup.updates import announcement, tier_sizes
 
     spec = federation_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}

@@ -12,8 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.cli.federation.lines import NO_STEP
-from edgefl.cli.federation.repeats import Repeats
+from edgefl.cli.federation.lines import NO_STEP, Repeats
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restarted, Said

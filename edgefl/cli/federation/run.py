@@ -147,8 +147,7 @@ def run(
     from edgefl.lab.faults.schedule import load_schedule
     from edgefl.lab.lab import refuse_finished
     from edgefl.setup.federation_options import FederationOptions
-    from edgefl.setup.tier_text import check_tiers
-    from edgefl.setup.tiers import check_counts
+    from edgefl.setup.tiers import check_counts, check_tiers
     from edgefl.setup.torch_start import without_dynamo
 
     page = WebOptions(web, web_cert_file, web_key_file, web_broker)

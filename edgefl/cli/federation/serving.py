@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.cli.federation.repeats import Repeats
+from edgefl.cli.federation.lines import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
 from edgefl.wire.text import printable

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ExportError
-from edgefl.system.digests import digest_of
+from edgefl.system.structs import digest_of
 from edgefl.wire.bundle.archive import Bundle
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.capture.fingerprint import Joints

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.system.spare import Spare
 from edgefl.wire.tensors import Array
 from edgefl_server.aggregate.adders import Checked, Chosen, Factors, Waiting, addresses_of, loop_of, readable

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.setup.processor import processor
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from edgefl.errors import StoreError
-from edgefl.system.files import make_folder, write_whole
-from edgefl.system.folder_lock import FolderHeld, FolderLock
+from edgefl.system.files import FolderHeld, FolderLock, make_folder, write_whole
 from edgefl.wire.blobs import SHA256, BlobRef, split
 
 _LOCK = "lock"
