@@ -47,7 +47,7 @@ def test_a_second_run_in_the_same_folder_is_told_where_and_by_whom(
 ) -> None:
     first = runs.prepare(federation, tmp_path)
     for fresh in (False, True):
-        with pytest.raises(StoreError, match=rf"goes on in {tmp_path} already \(process {os.getpid()}\)"):
+        with pytest.raises(StoreError, match=rf"runs in {tmp_path} already \(process {os.getpid()}\)"):
             runs.prepare(federation, tmp_path, fresh=fresh)
     assert (tmp_path / CONFIG_NAME).is_file()
     first.lock.release()
@@ -67,7 +67,7 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
 ) -> None:
     lock = FolderLock(tmp_path, "serve.lock")
     with pytest.raises(
-        StoreError, match=rf"a server goes on in {tmp_path} already \(process {os.getpid()}\)"
+        StoreError, match=rf"a server runs in {tmp_path} already \(process {os.getpid()}\)"
     ):
         serve.Server(federation, tmp_path)
     lock.release()

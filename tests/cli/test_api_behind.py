@@ -42,7 +42,7 @@ API = {
     "device build-engine": "edgefl_device.engine.executorch.build.build_engine",
     "check": "edgefl.check",
     "plan": "edgefl.plan",
-    "export": "edgefl.api.export.exporting",
+    "export": "edgefl.api.export.plan_export",
     "deploy": "edgefl.deploy",
     "verify": "edgefl.Bundle",
     "profile": "edgefl.Bundle",
