@@ -66,9 +66,7 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
     federation: Federation, tmp_path: Path
 ) -> None:
     lock = FolderLock(tmp_path, "serve.lock")
-    with pytest.raises(
-        StoreError, match=rf"a server runs in {tmp_path} already \(process {os.getpid()}\)"
-    ):
+    with pytest.raises(StoreError, match=rf"a server runs in {tmp_path} already \(process {os.getpid()}\)"):
         serve.Server(federation, tmp_path)
     lock.release()
 
@@ -76,7 +74,7 @@ def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
 def test_a_fresh_run_leaves_the_folder_of_a_server_alone(federation: Federation, tmp_path: Path) -> None:
     runs.prepare(federation, tmp_path).lock.release()
     lock = FolderLock(tmp_path, "serve.lock")
-    with pytest.raises(StoreError, match="a server goes on"):
+    with pytest.raises(StoreError, match="a server runs in"):
         runs.prepare(federation, tmp_path, fresh=True)
     lock.release()
     assert (tmp_path / CONFIG_NAME).exists()

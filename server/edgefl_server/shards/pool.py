@@ -21,7 +21,7 @@ import msgspec
 from edgefl.config.serving import ServerTable
 from edgefl.errors import ConfigError, StoreError
 from edgefl.system.clock import Clock
-from edgefl.system.cores import cores
+from edgefl.system.memory import cores
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.events import EventSink, Inbox
 from edgefl_server.aggregate.aggregator import PartialSum
