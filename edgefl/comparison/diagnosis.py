@@ -1,4 +1,4 @@
-"""Where training begins to differ from torch's, and the likely reason."""
+"""Diagnosis of a difference from torch: the place where training begins to differ, and the likely reason."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def batches(
         count: the number of batches.
         seed: of the random numbers.
         attempt: which kind of random samples, below ``ATTEMPTS``.
-        data: the user's samples, taken in place of random ones in the first attempts. A server's data may have none for
+        data: the user's samples, taken instead of random ones in the first attempts. A server's data may have none for
             training.
     """
     generator = torch.Generator().manual_seed((seed * 1000 + attempt) % 2**63)

@@ -42,7 +42,7 @@ _PERIOD = 64
 
 @dataclass
 class Trained:
-    """What some steps of training gave, by the module's own names.
+    """Results of some steps of training, by the module's own names.
 
     Attributes:
         losses: the loss of each step.

@@ -1,4 +1,4 @@
-"""One TOML file describes a federation; this is that file as types, with every key documented and checked.
+"""Federation files: one TOML file describes a federation, and these types check and document each of its keys.
 
 >>> load(Path("federation.toml"), {"federation.rounds": 3})
 """

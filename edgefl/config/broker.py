@@ -1,4 +1,4 @@
-"""The table of a federation file that says how its broker is reached."""
+"""Table of a federation file for its broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BrokerProfileName = Literal["none", "aws"]
 
 
 class BrokerTable(Table):
-    """The MQTT broker, and how to reach it."""
+    """The MQTT broker and its address."""
 
     kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
     host: str = Field("127.0.0.1", description="address of the broker")
@@ -40,8 +40,11 @@ class BrokerTable(Table):
     )
 
     def address(self, port: int = 0) -> Address:
-        """How the broker is reached; on ``port`` where the table has none. BrokerError for a password file that cannot be
-        read."""
+        """Return the broker's address, with ``port`` if the table has none.
+
+        Raises:
+            BrokerError: the password file cannot be read.
+        """
         return Address(
             self.host.removeprefix("[").removesuffix("]"),
             self.port or port or 1883,

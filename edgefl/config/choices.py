@@ -1,4 +1,4 @@
-"""Names that keys of ``[data]`` and ``[tiers.*]`` take."""
+"""Names for keys of ``[data]`` and ``[tiers.*]``."""
 
 from __future__ import annotations
 

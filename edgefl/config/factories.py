@@ -15,7 +15,7 @@ _DYNAMIC = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr", "_
 
 
 def is_own(name: str) -> bool:
-    """Return True if ``name`` names a factory, or of a Python file, and not of an entry in a catalog."""
+    """Return True if ``name`` is a factory or a Python file, and not an entry of a catalog."""
     return name.rpartition(":")[0] != "" or name.endswith(".py")
 
 

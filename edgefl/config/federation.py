@@ -25,7 +25,7 @@ from edgefl.wire.text import unknown
 
 
 class CandidateTierTable(Table):
-    """What is different for the devices of a tier that try the candidate; what is left out stays as it is."""
+    """Keys that differ for the devices of a tier that try the candidate; others stay as they are."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
     activations: Activations | None = Field(None, description="another way to keep what waits")
@@ -71,14 +71,14 @@ class RolloutTable(Table):
 
     @property
     def on(self) -> bool:
-        """Whether there is a candidate."""
+        """True if there is a candidate."""
         return bool(self.algorithm or self.tiers)
 
 
 class Federation(tables.Table):
-    """A federation file: who trains what together, and how.
+    """Tables of a federation file, checked together.
 
-    Its tables are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,
+    They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,
     ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation`` and
     ``limits``.
     """
@@ -158,7 +158,7 @@ class Federation(tables.Table):
         return self
 
     def _of_versions(self) -> list[str]:
-        """What does not go with versions that wait for nobody."""
+        """Return the problems of a federation with asynchronous rounds."""
         problems: list[str] = []
         if self.round.mode != "buffered":
             return problems
@@ -186,7 +186,7 @@ class Federation(tables.Table):
         return problems
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
-        """Formats of a tier's bundles: those of ``export.formats``, and what the devices that `edgefl run` starts need."""
+        """Return the formats of a tier's bundles: ``export.formats``, and those that the devices of `edgefl run` need."""
         table, shared_formats = self.tiers.get(tier, tables.TierTable()), self.export.formats
         needed = (table.engine,) if table.count or not shared_formats else ()
         return tuple(name for name in FORMATS if name in (*shared_formats, *needed))
@@ -197,7 +197,7 @@ class Federation(tables.Table):
 
 
 def without_devices(federation: Federation) -> Federation:
-    """Return ``federation`` for commands that start no devices: no tier has to say how many `edgefl run` starts."""
+    """Return ``federation`` for commands that start no devices, so that no tier needs a number of devices."""
     tiers = federation.tiers
     if any(table.count for table in tiers.values()):
         return federation

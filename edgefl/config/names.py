@@ -1,6 +1,6 @@
-"""The names and options in a federation file, held against the catalogs as they were shipped: no torch, nothing is built.
+"""Check of the names and options in a federation file against the shipped catalogs; it loads no torch and builds nothing.
 
-What only a built model tells (whether it fits the data, sizes, what goes together) is left to whoever builds it.
+Properties that only a built model has (if it fits the data, sizes, combinations) are checked when it is built.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _OWN_FIELDS = frozenset({"name", _PERSONAL})
 
 
 def name_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Every problem with a name or an option in the tables of a federation file, with its key.
+    """Return every problem with a name or an option in the tables of a federation file, with its key.
 
-    Tables and values of a wrong shape are passed over: they are problems of the file's own types.
+    Tables and values of a wrong shape are skipped, because the file's own types report them.
     """
     return [
         *_model(tables),
@@ -41,7 +41,7 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
 
 
 def check_kinds(wanted: Iterable[str]) -> None:
-    """Raise ConfigError for a kind of submodel that there is not."""
+    """Raise ConfigError for an unknown kind of submodel."""
     known = sorted(shipped().kinds)
     for kind in wanted:
         if kind not in known:
@@ -106,7 +106,7 @@ def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what does not go with an algorithm of the catalog, where options have no say."""
+    """Yield the parts that do not fit an algorithm of the catalog, whatever its options are."""
     if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return
     chosen = {
@@ -172,7 +172,7 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
 
 
 def _cut(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    """Cut and chunks of a model whose units are known: one of ours, with its default options."""
+    """Yield problems with cut and chunks of a model whose units are known: one of ours, with its default options."""
     model = _table(tables, "model")
     units = () if _table(model, "options") else shipped().units(_name(model, "resnet8"))
     cut, chunks = table.get("cut", 0), table.get("chunks", 1)
@@ -225,7 +225,7 @@ def _factory(what: str, name: str) -> Iterator[str]:
 
 
 def _missing(what: str, place: str) -> Iterator[str]:
-    """The file or the module of a model or an algorithm of the user's own, if it is not there."""
+    """Return the file or the module of the user's own model or algorithm if it is missing."""
     if not place.endswith(".py") and Path(place).is_file():
         yield f"{what}.name: {place} is no file of Python code; name one that ends in .py"
     elif not place.endswith(".py"):
@@ -238,7 +238,7 @@ def _missing(what: str, place: str) -> Iterator[str]:
 
 
 def _missing_module(key: str, what: str, module: str) -> Iterator[str]:
-    """Only the outermost package is looked for: what is below, only an import tells."""
+    """Return the outermost package if it is missing; only an import shows the modules inside."""
     top = module.partition(".")[0]
     try:
         with folder_last(os.getcwd()):

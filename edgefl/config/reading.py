@@ -1,4 +1,4 @@
-"""Reading a federation file: every problem at once, each with its key and what it should be."""
+"""Reading of a federation file, with every problem at once: each key and its expected value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl.wire.text import nearest, similar
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
-    """The federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
+    """Load the federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
     tables = _read(path) if path else {}
     for key, value in (overrides or {}).items():
         _assign(tables, key, value)
@@ -27,8 +27,13 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
 
 
 def checked(path: str | Path) -> Federation:
-    """The federation in the file ``path``, with every name and option in it held against the catalogs as they were
-    shipped: nothing is built. ConfigError lists every problem."""
+    """Load the federation in the file ``path``, with every name and option checked against the shipped catalogs.
+
+    Builds nothing.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
     tables = _read(Path(path))
     return parse(tables, source=str(path), problems=name_problems(tables))
 
@@ -58,7 +63,7 @@ def check_tiers(federation: Federation, wanted: Iterable[str]) -> None:
 
 
 def _check_places(federation: Federation) -> None:
-    """Raise DataError for a file or a folder of data that is not there and will not be made."""
+    """Raise DataError for a file or a folder of data that is missing and that no command creates."""
     table = federation.data
     fetched = table.download or table.name in ("digits", "random", "file")
     places = {
@@ -77,9 +82,12 @@ def _check_places(federation: Federation) -> None:
 def parse(
     tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (), given: Iterable[str] = ()
 ) -> Federation:
-    """Check plain tables; ConfigError names each wrong key and what it should be, and all other ``problems``.
+    """Check plain tables.
 
-    Keys that are ``given`` on the command line are not blamed on the ``source``.
+    Keys that are ``given`` on the command line are not attributed to the ``source``.
+
+    Raises:
+        ConfigError: lists each wrong key with its expected value, and all other ``problems``.
     """
     try:
         federation = Federation.model_validate(_plain(tables))
@@ -100,7 +108,7 @@ def parse(
 
 
 def _plain(value: Any) -> Any:
-    """As a file would say it: lists for tuples, text for paths, and nothing for None."""
+    """Return a value as in a file: lists for tuples, text for paths, and nothing for None."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The tables of a federation file that say how rounds go, and what becomes of their updates."""
+"""Tables of a federation file for the course of rounds and the aggregation of their updates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_BUFFERED = ("concurrency", "buffer", "max_staleness", "staleness")
 
 
 class RoundTable(Table):
-    """When a round starts, whom it selects and when it ends."""
+    """Start, selection and end of a round."""
 
     mode: Literal["synchronous", "buffered"] = Field(
         "synchronous",
@@ -134,7 +134,7 @@ class RoundTable(Table):
 
 
 class AggregateTable(Table):
-    """How the updates of a round become one change."""
+    """Aggregation of the updates of a round into one change."""
 
     rule: Literal["mean", "median", "trimmed_mean", "multi_krum"] = Field(
         "mean",
@@ -179,7 +179,7 @@ class AggregateTable(Table):
 
 
 class DownlinkTable(Table):
-    """How weights travel to the devices."""
+    """Transport of weights to the devices."""
 
     encoding: Literal["float32", "float16", "int8"] = Field(
         "float32", description="float16: half the bytes; int8: changes since the last round, a quarter"

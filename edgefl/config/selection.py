@@ -1,4 +1,4 @@
-"""The table of a federation file that says which devices rounds may select, and how they select among them."""
+"""Table of a federation file for the devices that rounds may select."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class SelectionTable(Table):
-    """Which devices a round may select, in what conditions they have to be, and how many it takes."""
+    """Selection of devices for a round: which ones, in what conditions, and how many."""
 
     policy: Literal["uniform", "tiers", "longest-idle"] = Field(
         "uniform",

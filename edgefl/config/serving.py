@@ -1,4 +1,4 @@
-"""The table of a federation file that says which processes take the updates of devices."""
+"""Table of a federation file for the processes that receive updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgefl.config.tables import Table
 
 
 class ServerTable(Table):
-    """Who takes updates: the server itself, or workers beside it. It has no say in the trained weights."""
+    """Processes that receive updates: the server itself, or workers. The trained weights do not depend on it."""
 
     workers: int = Field(
         0,

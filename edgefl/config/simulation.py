@@ -1,4 +1,4 @@
-"""The table of a federation file that `edgefl simulate` reads, and no other command."""
+"""Table of a federation file that only `edgefl simulate` reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgefl.config.tables import Table
 
 
 class ClientsTable(Table):
-    """How fast simulated clients and their links are, what they spend, and how many are lost."""
+    """Speed of simulated clients and their links, their spending, and the share that is lost."""
 
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")
@@ -37,7 +37,7 @@ class ClientsTable(Table):
 
 
 class SimulationTable(ClientsTable):
-    """What `edgefl simulate` adds to a federation; no other command reads it."""
+    """Settings of `edgefl simulate`; no other command reads them."""
 
     together: int = Field(
         0,
@@ -103,7 +103,7 @@ class SimulationTable(ClientsTable):
 
     @field_serializer("tiers")
     def _what_they_say(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:
-        """The keys that a file sets, and no defaults: these are the table's own."""
+        """Return the keys that a file sets, without defaults, which are the table's own."""
         return {name: table.model_dump(exclude_unset=True) for name, table in tiers.items()}
 
     @model_validator(mode="after")
@@ -118,7 +118,7 @@ class SimulationTable(ClientsTable):
         return self
 
     def of_tier(self, tier: str) -> ClientsTable:
-        """What holds for the clients of ``tier``."""
+        """Return the settings of the clients of ``tier``."""
         common = {name: getattr(self, name) for name in ClientsTable.model_fields}
         own = self.tiers.get(tier)
         return ClientsTable(**common | (own.model_dump(exclude_unset=True) if own else {}))

@@ -1,4 +1,4 @@
-"""The tables of a federation file, each key with its default and meaning."""
+"""Tables of a federation file, each key with its default and meaning."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Table(BaseModel):
 
 
 class FederationTable(Table):
-    """Who trains together, and for how long."""
+    """Name and length of the training."""
 
     name: str = Field("demo", description="name of the federation; part of every MQTT topic")
     rounds: int = Field(10, ge=1, description="rounds to train")
@@ -50,7 +50,7 @@ class FederationTable(Table):
 
 
 class ModelTable(Table):
-    """What is trained."""
+    """The model."""
 
     name: str = Field("resnet8", description="a model of `edgefl ls models`, or file.py:factory")
     bn: Literal["global", "static"] = Field("global", description="batch norm mode, for models that have it")
@@ -65,7 +65,7 @@ class ModelTable(Table):
 
 
 class LossTable(Table):
-    """What training minimises."""
+    """The loss that training minimises."""
 
     name: str = Field(
         "",
@@ -84,7 +84,7 @@ class LossTable(Table):
 
 
 class AlgorithmTable(Table):
-    """How a device trains: the algorithm, and its options by their names (`edgefl ls algorithms NAME` lists them)."""
+    """The algorithm of the devices and its options by name (`edgefl ls algorithms NAME` lists them)."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -117,7 +117,7 @@ class AlgorithmTable(Table):
     @model_validator(mode="before")
     @classmethod
     def _alike_in_all_that_edgefl_brings(cls, table: Any) -> Any:
-        """The same batches and steps for each of them, so that runs compare; an algorithm from a file has its own."""
+        """Return the same batches and steps for all of them, so that runs compare; an algorithm from a file has its own."""
         if not isinstance(table, dict) or ":" in str(table.get("name", "")):
             return table
         given = {key: value for key, value in table.items() if value is not None}
@@ -125,13 +125,12 @@ class AlgorithmTable(Table):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The options that were set: what ``edgefl.algorithms.build`` takes, which refuses those that an algorithm has
-        not."""
+        """Return the options that were set, for ``edgefl.algorithms.build``, which refuses those that an algorithm lacks."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
 class OptimizerTable(Table):
-    """What the server makes of the mean of the updates, for an algorithm that does not say it itself."""
+    """Step of the server on the mean of the updates, for an algorithm without a server step of its own."""
 
     name: str = Field(
         "none", description="an optimizer of `edgefl ls optimizers`; none: the mean is the new model"
@@ -140,7 +139,7 @@ class OptimizerTable(Table):
 
 
 class DataTable(Table):
-    """What the simulated devices hold, and what the server evaluates on."""
+    """Data of the simulated devices and of the server's evaluation."""
 
     name: DatasetName = Field(
         "auto",
@@ -236,7 +235,7 @@ class DataTable(Table):
 
     @property
     def way_to_read(self) -> Reader | None:
-        """The reader that the table names."""
+        """Return the reader that the table names."""
         return msgspec.convert(self.reader, Reader) if self.reader else None
 
     @model_validator(mode="after")
@@ -284,7 +283,7 @@ class TierTable(Table):
 
     @property
     def submodel(self) -> dict[str, Any]:
-        """The options of the kind: what ``edgefl.submodels.catalog.build`` takes."""
+        """Return the options of the kind, for ``edgefl.submodels.catalog.build``."""
         cut_options: dict[str, Any] = (
             {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
         )
@@ -314,7 +313,7 @@ class TierTable(Table):
 
 
 class ExportTable(Table):
-    """What devices download: in which formats and forms."""
+    """Formats and forms of the bundles that devices download."""
 
     formats: tuple[FormatName, ...] = Field(
         (),
@@ -333,7 +332,7 @@ class ExportTable(Table):
 
 
 class CodecTable(Table):
-    """How an update becomes bytes."""
+    """Encoding of an update as bytes."""
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")

@@ -1,4 +1,4 @@
-"""A federation as text: every key with its meaning, and the file that is read back to an equal one."""
+"""A federation as text: every key with its meaning, and a file that is read as an equal federation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.wire.limits import Limits
 
 
 def document() -> str:
-    """Every key with its default and meaning, as a TOML file that loads."""
+    """Return every key with its default and meaning, as a TOML file that loads."""
     lines: list[str] = []
     for table, field in Federation.model_fields.items():
         lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)
@@ -34,13 +34,13 @@ def _document_table(table: str, annotation: Any) -> list[str]:
 
 def _document_limits() -> list[str]:
     defaults = msgspec.to_builtins(Limits())
-    return ["# Timeouts, sizes and limits; reasons stand in edgefl/wire/limits.py.", "[limits]"] + [
+    return ["# Timeouts, sizes and limits; the reasons are in edgefl/wire/limits.py.", "[limits]"] + [
         f"{key} = {_toml(value)}" for key, value in defaults.items()
     ]
 
 
 def dump(federation: Federation) -> str:
-    """The federation as TOML that :func:`edgefl.config.load` reads back to an equal one."""
+    """Return the federation as TOML, which :func:`edgefl.config.load` reads as an equal one."""
     tables = federation.model_dump()
     tiers = tables.pop("tiers")
     lines: list[str] = []
@@ -51,7 +51,7 @@ def dump(federation: Federation) -> str:
 
 
 def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
-    """Each key that differs, as ``federation.rounds was 40, is 400``, except those in ``but``."""
+    """Return each key that differs, as ``federation.rounds was 40, is 400``, except those in ``but``."""
     old, new = (by_key(each.model_dump(exclude=but)) for each in (before, now))
     return [
         f"{key} was {_toml_or_nothing(old, key)}, is {_toml_or_nothing(new, key)}"
@@ -61,7 +61,7 @@ def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
 
 
 def by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Values by their dotted keys; what a person sets as one, such as options, stays one."""
+    """Return values by their dotted keys; a value that a person sets as one, such as options, stays one."""
     values: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{parent}{name}"

@@ -1,4 +1,4 @@
-"""TOML text, with one exception for all that can be wrong with it."""
+"""Parsing of TOML text, with one exception for all faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables in ``text``. TOMLDecodeError for all that cannot be read, long numbers and deep nesting included."""
+    """Return the tables in ``text``; raise TOMLDecodeError for all faults, long numbers and deep nesting included."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -37,11 +37,18 @@ _Part = tuple[Array, Array]
 def load(
     places: Sequence[Path], target: Path, *, download: bool = False, progress: Progress | None = None
 ) -> Dataset:
-    """Exact pixels: the published binary version (folder or archive), ``cifar10.npz`` with ``x_train``, ``y_train``,
-    ``x_test`` and ``y_test`` (channels last), or else the first 4,000 and 1,000 images, which the dataset's name says.
+    """Load exact pixels of CIFAR-10.
 
-    Each of ``places``, and ``cifar10`` in it, is searched; where nothing is found and ``download`` allows it, the archive is
-    fetched into ``target``. DataError where it is nowhere, or damaged.
+    The published binary version (folder or archive), ``cifar10.npz`` with ``x_train``, ``y_train``, ``x_test`` and
+    ``y_test`` (channels last), or else the first 4,000 and 1,000 images, which the dataset's name says.
+
+    Args:
+        places: folders to search, each also with the subfolder ``cifar10``.
+        target: folder for the archive, if it is downloaded.
+        download: download the archive if nothing is found.
+
+    Raises:
+        DataError: no place has the files, or they are damaged.
     """
     folders = [folder for place in places for folder in (place / FOLDER, place)]
     for folder in folders:
@@ -63,10 +70,13 @@ def load(
 
 
 def load_jpeg(places: Sequence[Path]) -> Dataset:
-    """All images as JPEG of quality 75: ``jpeg_pack_train.npz`` and ``jpeg_pack_test.npz`` with ``jpeg`` (uint8, the files
-    one after the other), ``offset`` (int [n + 1]) and ``y``.
+    """Load all images as JPEG of quality 75: ``jpeg_pack_train.npz`` and ``jpeg_pack_test.npz``.
 
-    Good to compare methods on, not with published numbers. Needs Pillow. DataError where it is nowhere, or damaged.
+    They contain ``jpeg`` (uint8, the concatenated files), ``offset`` (int [n + 1]) and ``y``. Suited to compare methods, not
+    with published numbers. Needs Pillow.
+
+    Raises:
+        DataError: no place has the files, or they are damaged.
     """
     for place in places:
         for folder in (place / FOLDER, place):
@@ -109,7 +119,7 @@ def _of_archive(path: Path) -> Dataset:
 
 
 def _of_records(files: dict[str, bytes], where: Path) -> Dataset:
-    """A record is a class and the red, green and blue values of an image, a byte each."""
+    """Return images and classes of records: a class and the red, green and blue values of an image, a byte each."""
     parts = []
     for name in (*TRAIN, TEST):
         data = files.get(name, b"")
@@ -136,7 +146,7 @@ def _of_npz(path: Path) -> Dataset:
 
 @lru_cache(maxsize=2)
 def _unpacked(path: Path, _changed: int) -> _Part:
-    """The images of a pack, decoded: once in a process while the file stays the same, for it takes seconds. Read-only."""
+    """Return the decoded images of a pack, read-only; cached while the file is unchanged, because it takes seconds."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:

@@ -29,8 +29,13 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class OtherInput:
-    """An input beside x: its rows ``train`` for training and ``test`` for testing, (n, ...) each, in the dtype that the
-    model reads. ``below``: the values are the whole numbers 0 .. below-1; 0: any."""
+    """Input beside x, with its rows for training and for testing.
+
+    Attributes:
+        train: rows for training, (n, ...), in the dtype that the model reads.
+        test: rows for testing, (n, ...).
+        below: the values are integers 0 .. below-1; 0 for any values.
+    """
 
     train: Array
     test: Array
@@ -39,20 +44,28 @@ class OtherInput:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Samples x (n, ...), what else a model reads of each, and labels y (n, ...).
+    """Samples x (n, ...), other inputs of a model, and labels y (n, ...).
 
-    Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats a model reads. With ``below`` x are the numbers
-    of tokens, 0 .. below-1, which a model reads as they are (int64); samples of float32 are read as they are too. Labels
-    are whole numbers (int64) or floats (float32), of any shape.
+    Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats that a model reads. With ``below``, x are token
+    numbers 0 .. below-1, which a model reads as int64. Samples of float32 are read as they are. Labels are integers (int64)
+    or floats (float32), of any shape.
 
-    ``train_x`` and ``train_y`` are what devices train on, ``test_x`` and ``test_y`` what the server evaluates on;
-    ``others`` are inputs beside x, by name. ``classes`` is the number of classes (a vocabulary's size where tokens
-    are labels, 1 where labels are no classes), ``top`` the largest value a pixel can have, ``names`` the classes'
-    names. ``ignored``: a label beside the classes that counts for nothing, such as -100 for padding or 255 for a
-    border. ``owners``: who each training sample comes from (an author, a document), int64, for a partition by owner;
-    ``test_owners`` the same of test samples, so that owners are judged on what is theirs. ``reader``: how files of a
-    device's own become such samples, and ``tokenizer`` the JSON of texts' tokens, empty for bytes. ``name`` says exactly
-    which data these are, for results and logs. DataError for arrays that contradict each other.
+    Attributes:
+        name: exact name of the data, for results and logs.
+        train_x: samples for the training of devices, with labels ``train_y``.
+        test_x: samples for the evaluation of the server, with labels ``test_y``.
+        classes: number of classes; a vocabulary's size if tokens are labels, 1 if labels are no classes.
+        others: inputs beside x, by name.
+        top: largest value of a pixel.
+        names: names of the classes.
+        ignored: a label beside the classes that does not count, such as -100 for padding or 255 for a border.
+        owners: source of each training sample (an author, a document), int64, for a partition by owner.
+        test_owners: source of each test sample, so that owners are evaluated on their own samples.
+        reader: settings with which files of a device become such samples.
+        tokenizer: JSON of the tokenizer of texts; empty for bytes.
+
+    Raises:
+        DataError: arrays contradict each other.
     """
 
     name: str
@@ -117,13 +130,15 @@ class Dataset:
         below: int = 0,
         **more: Any,
     ) -> Self:
-        """Samples and labels as arrays.
+        """Make a dataset of arrays.
 
-        Images are uint8, (n, C, H, W) or grey (n, H, W), and normalised to mean 0 and deviation 1 over the training
-        images (over the test images on a server whose devices have their own). Samples of floats become float32 and stay
-        what they are: bring them to a common scale. With ``below`` samples are token numbers 0 .. below-1. Labels are
-        whole numbers, ``classes`` by default one more than the largest, or floats, which are no classes. DataError for
-        anything else.
+        Images are uint8, (n, C, H, W) or grey (n, H, W). They are normalised to mean 0 and deviation 1 over the training
+        images; on a server whose devices have their own, over the test images. Samples of floats become float32 and keep
+        their values: bring them to a common scale. With ``below`` samples are token numbers 0 .. below-1. Labels are
+        integers, ``classes`` by default one more than the largest, or floats, which are no classes.
+
+        Raises:
+            DataError: arrays of another type or shape, or values out of range.
         """
         train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
         if len(test_x) == 0 or len(test_y) == 0:
@@ -151,7 +166,7 @@ class Dataset:
         return cls(name, x[0], y[0], x[1], y[1], 1.0 / deviation, -mean / deviation, count, top, **more)
 
     def save(self, path: str | Path) -> Path:
-        """Write an npz that :meth:`load` and a federation file's ``data.file`` read, whole or not at all. Gives the path."""
+        """Write an npz for :meth:`load` and a federation file's ``data.file``, completely or not at all; return the path."""
         parts: dict[str, Any] = {key: getattr(self, key) for key in (*_ARRAYS, *_FACTS)}
         for name, other in self.others.items():
             parts |= {f"train.{name}": other.train, f"test.{name}": other.test, f"below.{name}": other.below}
@@ -169,8 +184,7 @@ class Dataset:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The dataset in an npz: the four arrays of :meth:`of`, or the two to test on alone; what else :meth:`save` wrote
-        is taken as it is."""
+        """Load the dataset of an npz: the arrays of :meth:`of`, or the two for tests, and all that :meth:`save` wrote."""
         parts = _read(path)
         try:
             arrays = [parts[key] for key in _ARRAYS]
@@ -238,21 +252,21 @@ class Dataset:
 
     @property
     def pixels(self) -> bool:
-        """Whether samples are images of whole numbers."""
+        """True if samples are images of integers."""
         return not self.below and self.train_x.dtype == np.uint8 and len(self.shape) == 3
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one sample; (C, H, W) of an image."""
+        """Shape of one sample; (C, H, W) of an image."""
         return tuple(self.train_x.shape[1:])
 
     @property
     def dtype(self) -> str:
-        """Of a sample as a model reads it: int64 of tokens, float32 of all others."""
+        """Type of a sample as a model reads it: int64 for tokens, float32 for all others."""
         return "int64" if self.below else "float32"
 
     def read(self, x: Array) -> Array:
-        """Rows of x as a model reads them: float32, ``x * scale + shift`` where they are whole numbers; tokens int64."""
+        """Return rows of x as a model reads them: float32, ``x * scale + shift`` for integers; tokens int64."""
         if self.below or x.dtype.kind == "f":
             return x.astype(self.dtype, copy=False)
         floats = x.astype(np.float32)
@@ -261,21 +275,21 @@ class Dataset:
         return floats
 
     def train_batch(self, rows: Array) -> dict[str, Array]:
-        """``rows`` of the training set by the parts of a batch, as :meth:`test_batch`."""
+        """Return ``rows`` of the training set by the parts of a batch, as :meth:`test_batch`."""
         others = {name: other.train[rows] for name, other in self.others.items()}
         return {"x": self.read(self.train_x[rows]), **others, "y": self.train_y[rows]}
 
     def test_batch(self, rows: Array) -> dict[str, Array]:
-        """``rows`` of the test set by the parts of a batch: ``x`` as a model reads it, the inputs beside it, ``y``."""
+        """Return ``rows`` of the test set by the parts of a batch: ``x`` as a model reads it, other inputs, ``y``."""
         others = {name: other.test[rows] for name, other in self.others.items()}
         return {"x": self.read(self.test_x[rows]), **others, "y": self.test_y[rows]}
 
     def unit(self) -> Dataset:
-        """The same with pixels in [0, 1] and not centred (``data.scale = "unit"``); the name says so."""
+        """Return the dataset with pixels in [0, 1], not centred (``data.scale = "unit"``), and a name that says so."""
         return replace(self, name=f"{self.name}, pixels in [0, 1]", scale=1.0 / self.top, shift=0.0)
 
     def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
-        """At most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them); the name says so."""
+        """Return at most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them), with a name that says so."""
         rng = np.random.default_rng(seed)
         rows, held_out = some(rng, len(self.train_y), train), some(rng, len(self.test_y), test)
         if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
@@ -302,20 +316,22 @@ class Dataset:
 
 
 def limited_name(name: str, train: int, test: int) -> str:
-    """What a part of the data ``name`` is called."""
+    """Return the name of a part of the data ``name``."""
     return f"{name}, {train:,} train and {test:,} test samples"
 
 
 def some(rng: np.random.Generator, available: int, wanted: int) -> Array:
-    """Places of ``wanted`` among those ``available``, ascending; all of them for 0."""
+    """Return ``wanted`` random positions among ``available`` ones, ascending; all of them for 0."""
     if wanted == 0 or wanted >= available:
         return np.arange(available)
     return np.sort(rng.permutation(available)[:wanted])
 
 
 def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
-    """Write a device's file: npz with ``x`` (n, ...), ``y`` (n, ...), whole numbers as int64, and what else a model reads
-    of each sample, by name; whole or not at all."""
+    """Write a device's file, an npz, completely or not at all.
+
+    It contains ``x`` (n, ...), ``y`` (n, ...), integers as int64, and the other inputs of a model by name.
+    """
     if len(x) != len(y) or len(y) == 0:
         raise DataError(
             f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}"
@@ -336,7 +352,7 @@ def _labels(y: Array, name: str) -> Array:
 
 
 def _check_finite(what: str, rows: Array) -> None:
-    """Raise DataError where a row has a value that is NaN or infinite, or beyond float32."""
+    """Raise DataError if a row has a value that is NaN or infinite, or beyond float32."""
     if len(wrong := np.flatnonzero(~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))):
         raise DataError(
             f"{what}: expected finite numbers, found NaN or infinite ones in {len(wrong)} rows, first in row {wrong[0]}; "
@@ -346,7 +362,7 @@ def _check_finite(what: str, rows: Array) -> None:
 
 
 def _classes(labels: Sequence[Array], ignored: int | None) -> int:
-    """One more than the largest that counts; 1 for labels that are no whole numbers."""
+    """Return the largest label that counts plus one; 1 for labels that are no integers."""
     counted = [_counted(each, ignored) for each in labels if each.dtype == np.int64]
     return 1 + max((int(each.max()) for each in counted if each.size), default=0)
 
@@ -365,7 +381,7 @@ def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -
 
 
 def _read(path: str | Path) -> dict[str, Array]:
-    """The arrays of an npz; those to test on alone stand for all."""
+    """Return the arrays of an npz; test arrays alone also serve as training arrays."""
     remedy = "`Dataset.save` writes one; a folder of photos for each class is read too"
     parts = read_npz(Path(path), remedy)
     if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
@@ -384,7 +400,7 @@ def _reader(parts: Mapping[str, Array], path: str | Path) -> Reader | None:
 
 
 def _others(parts: Mapping[str, Array], train: int) -> dict[str, OtherInput]:
-    """The inputs beside x in a file, which has those to test on at least."""
+    """Return the inputs beside x in a file, which has at least their test rows."""
     names = [key.removeprefix("test.") for key in parts if key.startswith("test.")]
     return {
         name: OtherInput(

@@ -1,7 +1,7 @@
-"""Datasets by name: where they are looked for, and what stands in when they are nowhere.
+"""Datasets by name, with the search for their files and a default that needs none.
 
-``load("auto")`` needs no network: Fashion-MNIST where its files are found (or may be downloaded), else the
-handwritten digits that lie beside this file: ``digits.csv.gz``, the test half of E. Alpaydin and C. Kaynak, "Optical
+``load("auto")`` needs no network: Fashion-MNIST if its files are found (or may be downloaded), else the
+handwritten digits in the folder of this module: ``digits.csv.gz``, the test half of E. Alpaydin and C. Kaynak, "Optical
 Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (CC BY 4.0), as scikit-learn ships it.
 """
 
@@ -37,10 +37,13 @@ def load(
     download: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The dataset ``name`` (one of :data:`NAMES`).
+    """Load the dataset ``name`` (one of :data:`NAMES`).
 
-    Files are looked for in ``directory`` if it is given; else in the folder that the environment variable
-    EDGEFL_DATA names, and in the download folder ``~/.cache/edgefl``. Raises DataError when they are nowhere, or damaged.
+    Files are searched in ``directory`` if it is given, otherwise in the folder of the environment variable EDGEFL_DATA and
+    in the download folder ``~/.cache/edgefl``.
+
+    Raises:
+        DataError: no place has the files, or they are damaged.
     """
     if name == "auto":
         return _auto(directory, download=download, progress=progress)
@@ -59,7 +62,7 @@ def load(
 
 
 def places(directory: Path | None) -> tuple[Path, ...]:
-    """The folders that are searched, in order."""
+    """Return the folders to search, in order."""
     if directory is not None:
         return (directory,)
     named = os.environ.get("EDGEFL_DATA", "").strip()
@@ -70,7 +73,7 @@ def places(directory: Path | None) -> tuple[Path, ...]:
 
 
 def download_folder() -> Path:
-    """Where downloads are kept between runs: ``edgefl`` in the user's cache folder."""
+    """Return the folder of downloads: ``edgefl`` in the user's cache folder."""
     return folders.cache("downloads", "EDGEFL_DATA to the folder of the data")
 
 
@@ -104,7 +107,7 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
 
 
 def digits() -> Dataset:
-    """The 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels; always the same 1,437 / 360 split."""
+    """Return the 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels, in a fixed 1,437 / 360 split."""
     rows = _digits_table()
     x, y = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1]
     order = np.random.default_rng(0).permutation(len(y))
@@ -124,7 +127,7 @@ def digits() -> Dataset:
 
 
 def _digits_table() -> npt.NDArray[np.int64]:
-    """A row for each digit: 64 grey levels and its class."""
+    """Return a row for each digit: 64 grey levels and its class."""
     try:
         return np.loadtxt(DIGITS, delimiter=",", dtype=np.int64).reshape(-1, 65)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -132,7 +135,7 @@ def _digits_table() -> npt.NDArray[np.int64]:
 
 
 def random_images(samples: int = 8192) -> Dataset:
-    """Noise in CIFAR-10's shape with random labels: for benchmarks, where only sizes matter."""
+    """Return noise in CIFAR-10's shape with random labels, for benchmarks in which only sizes matter."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
     y = rng.integers(0, 10, samples)

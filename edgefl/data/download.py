@@ -1,4 +1,4 @@
-"""Published files, fetched from the first address that has them and checked before they appear under their names."""
+"""Download of published files from the first address that has them, checked before they appear under their names."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ def fetch(
     progress: Progress | None = None,
     timeout_s: float = 20.0,
 ) -> None:
-    """The file ``target`` from the first of the folders ``urls`` that has one of this name and MD5.
+    """Download ``target`` from the first of the folders ``urls`` that has a file of its name and MD5.
 
-    DataError, with what each address said and with ``remedy``, where none has. ``of`` is the dataset's name.
+    Args:
+        of: name of the dataset, for the error.
+        remedy: end of the error's message.
+
+    Raises:
+        DataError: no address has the file; the message has the answer of each.
     """
     problems = []
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,7 @@ def fetch(
 
 
 def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str:
-    """MD5 of what was copied."""
+    """Copy, and return the MD5 of the data."""
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=timeout_s) as response:
         total, done = int(response.headers.get("Content-Length") or 0), 0
@@ -67,7 +72,7 @@ def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str
 
 
 def print_progress(file: str, done: int, total: int) -> None:
-    """One line on stderr, rewritten as the download goes on."""
+    """Print one line on stderr, which each call overwrites."""
     share = f"{done / total:4.0%}" if total else f"{done:,} bytes"
     print(f"\r{file} {share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 

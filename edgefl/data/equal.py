@@ -1,5 +1,6 @@
-"""Clients of equal size that are unlike in their classes: FAFED's three degrees (fafed.md 4.3), and each client's own mix
-(fiarse.md 4.2)."""
+"""Partitions into clients of equal size with unlike classes: FAFED's three degrees (fafed.md 4.3), and a mix of classes
+for each client (fiarse.md 4.2).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ SWEEPS, NEAR = 5_000, 1e-7
 
 
 def balanced(shares: Array, rows: Array, columns: Array) -> Array | None:
-    """Sinkhorn's scaling: ``shares`` (n, m) >= 0 with rows and columns multiplied until they have these sums, float64.
+    """Scale rows and columns of ``shares`` (n, m) >= 0 until they have these sums, float64 (Sinkhorn).
 
-    None if they do not come to it, as where the zeros of ``shares`` do not allow these sums.
+    Returns None if they do not converge, such as if the zeros of ``shares`` do not allow these sums.
     """
     table = shares.astype(np.float64)
     for _ in range(SWEEPS):
@@ -28,9 +29,9 @@ def balanced(shares: Array, rows: Array, columns: Array) -> Array | None:
 
 
 def rounded(table: Array, rows: Array, columns: Array) -> Array:
-    """``table`` with every entry rounded up or down so that its sums are these whole numbers, int64; zeros stay zero.
+    """Return ``table`` with every entry rounded up or down so that its sums are these integers, int64; zeros stay zero.
 
-    Such a table exists: what is left after rounding down is a flow from rows to columns through edges of capacity one.
+    Such a table exists: the rest after rounding down is a flow from rows to columns through edges of capacity one.
     """
     whole = np.floor(table + NEAR).astype(np.int64)
     raised = np.zeros(table.shape, bool)
@@ -45,7 +46,7 @@ def rounded(table: Array, rows: Array, columns: Array) -> Array:
 
 
 def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tuple[int, int]]:
-    """Entries to flip so that ``start`` has one more and a column that is short of one gets it (breadth first)."""
+    """Return the entries to flip so that ``start`` has one more and a column that lacks one gets it (breadth first)."""
     came: dict[
         int, tuple[int, int]
     ] = {}  # column -> (row it was reached from, column that row was reached through)
@@ -62,7 +63,7 @@ def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tu
 
 
 def _back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]]:
-    """The flips that lead to ``column``, which is last: a row gives up ``through`` for the column after it."""
+    """Return the flips that lead to ``column``, the last one: a row gives up ``through`` for the column after it."""
     flips: list[tuple[int, int]] = []
     while True:
         row, through = came[column]
@@ -78,9 +79,9 @@ LEAST_SHARE = 0.01
 
 
 def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int) -> list[Array]:
-    """``percent`` of the shuffled rows dealt evenly; the others sorted by label and cut into consecutive equal pieces.
+    """Deal ``percent`` of the shuffled rows evenly, and the others sorted by label in consecutive equal pieces.
 
-    Row numbers per client, sorted; every row is used once, and sizes differ by at most one. 100 is iid, 0 is sorted.
+    Returns row numbers per client, sorted; every row is used once, and sizes differ by at most one. 100 is iid, 0 is sorted.
     """
     _check(labels, clients)
     if not 0.0 <= percent <= 100.0:
@@ -96,12 +97,16 @@ def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int)
 
 
 def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
-    """Every client has samples of every class, in proportions drawn from Dirichlet(alpha), and clients have equal sizes.
+    """Give every client samples of every class in proportions drawn from Dirichlet(alpha), with equal sizes of clients.
 
-    Row numbers per client, sorted; every row is used once, and sizes differ by at most one. Each entry of the table of
-    counts (clients, classes) is one plus a share of what is left: a Dirichlet row, entries below 0.01 raised to it, scaled
-    to the sums of rows and columns (Sinkhorn) and rounded with these sums kept. DataError if a class has fewer samples than
-    there are clients, or clients fewer samples than there are classes.
+    Each entry of the table of counts (clients, classes) is one plus a share of the rest. The shares are a Dirichlet row,
+    with entries below 0.01 raised to it, scaled to the sums of rows and columns (Sinkhorn) and rounded with these sums kept.
+
+    Returns:
+        Row numbers per client, sorted; every row is used once, and sizes differ by at most one.
+
+    Raises:
+        DataError: a class has fewer samples than there are clients, or clients fewer samples than there are classes.
     """
     _check(labels, clients)
     _check_alpha(alpha)
@@ -126,12 +131,14 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
 
 
 def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
-    """Every client has its own mix of classes, p_i ~ Dirichlet(alpha), and clients have equal sizes (fiarse.md 4.2).
+    """Give every client its own mix of classes, p_i ~ Dirichlet(alpha), with equal sizes of clients (fiarse.md 4.2).
 
-    In random order, clients that still have room draw a class from p_i, among the classes that are left, and get a
-    sample of it; where none of p_i is left, any sample. Row numbers per client, sorted; every row is used once, and sizes
-    differ by at most one. The last clients to be served have what the others left, so the mixes are those of p_i only
-    as far as the data allow: with a small ``alpha`` and few samples of a class less so.
+    In random order, clients with room draw a class from p_i, among the classes with samples left, and get a sample of it; if
+    p_i has none of these, any sample. The last clients get the rest, so the mixes follow p_i only as far as the data allow:
+    less so for a small ``alpha`` and few samples of a class.
+
+    Returns:
+        Row numbers per client, sorted; every row is used once, and sizes differ by at most one.
     """
     _check(labels, clients)
     _check_alpha(alpha)
@@ -153,12 +160,17 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
 
 
 def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
-    """Every client has half of the classes: of each pair of clients the first gets a random half, the other the rest.
+    """Give every client half of the classes: of each pair of clients the first a random half, the other the rest.
 
-    So a class has ``clients / 2`` holders. Row numbers per client, sorted; every row is used once. Each class is dealt
-    evenly to its holders where classes have equally many samples; elsewhere so unevenly that clients still have equal
-    sizes, or, if no table of counts does that, evenly again and sizes differ. DataError for an odd number of clients or
-    classes, or a class with fewer samples than holders.
+    So a class has ``clients / 2`` holders. If classes have equally many samples, each is dealt evenly to its holders. If
+    not, clients still have equal sizes, unless no table of counts allows it; then classes are dealt evenly and sizes
+    differ.
+
+    Returns:
+        Row numbers per client, sorted; every row is used once.
+
+    Raises:
+        DataError: an odd number of clients or classes, or a class with fewer samples than holders.
     """
     _check(labels, clients)
     known, counts = np.unique(labels, return_counts=True)
@@ -179,7 +191,7 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
 
 
 def _halves(held: Array, counts: Array) -> Array:
-    """Counts (clients, classes) with the zeros of ``held``: equal sizes if possible, else each class dealt evenly."""
+    """Return counts (clients, classes) with the zeros of ``held``: equal sizes if possible, else each class dealt evenly."""
     clients = len(held)
     sizes = _sizes(int(counts.sum()), clients)
     table = balanced(held, sizes, counts)
@@ -194,12 +206,12 @@ def _halves(held: Array, counts: Array) -> Array:
 
 
 def _sizes(samples: int, clients: int) -> Array:
-    """Parts of ``samples`` that differ by at most one."""
+    """Return parts of ``samples`` that differ by at most one."""
     return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)
 
 
 def _dealt(rng: np.random.Generator, labels: Array, known: Array, table: Array) -> list[Array]:
-    """Shuffled rows of each class, as many to each client as ``table`` (clients, classes) says."""
+    """Return shuffled rows of each class, as many for each client as in ``table`` (clients, classes)."""
     pieces: list[list[Array]] = [[] for _ in table]
     for label, column in zip(known, table.T, strict=True):
         rows = rng.permutation(np.flatnonzero(labels == label))

@@ -21,13 +21,17 @@ def groups(
     seed: int,
     order: Sequence[int] | None = None,
 ) -> list[Array]:
-    """Per-FedAvg's ten groups of ``clients / 10`` users (per_fedavg.md 3.2); row numbers per client, sorted, disjoint.
+    """Return Per-FedAvg's ten groups of ``clients / 10`` users (per_fedavg.md 3.2); row numbers per client, sorted,
+    disjoint.
 
     Users of the groups 1 to 5 have ``a`` samples of each of the first five classes. Users of group 5 + j have ``a / 2``
-    of class j and ``2 a`` of class 5 + j, or, with ``single_class``, the latter alone. Group g is clients
+    of class j and ``2 a`` of class 5 + j, or, with ``single_class``, only the latter. Group g is clients
     ``(g - 1) * clients / 10`` to ``g * clients / 10 - 1``. ``order`` names the ten labels, first five first (default:
-    ascending). ``a`` is even; 0 takes the largest that the labels allow. DataError, with that maximum, if they do not
-    allow ``a``. Equal seeds give equal partitions; rows beyond those that are needed are left out.
+    ascending). ``a`` is even; 0 takes the largest that the labels allow. Equal seeds give equal partitions; further rows are
+    left out.
+
+    Raises:
+        DataError: the labels do not allow ``a``; the message has the largest that they allow.
     """
     known = _ten(labels, order)
     table = _table(labels, known, clients, a, single_class)
@@ -43,8 +47,11 @@ def groups(
 def largest_a(
     labels: Array, clients: int, *, single_class: bool = False, order: Sequence[int] | None = None
 ) -> int:
-    """The largest even ``a`` of :func:`groups`: with q users a group, ``5.5 q a`` samples of each of the first five classes
-    (``5 q a`` for ``single_class``) and ``2 q a`` of each other must be there. 0 if there is none."""
+    """Return the largest even ``a`` of :func:`groups`, or 0 if there is none.
+
+    With q users in a group, it needs ``5.5 q a`` samples of each of the first five classes (``5 q a`` for ``single_class``)
+    and ``2 q a`` of each other.
+    """
     known = _ten(labels, order)
     counts = np.array([np.count_nonzero(labels == label) for label in known])
     # Samples of a class that all users together take for a = 2, as whole numbers.
@@ -53,7 +60,7 @@ def largest_a(
 
 
 def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
-    """Samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2."""
+    """Return samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2."""
     if clients < GROUPS or clients % GROUPS:
         raise DataError(
             f"partition groups has ten groups of equally many users, found {clients} devices: take a multiple of ten",

@@ -16,7 +16,7 @@ from edgefl.wire.array_files import read_idx
 
 @dataclass(frozen=True)
 class IdxSource:
-    """Where a dataset of the MNIST family comes from, and what its files must be."""
+    """Source of a dataset of the MNIST family, with the checksums of its files."""
 
     name: str
     folder: str
@@ -64,7 +64,7 @@ MNIST = IdxSource(
 
 
 def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
-    """The four files in ``folder`` or ``folder/<dataset>``, gzipped or not, by official name; None if one lacks."""
+    """Return the four files in ``folder`` or ``folder/<dataset>``, gzipped or not, by name; None if one is missing."""
     # The dataset's own folder first: MNIST and Fashion-MNIST have the same file names.
     for place in (folder / source.folder, folder):
         files = {name: _either(place, name) for name in source.md5}
@@ -78,7 +78,7 @@ def _either(place: Path, name: str) -> Path | None:
 
 
 def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
-    """The dataset in these files; DataError if one is damaged or belongs to another dataset."""
+    """Return the dataset in these files; raise DataError if one is damaged or belongs to another dataset."""
     for path in files.values():
         _check_identity(source, path)
     parts = {name: read_idx(path) for name, path in files.items()}
@@ -96,7 +96,7 @@ def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
 
 
 def _check_identity(source: IdxSource, path: Path) -> None:
-    """MNIST and Fashion-MNIST share their file names; a gzipped official file tells them apart."""
+    """Raise DataError for a gzipped file of another dataset: MNIST and Fashion-MNIST share their file names."""
     if path.suffix != ".gz":
         return
     digest = md5_of(path)
@@ -108,9 +108,10 @@ def _check_identity(source: IdxSource, path: Path) -> None:
 def download(
     source: IdxSource, folder: Path, progress: Progress | None = None, timeout_s: float = 20.0
 ) -> None:
-    """Fetch what ``folder/<dataset>`` lacks, each file checked by MD5 before it appears under its name.
+    """Download the missing files of ``folder/<dataset>``, each checked by MD5 before it appears under its name.
 
-    Raises DataError, with what to do, when no address can be reached or a file is not the published one.
+    Raises:
+        DataError: no address can be reached, or a file is not the published one; the message has the remedy.
     """
     for name, md5 in source.md5.items():
         target = folder / source.folder / name

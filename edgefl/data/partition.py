@@ -1,5 +1,7 @@
-"""Spreading labelled samples over clients: uniformly, by a Dirichlet distribution per label, few labels or shards to each,
-or whole owners."""
+"""Partitions of labelled samples over clients: uniform, by a Dirichlet distribution per label, few labels or shards for
+each,
+or whole owners.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ REDRAWS = 1000
 
 
 def iid(labels: Array, clients: int, *, seed: int) -> list[Array]:
-    """Shuffled rows in parts whose sizes differ by at most one; row numbers per client, sorted."""
+    """Return shuffled rows in parts whose sizes differ by at most one; row numbers per client, sorted."""
     _check(labels, clients, 1)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
@@ -29,11 +31,14 @@ def dirichlet(
     min_samples: int = 1,
     redraws: int = REDRAWS,
 ) -> list[Array]:
-    """Per-label Dirichlet partition (embracingfl.md 3.5); row numbers per client, sorted.
+    """Return a per-label Dirichlet partition (embracingfl.md 3.5); row numbers per client, sorted.
 
     For each label k, q_k ~ Dir(alpha * 1_m) and the shuffled samples of k are cut at the cumulative proportions of
     q_k. Every row is used once. The whole partition is drawn again, at most ``redraws`` times, while a client has
-    fewer than ``min_samples`` rows; then DataError. Equal seeds give equal partitions.
+    fewer than ``min_samples`` rows. Equal seeds give equal partitions.
+
+    Raises:
+        DataError: after all redraws a client still has fewer rows.
     """
     _check(labels, clients, min_samples)
     if alpha <= 0:
@@ -52,10 +57,12 @@ def dirichlet(
 
 
 def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[Array]:
-    """Whole owners (authors, speakers, documents) to each client; row numbers per client, in their order.
+    """Give each client whole owners (authors, speakers, documents); return row numbers per client, in their order.
 
-    The largest owners first, each to the client that has the fewest rows so far; among equals the seed decides.
-    DataError where there are fewer owners than clients.
+    The largest owners come first, each to the client with the fewest rows so far; among equals the seed decides.
+
+    Raises:
+        DataError: there are fewer owners than clients.
     """
     _check(labels, clients, 1)
     numbers, counts = np.unique(owners, return_counts=True)
@@ -87,12 +94,15 @@ def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -
 
 
 def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
-    """At most ``per_client`` labels to each client (Non-IID-2, fedbat.md 4.2); row numbers per client, sorted.
+    """Give each client at most ``per_client`` labels (Non-IID-2, fedbat.md 4.2); return row numbers per client, sorted.
 
-    Client k owns the (k mod C)-th of the C labels and, where there are fewer clients than labels, every label that
-    would have none otherwise; the rest of its ``per_client`` distinct labels are drawn at random. The shuffled rows of
-    each label are divided among its owners in parts whose sizes differ by at most one. Every row is used once.
-    DataError if the labels cannot be owned so, or a client gets no row. Equal seeds give equal partitions.
+    Client k owns the (k mod C)-th of the C labels. If there are fewer clients than labels, it also owns every label that
+    would have no owner. The rest of its ``per_client`` distinct labels are drawn at random. The shuffled rows of
+    each label are divided among its owners in parts whose sizes differ by at most one. Every row is used once. Equal seeds
+    give equal partitions.
+
+    Raises:
+        DataError: the labels cannot be owned in this way, or a client gets no row.
     """
     _check(labels, clients, 1)
     known = np.unique(labels)
@@ -118,11 +128,13 @@ def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
-    """``per_client`` shards to each client: pieces of the rows sorted by label, whose sizes differ by at most one
-    (McMahan et al., 2017, section 3). Row numbers per client, sorted; every row is used once.
+    """Give each client ``per_client`` shards, pieces of the rows sorted by label (McMahan et al., 2017, section 3).
 
-    Rows of a label are shuffled first, and shards are dealt at random. DataError where there are fewer rows than shards.
-    Equal seeds give equal partitions.
+    Rows of a label are shuffled first, and shards are dealt at random. Sizes of shards differ by at most one. Returns row
+    numbers per client, sorted; every row is used once. Equal seeds give equal partitions.
+
+    Raises:
+        DataError: there are fewer rows than shards.
     """
     _check(labels, clients, per_client)
     rng = np.random.default_rng(seed)
@@ -133,7 +145,7 @@ def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def _owned(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
-    """``count`` places of labels: the client's first one, those that only it can take, and random others."""
+    """Return ``count`` positions of labels: the client's first one, those that only it can take, and random others."""
     first = [client % labels, *range(client + clients, labels, clients)]
     others = np.setdiff1d(np.arange(labels), first)
     return {*first, *rng.choice(others, count - len(first), replace=False).tolist()}
@@ -152,10 +164,12 @@ def _check_ownable(labels: int, clients: int, per_client: int) -> None:
 
 
 def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
-    """Disjoint rows per client in the proportions of ``wanted`` (clients, C), samples per client and class 0 .. C - 1.
+    """Return disjoint rows per client, sorted, in the proportions of ``wanted`` (clients, C), samples per client and class.
 
-    All clients get the same share of what they want, the largest that every class allows, to within one sample of a class.
-    Row numbers per client, sorted. DataError if a client would get no row, or a class that is wanted has none.
+    All clients get the same share of ``wanted``, the largest that every class allows, to within one sample of a class.
+
+    Raises:
+        DataError: a client would get no row, or there are no samples of a class that is wanted.
     """
     counts = np.bincount(labels, minlength=wanted.shape[1])[: wanted.shape[1]]
     needed = wanted.sum(axis=0)
@@ -181,7 +195,7 @@ def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
 
 
 def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
-    """Samples per client and label, int64, shape (clients, classes)."""
+    """Return samples per client and label, int64, shape (clients, classes)."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
 
 

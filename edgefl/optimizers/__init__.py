@@ -31,7 +31,7 @@ _PLACES: dict[str, tuple[str, ...]] = {
         "FedAdagrad",
         "FedAMS",
         "ServerMomentum",
-    ),
+    )
 }
 __all__ = [
     "OPTIMIZERS",

@@ -90,12 +90,7 @@ def fedadagrad(*, lr: float = LR, beta1: float = 0.0, tau: float = TAU) -> Serve
 
 
 def fedams(
-    *,
-    lr: float = LR,
-    beta1: float = 0.9,
-    beta2: float = 0.9,
-    tau: float = TAU,
-    variant: Variant = "amsgrad",
+    *, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU, variant: Variant = "amsgrad"
 ) -> ServerOpt:
     """Return FedAMS: FedAdam whose second moment never falls (Wang et al. 2022; fafed.md 3.5).
 

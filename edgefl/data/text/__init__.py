@@ -1,1 +1,1 @@
-"""Texts: where corpora are found, how they become token numbers, and the samples that are made of them."""
+"""Texts: the search for corpora, their token numbers, and samples made of them."""

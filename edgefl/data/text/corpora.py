@@ -1,7 +1,7 @@
-"""Texts by name, as their files hold them: reviews, news, articles, plays.
+"""Texts by name, as in their published files: reviews, news, articles, plays.
 
-Files are looked for under the names that they are published by, in the folders that
-:func:`edgefl.data.datasets.places` lists. Parquet files are read by pyarrow (extra ``text``).
+Files are searched under the names of their publication, in the folders that :func:`edgefl.data.datasets.places` lists.
+pyarrow reads Parquet files (extra ``text``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Missing(DataError):
 
 @dataclass(frozen=True)
 class Published:
-    """A corpus: ``folder`` below each of those that are searched, and its files by their MD5, at each of ``urls``."""
+    """Published corpus: its ``folder`` below each searched one, and its files by their MD5, at each of ``urls``."""
 
     name: str
     folder: str
@@ -40,7 +40,7 @@ class Published:
     md5: Mapping[str, str]
 
     def find(self, places: Sequence[Path], names: Sequence[str]) -> Path:
-        """The first file called one of ``names``, in the corpus' folder or directly in a place. Missing if there is none."""
+        """Return the first file with one of ``names``, in the corpus' folder or in a place; raise Missing without one."""
         for folder in self._folders(places):
             for path in (folder / name for name in names):
                 if path.is_file():
@@ -55,9 +55,11 @@ class Published:
         )
 
     def download(self, target: Path, progress: Progress | None = None) -> None:
-        """Fetch what the corpus' folder in ``target`` lacks, each file checked by MD5 before it appears under its name.
+        """Download the missing files of the corpus' folder in ``target``, each checked by MD5 before it appears under
+        its name.
 
-        DataError, with what to do, where no address has the published file.
+        Raises:
+            DataError: no address has the published file; the message has the remedy.
         """
         folder = target / self.folder
         for name, md5 in self.md5.items():
@@ -99,7 +101,7 @@ SHAKESPEARE = Published(
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts in order; ``labels`` int64 (n,) where each has a class, ``owners`` int64 (n,) who wrote or said it."""
+    """Texts in order; ``labels`` int64 (n,) if each has a class, ``owners`` int64 (n,) of their authors or speakers."""
 
     texts: Sequence[str]
     labels: Array | None = None
@@ -109,7 +111,7 @@ class Texts:
         return len(self.texts)
 
     def at(self, rows: Array) -> Texts:
-        """The texts at these places."""
+        """Return the texts at these positions."""
         return Texts(
             [self.texts[row] for row in rows],
             None if self.labels is None else self.labels[rows],
@@ -119,7 +121,7 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """``name`` says exactly which texts these are. ``classes``: the names of the labels, none where there are no labels."""
+    """Corpus with its exact ``name``, and ``classes``, the names of the labels; none if there are no labels."""
 
     name: str
     train: Texts
@@ -127,7 +129,7 @@ class Corpus:
     classes: tuple[str, ...] = ()
 
     def limited(self, train: int, test: int, seed: int) -> Corpus:
-        """At most ``train`` and ``test`` texts, drawn by ``seed`` (0: all of them); the name says so."""
+        """Return at most ``train`` and ``test`` texts, drawn by ``seed`` (0: all of them), with a name that says so."""
         rng = np.random.default_rng(seed)
         rows, held_out = (
             some(rng, len(part), most) for part, most in ((self.train, train), (self.test, test))
@@ -140,7 +142,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Source:
-    """How a corpus is read from the folders that are searched: all of it, or else the ``part`` that is passed around."""
+    """Reader of a corpus in the searched folders: all of it, or else the ``part`` that is passed around."""
 
     published: Published
     whole: Callable[[Sequence[Path]], Corpus]
@@ -165,8 +167,13 @@ class _Source:
 def load(
     name: str, places: Sequence[Path], target: Path | None = None, *, progress: Progress | None = None
 ) -> Corpus:
-    """The corpus ``name`` (one of :data:`CORPORA`). Where it is in none of ``places``, it is fetched into ``target``, if
-    there is one. DataError if it is nowhere, or damaged."""
+    """Load the corpus ``name`` (one of :data:`CORPORA`).
+
+    If no place has it, it is downloaded into ``target``, if there is one.
+
+    Raises:
+        DataError: no place has the corpus, or it is damaged.
+    """
     source = CORPORA.get(name)
     if source is None:
         raise DataError(f"no texts {name!r}; there are: {', '.join(CORPORA)}", name=name)
@@ -187,7 +194,7 @@ def load(
 
 
 def _imdb(places: Sequence[Path]) -> Corpus:
-    """As Parquet, or the archive of one file for each review."""
+    """Read IMDB as Parquet, or as the archive of one file for each review."""
     (archive,) = IMDB.md5
     files = [
         IMDB.find(places, (f"{part}.parquet", f"{part}-00000-of-00001.parquet", archive))
@@ -222,7 +229,7 @@ def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
 
 
 def _wikitext2(places: Sequence[Path]) -> Corpus:
-    """As token files, or the archive that they are published in."""
+    """Read WikiText-2 as token files, or as the archive of their publication."""
     (archive,) = WIKITEXT2.md5
     train, test = (
         _articles(_text(WIKITEXT2.find(places, (*names, archive)), f"wikitext-2/{names[0]}"))
@@ -232,14 +239,14 @@ def _wikitext2(places: Sequence[Path]) -> Corpus:
 
 
 def _some_wikitext2(places: Sequence[Path]) -> Corpus:
-    """The partial copy has no training file; its validation file takes that place, and the name says so."""
+    """Read the partial copy of WikiText-2, whose validation file replaces the missing training file; the name says so."""
     partial = replace(WIKITEXT2, folder="wikitext2_partial")
     train, test = (_articles(_text(partial.find(places, (f"{part}.txt.gz",)))) for part in ("valid", "test"))
     return Corpus(f"{WIKITEXT2.name} (its validation file as training set)", train, test)
 
 
 def _shakespeare(places: Sequence[Path]) -> Corpus:
-    """Speakers are owners; of each one's speeches in order, the last tenth is for testing."""
+    """Read the plays with speakers as owners; the last tenth of each one's speeches, in order, is for tests."""
     path = SHAKESPEARE.find(places, ("input.txt", "input.txt.gz"))
     speakers: dict[str, list[str]] = {}
     for speech in re.split(r"\n\s*\n", _text(path).strip()):
@@ -265,7 +272,7 @@ CORPORA: Mapping[str, _Source] = {
 
 
 def _reviews(archive: Path) -> list[list[list[Any]]]:
-    """Texts and classes of both parts, in the order of the files' names: ``aclImdb/train/pos/0_9.txt`` and so on."""
+    """Return texts and classes of both parts, in the order of the files' names: ``aclImdb/train/pos/0_9.txt`` and so on."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     with tarfile.open(archive) as files:
         for member in files:
@@ -280,7 +287,7 @@ def _reviews(archive: Path) -> list[list[list[Any]]]:
 
 
 def _text(path: Path, member: str = "") -> str:
-    """A file's text, gzipped or not; of an archive, that of its ``member``."""
+    """Return a file's text, gzipped or not; of an archive, that of its ``member``."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             return archive.read(member).decode("utf-8")
@@ -300,13 +307,13 @@ def _columns(path: Path, *names: str) -> list[list[Any]]:
 
 
 def _news(path: Path) -> tuple[list[str], list[int]]:
-    """Class from 1, title, description: as AG News is published."""
+    """Read AG News as published: class from 1, title, description."""
     rows = [row for row in csv.reader(io.StringIO(_text(path))) if row]
     return [f"{title} {text}" for _, title, text in rows], [int(label) - 1 for label, _, _ in rows]
 
 
 def _articles(text: str) -> Texts:
-    """A text for each article; they begin with a heading of one level, `` = Title = ``."""
+    """Return a text for each article, which begins with a heading of one level, `` = Title = ``."""
     heads = [match.start() for match in re.finditer(r"(?m)^ = [^=].*? = $", text)]
     ends = [*heads[1:], len(text)]
     found = (

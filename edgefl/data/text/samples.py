@@ -1,4 +1,4 @@
-"""Samples made of texts: one for each text and its class, or windows of running text that say what comes next."""
+"""Samples made of texts: one for each text and its class, or windows of running text with the next tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ MASK = "attention_mask"
 def classified(
     corpus: Corpus, encode: Encode, *, length: int, vocabulary: int, mask: bool = False
 ) -> Dataset:
-    """A sample for each text: its first ``length`` tokens, padding (token 0) behind them, int64 (n, length), and its class.
+    """Return a sample for each text: its first ``length`` tokens, then padding (token 0), int64 (n, length), and its class.
 
-    With ``mask`` there is the input ``attention_mask`` beside it. ConfigError for texts without classes.
+    With ``mask`` the samples have the input ``attention_mask``.
+
+    Raises:
+        ConfigError: the texts have no classes.
     """
     if not corpus.classes:
         raise ConfigError(f"{corpus.name} has no classes: train a model that says what comes next on it")
@@ -48,10 +51,12 @@ def classified(
 
 
 def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
-    """Windows of ``length`` tokens, int64 (n, length), and the tokens that follow each: what a language model learns.
+    """Return windows of ``length`` tokens, int64 (n, length), and the next token of each, for a language model.
 
-    Windows lie end to end in the text of one owner; what is left of it at its end is left out. DataError where no owner
-    has ``length + 1`` tokens.
+    Windows lie end to end in the text of one owner; a shorter rest at its end is left out.
+
+    Raises:
+        DataError: no owner has ``length + 1`` tokens.
     """
     train_x, train_y, owners = _windows(corpus.train, encode, length)
     test_x, test_y, test_owners = _windows(corpus.test, encode, length)
@@ -77,7 +82,7 @@ def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> 
 
 
 def _padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
-    """(tokens, mask), both int64 (n, length)."""
+    """Return (tokens, mask), both int64 (n, length)."""
     tokens, mask = np.zeros((2, len(rows), length), np.int64)
     for place, row in enumerate(rows):
         kept = row[:length]
@@ -86,7 +91,7 @@ def _padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
 
 
 def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Array]:
-    """(tokens, the tokens that follow them, owners)."""
+    """Return (tokens, next tokens, owners)."""
     owners = np.zeros(len(part), np.int64) if part.owners is None else part.owners
     said: dict[int, list[int]] = {}
     for who, tokens in zip(owners.tolist(), encode(part.texts), strict=True):

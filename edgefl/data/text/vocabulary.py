@@ -23,13 +23,13 @@ BYTES = 256
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """How a text becomes numbers 0 .. size-1. ``tokenizer``: its JSON; empty for bytes."""
+    """Conversion of texts to numbers 0 .. size-1; ``tokenizer`` is its JSON, empty for bytes."""
 
     size: int = BYTES
     tokenizer: bytes = b""
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
-        """``texts -> token numbers of each``. ConfigError without the tokenizer's library, DataError if it is damaged."""
+        """Return ``texts -> token numbers``; raise ConfigError without the library, DataError for a damaged tokenizer."""
         if not self.tokenizer:
             return lambda texts: [list(text.encode("utf-8")) for text in texts]
         try:
@@ -44,9 +44,10 @@ class Vocabulary:
 
 
 def words(texts: Iterable[str], size: int) -> Vocabulary:
-    """The ``size`` most frequent words of ``texts`` in small letters, punctuation apart; the others are unknown.
+    """Return a vocabulary of the ``size`` most frequent lower-case words of ``texts``, without punctuation; others are
+    unknown.
 
-    Words that are equally frequent come in the order of the alphabet, so that equal texts give equal numbers.
+    Words of equal frequency are in alphabetical order, so that equal texts give equal numbers.
     """
     library = _library()
     plain = library.normalizers.Sequence([library.normalizers.NFKC(), library.normalizers.Lowercase()])
@@ -54,13 +55,15 @@ def words(texts: Iterable[str], size: int) -> Vocabulary:
 
 
 def separated(texts: Sequence[str], size: int) -> Vocabulary:
-    """The same for texts whose tokens stand between spaces already, taken as they are (WikiText)."""
+    """Return the same for texts with tokens between spaces already, taken as they are (WikiText)."""
     return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
 
 
 def kept(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Vocabulary:
-    """``made(texts, size)``, one of the functions above, from the cache folder where it was made before: to count the words
-    of tens of thousands of texts takes seconds, which every run and worker of a simulation would spend."""
+    """Return ``made(texts, size)``, one of the functions above, from the cache folder if possible.
+
+    To count the words of tens of thousands of texts takes seconds, in every run and worker of a simulation.
+    """
     try:
         place = _place(made, texts, size)
     except ConfigError:  # nowhere to keep anything
@@ -77,7 +80,7 @@ def kept(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str],
 
 
 def _place(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Path:
-    """Named by all that decides the vocabulary."""
+    """Return the path of a cached vocabulary, named by all that decides it."""
     digest = hashlib.sha256(f"{made.__name__} {size} {_library().__version__}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode())

@@ -1,1 +1,1 @@
-"""Layers whose effects are visible, recurrent layers, norms, and initial values."""
+"""Layers of the models in this package: recurrent cells and stacks, norms, log-mel features, initial values."""

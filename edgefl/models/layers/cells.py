@@ -29,9 +29,9 @@ Gradient = tuple[Tensor, Tensor, Tensor]
 def lstm_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> LstmResult:
-    """Run T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order, and
+    """Run T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order. Then:
 
-        c' = sigmoid(f) * c + sigmoid(i) * tanh(g),    h' = sigmoid(o) * tanh(c')
+        c' = sigmoid(f) * c + sigmoid(i) * tanh(g);    h' = sigmoid(o) * tanh(c').
 
     ``x`` (T, B, E), ``kernel`` (4H, E), ``recurrent`` (4H, H), ``bias`` (4H), ``h`` and ``c`` (B, H). Returns the
     hidden states (T, B, H), the last h and c (B, H), and for the backward pass, each (T, H, B): the four
@@ -71,8 +71,8 @@ def lstm_cells_backward(
 
     With dh = d_states[t] + (the gradient from the step after), s = ``squashed`` and c = ``before``:
 
-        dc += dh * o * (1 - s^2)
-        di = dc * g * i * (1 - i),  df = dc * c * f * (1 - f),  dg = dc * i * (1 - g^2),  do = dh * s * o * (1 - o)
+        dc += dh * o * (1 - s^2);
+        di = dc * g * i * (1 - i);  df = dc * c * f * (1 - f);  dg = dc * i * (1 - g^2);  do = dh * s * o * (1 - o);
         dh <- recurrent^T @ [di, df, dg, do],    dc <- dc * f
     """
     steps, hidden, batch = i.shape
@@ -101,9 +101,9 @@ def lstm_cells_backward(
 def gru_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> GruResult:
-    """Run T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n, and
+    """Run T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n. Then:
 
-        r = sigmoid(a_r + p_r),  z = sigmoid(a_z + p_z),  n = tanh(a_n + r * p_n),    h' = n + z * (h - n)
+        r = sigmoid(a_r + p_r);  z = sigmoid(a_z + p_z);  n = tanh(a_n + r * p_n);    h' = n + z * (h - n).
 
     ``x`` (T, B, E), ``kernel`` (3H, E), ``recurrent`` (3H, H), ``outer`` and ``inner`` (3H), ``h`` (B, H). Returns
     the hidden states (T, B, H), the last one (B, H), and for the backward pass, each (T, H, B): r, z, n,
@@ -139,7 +139,7 @@ def gru_cells_backward(
 
     With dh = d_states[t] + (the gradient from the step after) and h - n = ``away``:
 
-        dn = dh * (1 - z) * (1 - n^2),  dz = dh * (h - n) * z * (1 - z),  dr = dn * p_n * r * (1 - r)
+        dn = dh * (1 - z) * (1 - n^2);  dz = dh * (h - n) * z * (1 - z);  dr = dn * p_n * r * (1 - r);
         da = [dr, dz, dn],  dp = [dr, dz, dn * r],    dh <- recurrent^T @ dp + dh * z
     """
     steps, hidden, batch = r.shape

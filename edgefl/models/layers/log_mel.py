@@ -51,11 +51,7 @@ class LogMel(nn.Module):
     def of(cls, reader: SoundReader) -> LogMel:
         """Return the layer with the settings of a reader."""
         return cls(
-            rate=reader.rate,
-            length=reader.length,
-            mels=reader.mels,
-            window=reader.window,
-            step=reader.step,
+            rate=reader.rate, length=reader.length, mels=reader.mels, window=reader.window, step=reader.step
         )
 
     def forward(self, x: Tensor) -> Tensor:

@@ -158,10 +158,7 @@ def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[No
     def leave(_module: nn.Module, _args: Any, _out: Any) -> None:
         running.pop()
 
-    hooks = (
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave, always_call=True),
-    )
+    hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True))
     try:
         yield
     finally:

@@ -71,11 +71,7 @@ def _bag_entries(offsets: Tensor, length: int, has_end: bool) -> Tensor:
 
 
 def rrelu(
-    input: Tensor,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
-    inplace: bool = False,
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
     """Return leaky ReLU with the middle slope, because inference draws no slope."""
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
@@ -93,10 +89,7 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Any:
 
 
 def cdist(
-    x1: Tensor,
-    x2: Tensor,
-    p: float = 2.0,
-    compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary",
+    x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary"
 ) -> Any:
     """Return the distances between the rows of two tensors, (*, P, R). The gradient at distance 0 is 0, as in torch."""
     if p == 2 and compute_mode == "use_mm_for_euclid_dist":

@@ -142,12 +142,7 @@ class EluDense(nn.Module):
 
 
 def elu_mlp(
-    *,
-    in_channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    hidden: Sequence[int] = HIDDEN,
-    seed: int = 0,
+    *, in_channels: int = 1, size: int = 28, classes: int = 10, hidden: Sequence[int] = HIDDEN, seed: int = 0
 ) -> ModelSpec:
     """Return Per-FedAvg's MLP: units ``dense1``, ``dense2``, ``head``; 68,270 parameters (1x28x28) or 251,310 (3x32x32)."""
     widths = [in_channels * size * size, *hidden]

@@ -60,12 +60,7 @@ CIFAR = Shape("fafed_cifar", 3, 1, (16, 32, 64), (512, 64), "relu")
 
 
 def fafed_mnist(
-    *,
-    in_channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    final_activation: bool = False,
-    seed: int = 0,
+    *, in_channels: int = 1, size: int = 28, classes: int = 10, final_activation: bool = False, seed: int = 0
 ) -> ModelSpec:
     """Return FAFED's CNN for MNIST: 431,080 parameters for 1x28x28.
 
@@ -75,12 +70,7 @@ def fafed_mnist(
 
 
 def fafed_fashion(
-    *,
-    in_channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    final_activation: bool = False,
-    seed: int = 0,
+    *, in_channels: int = 1, size: int = 28, classes: int = 10, final_activation: bool = False, seed: int = 0
 ) -> ModelSpec:
     """Return FAFED's CNN for Fashion-MNIST: 26,620 parameters for 1x28x28.
 
@@ -91,12 +81,7 @@ def fafed_fashion(
 
 
 def fafed_cifar(
-    *,
-    in_channels: int = 3,
-    size: int = 32,
-    classes: int = 10,
-    final_activation: bool = False,
-    seed: int = 0,
+    *, in_channels: int = 3, size: int = 32, classes: int = 10, final_activation: bool = False, seed: int = 0
 ) -> ModelSpec:
     """Return FAFED's CNN for CIFAR-10: 581,866 parameters for 3x32x32; ``final_activation`` as in :func:`fafed_mnist`."""
     return _made(CIFAR, in_channels, size, classes, final_activation, seed)
