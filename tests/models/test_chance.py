@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
-from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
@@ -44,7 +43,7 @@ def _dropped(spec: ModelSpec, x: Tensor, seed: int) -> Tensor:
     return spec.module.train()(x)
 
 
-def test_a_sequential_keeps_its_children_and_its_functions_that_drop_read_noise() -> None:
+def test_a_sequential_keeps_its_children_and_dropout_reads_noise() -> None:
     layers, x = _layers(), torch.randn(3, 6)
     spec = split(layers, sample=SAMPLE, classes=5)
 
@@ -91,15 +90,6 @@ def test_one_dropout_under_two_names_becomes_two_that_drop_apart() -> None:
     assert [shape.shape for shape in Objective(spec.module, SAMPLE).noise(3).values()] == [(3, 6), (3, 5)]
 
 
-def test_one_activation_for_all_layers_is_applied_behind_each() -> None:
-    relu, x = nn.ReLU(), torch.randn(3, 6)
-    layers = nn.Sequential(nn.Linear(6, 6), relu, nn.Linear(6, 5), relu)
-
-    assert torch.equal(
-        split(layers, sample=SAMPLE, classes=5).module(x), F.relu(layers[2](F.relu(layers[0](x))))
-    )
-
-
 class Calm(nn.Module):
     """Functions that draw in training alone, told that they do not train."""
 
@@ -114,11 +104,6 @@ class Calm(nn.Module):
         return self.head(F.dropout1d(x.unsqueeze(1), 0.5, training=False).squeeze(1))
 
 
-class Gumbel(Calm):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(F.gumbel_softmax(self.first(x))))
-
-
 def test_functions_that_are_told_not_to_train_draw_nothing() -> None:
     torch.manual_seed(0)
     net, x = Calm(), torch.randn(3, 6)
@@ -130,8 +115,3 @@ def test_functions_that_are_told_not_to_train_draw_nothing() -> None:
     step = sgd(Objective(spec.module, spec.sample), batch=4).phases[0].function
     assert not [name for name in capture(step).inputs if name.startswith("noise.")]
     to_onnx(capture(step))
-
-
-def test_what_always_draws_is_still_refused() -> None:
-    with pytest.raises(ModelError, match=r"exponential.* draws random numbers in inference"):
-        split(Gumbel(), sample=SAMPLE, classes=5)

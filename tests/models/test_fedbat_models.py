@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build as cut
-from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
@@ -35,7 +35,6 @@ SMALL = {
     "resnet18": {"size": 8, "widths": (8, 16, 16, 24), "classes": 5},
     "resnet20": {"size": 8, "widths": (8, 16, 24), "classes": 5},
 }
-with_norm_switch = pytest.mark.parametrize("name", SMALL)
 
 
 @pytest.mark.parametrize("row", PAPER)
@@ -57,7 +56,7 @@ def test_the_cnn_s_stages_have_the_paper_s_shapes() -> None:
     assert build_model("fedbat_cnn").boundary(4).shape == (256, 1, 1)
 
 
-def test_the_resnet_s_blocks_have_the_paper_s_shapes_and_project_where_they_change() -> None:
+def test_the_resnet_s_blocks_have_the_paper_s_shapes_and_projections() -> None:
     spec = build_model("resnet10")
     assert spec.units == ("stem", "block1", "block2", "block3", "block4", "head")
     assert [spec.boundary(cut).shape for cut in range(1, 6)] == [
@@ -79,45 +78,43 @@ def test_the_cnn_pools_what_relu_and_norm_leave_of_a_convolution() -> None:
     torch.testing.assert_close(spec.module.train()(x), found, rtol=1e-4, atol=1e-5)
 
 
-def test_images_too_small_for_four_pools_are_refused_with_the_size_that_is_enough() -> None:
+def test_images_too_small_for_four_pools_are_refused_with_the_least_size() -> None:
     with pytest.raises(ModelError, match="at least 16 wide, found 15"):
         build_model("fedbat_cnn", size=15)
     assert build_model("fedbat_cnn", size=8, widths=(8, 8, 8)).boundary(3).shape == (8, 1, 1)
 
 
-@with_norm_switch
+@pytest.mark.parametrize("name", SMALL)
 def test_group_norm_has_the_same_trained_tensors_and_no_statistics(name: str) -> None:
-    batch, group = (build_model(name, **SMALL[name], norm=norm) for norm in ("bn", "gn"))
+    batch, group, pairs = (
+        build_model(name, **SMALL[name], **options)
+        for options in ({"norm": "bn"}, {"norm": "gn"}, {"norm": "gn", "groups": 2})
+    )
     shapes = [{key: value.shape for key, value in spec.module.named_parameters()} for spec in (batch, group)]
     assert shapes[0] == shapes[1]
     assert list(batch.module.buffers()) and not list(group.module.buffers())
     assert not any(isinstance(part, BatchNorm) for part in group.module.modules())
     assert {norm.num_groups for norm in _group_norms(group)} == {8}
-    assert {
-        norm.num_groups for norm in _group_norms(build_model(name, **SMALL[name], norm="gn", groups=2))
-    } == {2}
-
-
-@with_norm_switch
-def test_group_norm_begins_as_the_identity_after_normalising(name: str) -> None:
-    for norm in _group_norms(build_model(name, **SMALL[name], norm="gn")):
-        assert torch.all(norm.weight == 1) and torch.all(norm.bias == 0)
+    assert {norm.num_groups for norm in _group_norms(pairs)} == {2}
+    assert all(bool((norm.weight == 1).all() and (norm.bias == 0).all()) for norm in _group_norms(group))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "norm"), [("fedbat_cnn", "gn"), ("fedbat_cnn", "bn"), ("resnet10", "gn")])
-def test_the_exported_step_with_either_norm_equals_torch(name: str, norm: str) -> None:
-    spec = build_model(name, **SMALL[name], norm=norm)
-    algorithm = algorithms.build("sgd", Objective.of(OutputSide(spec, 0)), batch=8)
-    step = algorithm.phases[0].function
-    assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "algorithm"), [("width", "sgd"), ("importance", "tcbgd")])
-def test_a_submodel_of_a_model_with_group_norm_trains_as_in_torch(kind: str, algorithm: str) -> None:
-    spec = build_model("fedbat_cnn", **SMALL["fedbat_cnn"], norm="gn", groups=4)
-    part = cut(spec, kind, gamma=0.3)
+@pytest.mark.parametrize(
+    ("name", "options", "kind", "algorithm"),
+    [
+        ("fedbat_cnn", {"norm": "gn"}, "output_side", "sgd"),
+        ("fedbat_cnn", {"norm": "bn"}, "output_side", "sgd"),
+        ("resnet10", {"norm": "gn"}, "output_side", "sgd"),
+        ("fedbat_cnn", {"norm": "gn", "groups": 4}, "width", "sgd"),
+        ("fedbat_cnn", {"norm": "gn", "groups": 4}, "importance", "tcbgd"),
+    ],
+)
+def test_the_exported_step_of_either_norm_equals_torch(
+    name: str, options: dict[str, Any], kind: str, algorithm: str
+) -> None:
+    spec = build_model(name, **SMALL[name], **options)
+    part = cut(spec, kind, **({"cut": 0} if kind == "output_side" else {"gamma": 0.3}))
     step = algorithms.build(algorithm, Objective.of(part), batch=8).phases[0].function
     assert verify(step, to_onnx(capture(step)), seed=7).worst <= 1e-4
 

@@ -1,4 +1,4 @@
-"""Options of kinds and algorithms: names and types are told before anything is built."""
+"""Options of kinds and algorithms: wrong names and types are refused before anything is built."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from edgefl.submodels import catalog
         ("output_side", {"cut": 1.5}),
     ],
 )
-def test_an_option_of_a_kind_that_is_of_another_type_is_told(kind: str, options: dict[str, Any]) -> None:
+def test_an_option_of_a_kind_of_another_type_is_refused(kind: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"option '\w+' of submodel kind"):
         catalog.build(build_model("mlp"), kind, **options)
 
 
 @pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
-def test_an_option_of_an_algorithm_that_is_of_another_type_is_told(options: dict[str, Any]) -> None:
+def test_an_option_of_an_algorithm_of_another_type_is_refused(options: dict[str, Any]) -> None:
     objective = Objective(build_model("mlp").module, build_model("mlp").sample)
     with pytest.raises(ConfigError, match=r"option '\w+' of algorithm"):
         algorithms.build("tcbgd", objective, **options)

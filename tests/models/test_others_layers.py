@@ -10,15 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
 
-from edgefl.contract.tensors import TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.objective.derivatives import gradient
-from edgefl.objective.objective import Objective
-from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.statistics import by_batch
+from tests.support.gradients import assert_trains_as_torch
 
 SAMPLE = TensorSpec((2, 4, 4))
 
@@ -75,27 +73,26 @@ class Shared(nn.Module):
         return self.head(x)
 
 
-def agrees_in_training(module: nn.Module, spec: ModelSpec, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """The loss's gradient by the module's own names, that of torch; what is fixed after the pass is returned."""
-    x, y = torch.randn(5, *shape), torch.tensor([0, 1, 2, 0, 1])
-    state = {name: value.clone() for name, value in spec.module.state_dict().items()}
-    _, _, found, fixed = gradient(Objective.of(OutputSide(spec, 0)), state, {"batch.0.x": x, "batch.0.y": y})
+def agrees_in_training(module: nn.Module, spec: ModelSpec | None = None) -> Tensors:
+    """Assert that its units train as the module does in torch; return what is fixed after the pass."""
+    sample = TensorSpec((6,)) if isinstance(module, Shared | Pair) else SAMPLE
+    spec = spec or split(module, sample=sample, classes=3)
+    x, y = torch.randn(5, *sample.shape), torch.tensor([0, 1, 2, 0, 1])
     own = copy_module(module).train()
-    F.cross_entropy(own(x), y).backward()
-    for name, parameter in own.named_parameters():
-        torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
+    found, fixed = assert_trains_as_torch(own, spec, F.cross_entropy(own(x), y), {"x": x, "y": y})
+    assert {spec.global_names[name] for name, _ in own.named_parameters()} <= set(found)
     for name, buffer in own.named_buffers():
         if name in spec.global_names:
             torch.testing.assert_close(fixed[spec.global_names[name]], buffer)
     return fixed
 
 
-def test_a_batch_norm_that_does_more_does_it_still() -> None:
+def test_a_batch_norm_with_code_of_its_own_keeps_it() -> None:
     torch.manual_seed(0)
     module = Net(NormAct(3))
     spec = split(module, sample=SAMPLE, classes=3)
 
-    agrees_in_training(module, spec, SAMPLE.shape)
+    agrees_in_training(module, spec)
 
     assert set(spec.global_names) == {n for n in module.state_dict() if "num_batches" not in n}
     x = torch.randn(2, *SAMPLE.shape)
@@ -103,7 +100,7 @@ def test_a_batch_norm_that_does_more_does_it_still() -> None:
     torch.testing.assert_close(by_batch(spec.module)(x), module.train()(x))
 
 
-class Told(nn.BatchNorm2d):
+class Hooked(nn.BatchNorm2d):
     """A batch norm with hooks that change what it reads and returns."""
 
     def __init__(self, channels: int) -> None:
@@ -161,23 +158,6 @@ NORMS = {
 }
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", NORMS)
-def test_a_norm_trains_as_its_author_wrote_it(name: str) -> None:
-    torch.manual_seed(0)
-    module = Net(NORMS[name]())
-
-    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
-
-
-@pytest.mark.parametrize("norm", [Told(3), patched()])
-def test_a_layer_keeps_its_hooks_and_a_patched_forward(norm: nn.Module) -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.Flatten(), nn.Linear(12, 3))
-
-    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
-
-
 class Asking(Net):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.first(x))
@@ -186,11 +166,38 @@ class Asking(Net):
         return self.head(torch.relu(self.second(x) + x).flatten(1))
 
 
-def test_code_that_asks_for_the_class_of_a_layer_finds_it() -> None:
-    torch.manual_seed(0)
-    module = Asking(nn.BatchNorm2d(3))
+class Pair(nn.Module):
+    """Two batch norms with one scale."""
 
-    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
+        self.second.weight = self.first.weight
+        self.middle, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.second(self.middle(self.first(x))))
+
+
+def _flat(norm: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.Flatten(), nn.Linear(12, 3))
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    **{f"norm: {name}": lambda make=make: Net(make()) for name, make in NORMS.items()},
+    "hooks of a leaf": lambda: _flat(Hooked(3)),
+    "patched leaf": lambda: _flat(patched()),
+    "code that asks for the class of a layer": lambda: Asking(nn.BatchNorm2d(3)),
+    "dropout in inference mode": lambda: Frozen(nn.Dropout(0.5)),
+    "a block at two places of a unit": Shared,
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_trains_as_its_author_wrote_it(name: str) -> None:
+    torch.manual_seed(0)
+    agrees_in_training(MODULES[name]())
 
 
 class CumulativeNorm(nn.BatchNorm2d):
@@ -212,36 +219,9 @@ def test_a_module_that_keeps_its_statistics_in_training_does_so() -> None:
     module.norm.running_mean.uniform_(-1, 1)
     before = module.norm.running_mean.clone()
 
-    fixed = agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
+    fixed = agrees_in_training(module)
 
     assert any(torch.equal(value, before) for value in fixed.values() if value.shape == before.shape)
-
-
-def test_a_dropout_that_stays_in_inference_mode_drops_nothing() -> None:
-    torch.manual_seed(0)
-    module = Frozen(nn.Dropout(0.5))
-
-    agrees_in_training(module, split(module, sample=SAMPLE, classes=3), SAMPLE.shape)
-
-
-def test_a_block_at_two_places_of_a_unit_is_trained_as_one() -> None:
-    torch.manual_seed(0)
-    module = Shared()
-
-    agrees_in_training(module, split(module, sample=TensorSpec((6,)), classes=3), (6,))
-
-
-class Pair(nn.Module):
-    """Two batch norms with one scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.BatchNorm1d(6), nn.BatchNorm1d(6)
-        self.second.weight = self.first.weight
-        self.middle, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.second(self.middle(self.first(x))))
 
 
 def test_tied_scales_of_batch_norms_are_trained_as_one() -> None:
@@ -249,7 +229,7 @@ def test_tied_scales_of_batch_norms_are_trained_as_one() -> None:
     module = Pair()
     spec = split(module, ["second"], sample=TensorSpec((6,)), classes=3)
 
-    agrees_in_training(module, spec, (6,))
+    agrees_in_training(module, spec)
 
 
 def pruned(layer: nn.Module) -> nn.Module:
@@ -292,7 +272,7 @@ def test_a_weight_that_is_computed_in_each_call_trains_as_in_torch(
     module = nn.Sequential(COMPUTED[name](layer()), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
 
     spec = split(module, sample=SAMPLE, classes=3)
-    fixed = agrees_in_training(module, spec, SAMPLE.shape)
+    fixed = agrees_in_training(module, spec)
 
     assert len(fixed) == len(list(module.buffers()))
     x = torch.randn(2, *SAMPLE.shape)

@@ -1,4 +1,4 @@
-"""Whatever a forward returns, a tensor of it is the model's output."""
+"""The output of a model among all that its forward returns."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_model_with_a_configuration_keeps_no_cache_while_it_is_cut() -> None:
         ),
     ],
 )
-def test_an_output_that_is_not_there_is_told_with_what_is(
+def test_a_missing_output_is_reported_with_those_that_exist(
     returned: Callable[[Tensor, Tensor], object], output: Output, message: str
 ) -> None:
     with pytest.raises(ModelError, match=message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +16,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.split import split
 from edgefl.models.torch_functions.autograd_functions import differentiable
-from edgefl.objective.derivatives import gradient
-from edgefl.objective.objective import Objective
-from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.gradients import assert_trains_as_torch
 
 SAMPLE = TensorSpec((6,))
 
@@ -55,79 +53,60 @@ class Rounded(torch.autograd.Function):
 
 
 class Net(nn.Module):
-    def __init__(self) -> None:
+    """Three layers, with ``bent`` applied to the first one's output."""
+
+    def __init__(self, bent: Callable[[Net, Tensor], Tensor]) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def bent(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        self.bent = bent
 
     def forward(self, x: Tensor) -> Tensor:
         h = torch.relu(self.a(x))
-        h = self.bent(h) + h / 8
+        h = self.bent(self, h) + h / 8
         return self.c(torch.relu(self.b(h)) + h)
 
 
-class OfNewForm(Net):
-    def bent(self, x: Tensor) -> Tensor:
-        return Reversed.apply(x, 0.5)
+def both_forms(_net: Net, x: Tensor) -> Tensor:
+    return Rounded.apply(Reversed.apply(x, by=0.25))
 
 
-class OfOldForm(Net):
-    def bent(self, x: Tensor) -> Tensor:
-        return Rounded.apply(Rounded.apply(x))
+def checkpointed(net: Net, x: Tensor) -> Tensor:
+    return checkpoint(lambda t: torch.relu(net.b(t)), x, use_reentrant=True)
 
 
-class OfBoth(Net):
-    def bent(self, x: Tensor) -> Tensor:
-        return Rounded.apply(Reversed.apply(x, by=0.25))
+def hooked(_net: Net, x: Tensor) -> Tensor:
+    x.register_hook(torch.neg)
+    return x
 
 
-class Checkpointed(Net):
-    def bent(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda t: torch.relu(self.b(t)), x, use_reentrant=True)
-
-
-class Hooked(Net):
-    def bent(self, x: Tensor) -> Tensor:
+def hooked_if_it_learns(_net: Net, x: Tensor) -> Tensor:
+    if x.requires_grad:
         x.register_hook(torch.neg)
-        return x
+    return x
 
 
-class HookedIfItLearns(Net):
-    def bent(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x.register_hook(torch.neg)
-        return x
-
-
-class HookedLater(Net):
+def hooked_later(net: Net, x: Tensor) -> Tensor:
     """What a guard sees is made by operations, not by a layer; and a tuple holds it."""
-
-    def bent(self, x: Tensor) -> Tensor:
-        first, _second = (x / 2).chunk(2, dim=-1)
-        if self.training and first.requires_grad and torch.is_grad_enabled():
-            first.register_hook(torch.neg)
-        return torch.cat((first, first), dim=-1)
+    first, _second = (x / 2).chunk(2, dim=-1)
+    if net.training and first.requires_grad and torch.is_grad_enabled():
+        first.register_hook(torch.neg)
+    return torch.cat((first, first), dim=-1)
 
 
-class HookedNowhere(Net):
-    """Neither what is cut off from the weights nor the samples require a gradient."""
+def hooked_nowhere(net: Net, x: Tensor) -> Tensor:
+    """What is cut off from the weights requires no gradient."""
+    with torch.no_grad():
+        y = net.b(x)
+    for each in (x.detach(), x.data, y):
+        hooked_if_it_learns(net, each)
+    return x
 
-    def bent(self, x: Tensor) -> Tensor:
-        for each in (x.detach(), x.data):
-            if each.requires_grad:
-                each.register_hook(torch.neg)
-        with torch.no_grad():
-            y = self.b(x)
-        if y.requires_grad:
-            y.register_hook(torch.neg)
-        return x
+
+class HookedInput(Net):
+    """The samples require no gradient either."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad:
-            x.register_hook(torch.neg)
-        return super().forward(x)
+        return super().forward(hooked_if_it_learns(self, x))
 
 
 class Twisted(nn.Linear):
@@ -142,52 +121,48 @@ class Twisted(nn.Linear):
 
 class HookedInside(Net):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda _net, x: x)
         self.b = Twisted(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c(torch.relu(self.b(torch.relu(self.a(x)))))
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("net", [OfNewForm, OfOldForm, OfBoth, Checkpointed, HookedNowhere])
-def test_the_gradient_of_the_units_is_that_of_the_module(net: type[Net]) -> None:
-    assert_same_gradient(net, None)
+NETS: dict[str, tuple[Callable[[], Net], tuple[str, ...] | None]] = {
+    "newer form": (lambda: Net(lambda _net, x: Reversed.apply(x, 0.5)), None),
+    "older form": (lambda: Net(lambda _net, x: Rounded.apply(Rounded.apply(x))), None),
+    "both": (lambda: Net(both_forms), None),
+    "checkpointed": (lambda: Net(checkpointed), None),
+    "hooked nowhere": (lambda: HookedInput(hooked_nowhere), None),
+    "hooked inside of a leaf": (HookedInside, ("a", "b")),
+}
 
 
-def test_a_hook_in_a_submodule_that_stays_closed_is_kept() -> None:
-    assert_same_gradient(HookedInside, ("a", "b"))
-
-
-def assert_same_gradient(net: type[Net], cuts: Sequence[str] | None) -> None:
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", NETS)
+def test_the_gradient_of_the_units_is_that_of_the_module(name: str) -> None:
     torch.manual_seed(0)
-    module = net()
+    make, cuts = NETS[name]
+    module = make()
     spec = split(module, cuts, sample=SAMPLE, classes=3)
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 0, 1])
 
-    _, _, found, _ = gradient(
-        Objective.of(OutputSide(spec, 0)), dict(spec.module.state_dict()), {"batch.0.x": x, "batch.0.y": y}
-    )
+    found, _ = assert_trains_as_torch(module, spec, F.cross_entropy(module(x), y), {"x": x, "y": y})
 
-    assert len(spec.units) == 3
-    F.cross_entropy(module(x), y).backward()
-    for name, parameter in module.named_parameters():
-        torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
+    assert len(spec.units) == 3 and len(found) == len(list(module.parameters()))
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("net", [Hooked, HookedIfItLearns, HookedLater])
-def test_a_hook_on_a_tensor_keeps_a_model_whole(net: type[Net]) -> None:
-    spec = split(net(), sample=SAMPLE, classes=3)
-
-    assert spec.units == ("model",)
+@pytest.mark.parametrize("bent", [hooked, hooked_if_it_learns, hooked_later])
+def test_a_hook_on_a_tensor_keeps_a_model_whole(bent: Callable[[Net, Tensor], Tensor]) -> None:
+    assert split(Net(bent), sample=SAMPLE, classes=3).units == ("model",)
     with pytest.raises(ModelError, match=r"register_hook.*test_own_gradients\.py:\d+"):
-        split(net(), ["a"], sample=SAMPLE, classes=3)
+        split(Net(bent), ["a"], sample=SAMPLE, classes=3)
 
 
 def test_both_forms_are_exported_and_agree_with_torch() -> None:
     bundle = edgefl.compile(
-        edgefl.Model(OfBoth(), sample=SAMPLE, classes=3),
+        edgefl.Model(Net(both_forms), sample=SAMPLE, classes=3),
         training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4)),
     )
 

@@ -1,4 +1,4 @@
-"""Packed sequences, as a graph has them, compute what torch's do."""
+"""Packed sequences of a graph compute what torch's do."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_time_may_come_first() -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_packing_is_torch_s_again_outside_and_in_other_threads() -> None:
+def test_packing_is_torch_s_outside_and_in_other_threads() -> None:
     made: list[Any] = []
 
     def pack() -> None:
@@ -90,7 +90,7 @@ def test_packing_is_torch_s_again_outside_and_in_other_threads() -> None:
     assert torch.equal(pad_packed_sequence(made[2])[1], LENGTHS)
 
 
-def test_people_are_told_where_sequences_are_longer_than_torch_s() -> None:
+def test_sequences_longer_than_torch_s_give_a_warning() -> None:
     with (
         padding(),
         pytest.warns(UserWarning, match="cuts them to the longest of each batch: give total_length"),
@@ -116,7 +116,7 @@ class Texts(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_model_is_cut_and_its_units_heed_the_lengths() -> None:
+def test_a_model_is_cut_and_its_units_follow_the_lengths() -> None:
     model = Texts()
     spec = split(model, sample=TensorSpec((T,), torch.int64, 9), classes=3)
     x = torch.randint(1, 9, (4, T)) * (torch.arange(T) < LENGTHS.unsqueeze(1))
@@ -136,7 +136,7 @@ class Reader(nn.LSTM):
         return (out, last) if isinstance(input, PackedSequence) else (out.relu(), last)
 
 
-def test_a_layer_of_one_s_own_is_asked_as_in_torch() -> None:
+def test_a_subclass_of_a_layer_runs_as_in_torch() -> None:
     layer, x = Reader(E, H, batch_first=True, proj_size=3), torch.randn(4, T, E)
 
     def read() -> Tensor:

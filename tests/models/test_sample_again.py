@@ -10,9 +10,9 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.inputs import call_with_inputs
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.gradients import assert_trains_as_torch
 
 WORDS, LENGTH, WIDTH, CLASSES = 11, 6, 8, 3
 IDS = TensorSpec((LENGTH,), torch.int64, WORDS)
@@ -77,19 +77,14 @@ def test_it_is_cut_by_its_layers_and_the_last_unit_reads_the_sample() -> None:
 def test_its_gradient_is_that_of_the_module(cut: int) -> None:
     module, x = last(), texts()
     spec, y = spec_of(module), torch.tensor([0, 1, 2, 0, 1])
-    submodel = OutputSide(spec, cut)
-    ports = {"batch.0.x": call_with_inputs(spec.part(0, cut), {"x": x}), "batch.0.sample": x, "batch.0.y": y}
+    batch = {"x": call_with_inputs(spec.part(0, cut), {"x": x}), "sample": x, "y": y}
 
-    _, _, found, _ = gradient(Objective.of(submodel), spec.weights, ports)
+    found, _ = assert_trains_as_torch(module, spec, nn.functional.cross_entropy(module(x), y), batch, cut)
 
-    nn.functional.cross_entropy(module(x), y).backward()
-    for name, parameter in module.named_parameters():
-        if spec.global_names[name] in found:
-            torch.testing.assert_close(found[spec.global_names[name]], parameter.grad)
     assert len(found) == (15, 6)[cut == 3]
 
 
-def test_a_sum_with_the_sample_stays_in_one_unit_where_that_leaves_enough_to_cut() -> None:
+def test_a_sum_with_the_sample_stays_in_one_unit() -> None:
     class Residual(nn.Module):
         def __init__(self) -> None:
             super().__init__()

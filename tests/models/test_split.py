@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.objective.objective import Objective
-from edgefl_export.capture.trace import capture
-from edgefl_export.onnx.model import to_onnx
-from tests.models.plain import Frozen
 from tests.rings.rows import mostly_slow
 
 SAMPLE = TensorSpec((1, 9, 9))
@@ -192,44 +186,3 @@ def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
         assert split(net, sample=SAMPLE, classes=5, loss=loss).label.shape == (5,)
     with pytest.raises(ModelError, match="5 classes; 4 classes were asked for"):
         split(net, sample=SAMPLE, classes=4)
-
-
-@pytest.mark.slow
-def test_a_frozen_batch_norm_computes_as_before_and_keeps_its_statistics_in_an_exported_step() -> None:
-    torch.manual_seed(0)
-    net, x, y = Frozen(), torch.randn(4, 3, 8, 8), torch.randint(0, 5, (4,))
-    spec = split(net, sample=TensorSpec((3, 8, 8)), classes=5)
-    step = sgd(Objective(spec.module, spec.sample), batch=4, lr=0.1, weight_decay=0.0).phases[0].function
-    inputs = {name: port.zeros() for name, port in step.inputs.items()}
-    inputs |= {f"state.weights.{name}": tensor for name, tensor in spec.weights.items()}
-    inputs |= {"batch.0.x": x, "batch.0.y": y, "hyper.lr": torch.tensor(0.1)}
-    session = onnxruntime.InferenceSession(to_onnx(capture(step)))
-    names = [port.name for port in session.get_outputs()]
-    found = map(
-        torch.from_numpy, session.run(names, {name: tensor.numpy() for name, tensor in inputs.items()})
-    )
-    outputs = {name.removesuffix(".next"): tensor for name, tensor in zip(names, found, strict=True)}
-
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    nn.functional.cross_entropy(net(x), y).backward()
-    optimizer.step()
-
-    tracked = [name for name in net.state_dict() if "num_batches" not in name]
-    assert len(tracked) == len(spec.weights)
-    for name, tensor in spec.weights.items():
-        own = name.split(".", 1)[1] if name.split(".", 1)[1] in tracked else name
-        expected = net.state_dict()[own]
-        torch.testing.assert_close(outputs[f"state.weights.{name}"], expected, rtol=1e-4, atol=1e-5)
-        assert ("kept.running" in name) == (
-            name.split(".")[-1].startswith("running") and expected.equal(tensor)
-        )
-
-
-@pytest.mark.slow
-def test_a_split_model_trains() -> None:
-    spec = _split(_net(), "layer1", "layer2")
-    objective = Objective(spec.part(1, 3), spec.boundary(1))
-    step = sgd(objective, batch=4).phases[0].function
-    assert "noise.tail.drop.uniform" in step.inputs
-    out = step(step.example(0))
-    assert all(torch.isfinite(tensor).all() for tensor in out.values())

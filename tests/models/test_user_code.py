@@ -1,4 +1,4 @@
-"""Whose code a line is."""
+"""Errors of user code: whose code a line is, and remedies for what no graph has."""
 
 from __future__ import annotations
 

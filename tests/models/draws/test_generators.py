@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from random import gauss, getrandbits, shuffle
 from random import random as one
@@ -158,64 +157,6 @@ def test_a_generator_with_a_seed_made_on_the_way_gives_constants() -> None:
     module = Scaled(lambda: torch.tensor(np.random.default_rng(1).normal(size=6)).float())
     wanted, x = module(torch.ones(2, 6)), torch.ones(2, 6)
     torch.testing.assert_close(export_module(module, ROWS).module()(x), wanted)
-
-
-@contextmanager
-def _drawing_beside() -> Iterator[Callable[[], int]]:
-    """A thread that draws in every way; the value counts its turns."""
-    done, turns = threading.Event(), [0]
-    failed: list[BaseException] = []
-    own = random.Random(7), np.random.default_rng(7)
-    values: list[Any] = [
-        random.random,
-        one,
-        rand,
-        gauss,
-        PYTHON.random,
-        own[0].random,
-        own[1].random,
-        torch.rand,
-    ]
-    values += [np.random.randn, np.random.mtrand._rand.rand]
-
-    def draw() -> None:
-        try:
-            while not done.is_set():
-                for each in values:
-                    assert isinstance(float(each(*([1] if each is torch.rand else []))), float)
-                for value in (
-                    random.random(),
-                    np.random.rand(),
-                    rand(),
-                    one(),
-                    NUMPY.normal(),
-                    PYTHON.gauss(),
-                ):
-                    assert isinstance(value, float)
-                turns[0] += 1
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=draw)
-    thread.start()
-    try:
-        yield lambda: turns[0]
-    finally:
-        done.set()
-        thread.join()
-        assert not failed, failed
-
-
-@pytest.mark.slow
-def test_what_another_thread_draws_is_not_the_module_s() -> None:
-    """The module refers to the same functions and generators as the thread, and does not draw in inference."""
-    module = Scaled(lambda: (NUMPY, PYTHON, one, rand, gauss) and random.random()).eval()
-    with _drawing_beside() as turns:
-        for _ in range(8):
-            before = turns()
-            export_module(module, ROWS)
-            Objective(split(nn.Sequential(module.layer), sample=ROWS, classes=4).module, ROWS).noise(3)
-            assert turns() > before
 
 
 def test_numbers_of_a_seed_are_the_same_beside_a_trace() -> None:

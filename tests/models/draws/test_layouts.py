@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from edgefl.models.torch_functions.layouts import on_meta_device
 
 
-def test_a_result_has_its_layout_and_type_and_writes_and_views_reach_their_tensor() -> None:
+def test_cached_results_keep_layout_and_type_and_share_no_memory() -> None:
     x = torch.empty((2, 3, 4), dtype=torch.int64, device="meta").permute(2, 0, 1)
 
     with on_meta_device():

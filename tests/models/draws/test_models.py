@@ -150,21 +150,23 @@ def test_what_has_no_form_as_an_input_is_refused_with_its_line() -> None:
         capture(step)
 
 
+class Always(nn.Module):
+    """Draws in inference, too."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + torch.randn_like(x))
+
+
 def test_a_root_that_draws_in_inference_is_refused_with_its_line() -> None:
-    class Always(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(30, 8), nn.Linear(8, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.flatten(1)
-            x = self.first(x + torch.randn_like(x))
-            return self.second(x)
-
+    root = Always(nn.Sequential(nn.Flatten(), nn.Linear(30, 8), nn.Linear(8, 4)))
     with pytest.raises(
         ModelError, match=r"randn_like.* in Always .*in inference.*self\.training.*test_models\.py:\d+"
     ):
-        split(Always(), sample=ROWS, classes=4)
+        split(root, sample=ROWS, classes=4)
 
 
 def test_a_root_that_draws_may_return_more_than_its_output() -> None:
@@ -181,11 +183,7 @@ def test_a_root_that_draws_may_return_more_than_its_output() -> None:
 
 
 def test_a_layer_that_draws_in_inference_is_refused_with_its_line() -> None:
-    class Always(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + torch.randn_like(x)
-
-    spec = split(nn.Sequential(Always(), nn.Flatten(), nn.Linear(30, 4)), sample=ROWS, classes=4)
+    spec = split(nn.Sequential(Always(nn.Identity()), nn.Flatten(), nn.Linear(30, 4)), sample=ROWS, classes=4)
     algorithm = sgd(Objective(spec.module, spec.sample), batch=4)
 
     assert "noise.0.uniform" in capture(algorithm.phases[0].function).inputs

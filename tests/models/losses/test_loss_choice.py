@@ -71,7 +71,7 @@ def test_a_name_takes_options_as_a_file_has_them() -> None:
         (lambda: CTC(length=0), ModelError, r"texts of 1 symbol at least"),
     ],
 )
-def test_what_cannot_be_built_is_told(
+def test_wrong_names_and_options_are_refused(
     make: Callable[[], object], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(kind, match=message):

@@ -58,7 +58,7 @@ MEANS: dict[str, tuple[Loss, tuple[int, ...], tuple[int, ...], int, Callable[[Te
 
 
 @pytest.mark.parametrize("name", MEANS)
-def test_a_batch_with_labels_that_do_not_count_has_torch_s_mean_and_gradient(name: str) -> None:
+def test_ignored_labels_give_torch_s_mean_and_gradient(name: str) -> None:
     loss, output, label, ignored, reference = MEANS[name]
     out = torch.randn(6, *output, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = labelled(label, 5, ignored)
@@ -91,7 +91,7 @@ def ports_of(
 
 
 @pytest.mark.parametrize("loss", [SequenceCrossEntropy(), CausalLM()], ids=str)
-def test_the_gradient_of_all_data_weighs_tokens_and_leaves_out_rows_that_fill_up_a_batch(loss: Loss) -> None:
+def test_the_gradient_of_all_data_weighs_tokens_and_omits_padding_rows(loss: Loss) -> None:
     example, step = ports_of("mimelite", loss)
     example["batch.0.mask"] = torch.tensor([1.0, 1.0, 1.0, 0.0])
     example = {

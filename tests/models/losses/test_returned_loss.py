@@ -19,11 +19,11 @@ from edgefl.models.losses.own import OwnLoss
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
-from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.pairs import FORMATS
 from tests.parity.forms import checked
+from tests.support.gradients import assert_trains_as_torch
 
 TOKENS, CLASSES = 5, 7
 WORDS = TensorSpec((TOKENS,), torch.int64, CLASSES)
@@ -74,27 +74,34 @@ def _batch() -> tuple[Tensor, Tensor]:
     return x, y
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("loss", [_next_word, _smooth])
+def _of_two(logits: Tensor, labels: Tensor, net: Reader) -> Tensor:
+    """Tokens weigh unequally, and samples have a part in each other's loss."""
+    return _next_word(logits, labels, net) + logits.std(dim=0).mean()
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("loss", "ignored"), [(_next_word, None), (_smooth, None), (_next_word, -100), (_of_two, -100)]
+)
 def test_loss_and_gradients_are_those_of_the_unedited_model(
-    loss: Callable[[Tensor, Tensor, Reader], Tensor],
+    loss: Callable[[Tensor, Tensor, Reader], Tensor], ignored: int | None
 ) -> None:
     module = Reader(loss)
     module.drop.p = 0.0
-    spec, (x, y) = _spec(module), _batch()
-    expected = module(x, targets=y)["cost"]
-    expected.backward()
+    labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored)
+    spec = split(module, sample=WORDS, classes=CLASSES, loss=TAKEN, labels=labels)
+    x, y = _batch()
+    if ignored is not None:
+        y[0, 2:], y[1], y[2, 1] = ignored, ignored, ignored
 
-    found = gradient(Objective.of(OutputSide(spec, 0)), spec.weights, {"batch.0.x": x, "batch.0.y": y})
+    found, _ = assert_trains_as_torch(module, spec, module(x, targets=y)["cost"], {"x": x, "y": y})
 
-    assert len(spec.units) == 3 and isinstance(spec.loss, OwnLoss)
-    torch.testing.assert_close(found[0], expected)
-    for own, parameter in module.named_parameters():
-        torch.testing.assert_close(found[2][spec.global_names[own]], parameter.grad)
+    assert len(spec.units) == 3 and isinstance(spec.loss, OwnLoss) and spec.label.ignored == ignored
+    assert len(found) == len(list(module.parameters()))
 
 
 @pytest.mark.slow
-def test_the_last_units_alone_are_trained_by_it_too_with_another_input_beside() -> None:
+def test_the_last_units_train_by_it_with_a_second_input() -> None:
     module = Reader()
     spec = _spec(module, masked=True)
     assert dict(spec.others) == {"attention": TensorSpec((TOKENS,))}
@@ -147,33 +154,6 @@ def test_a_loss_that_cannot_be_taken_is_refused(module: nn.Module, loss: ModelLo
         split(module, sample=WORDS, classes=CLASSES, loss=loss, labels=WORDS)
 
 
-def _of_two(logits: Tensor, labels: Tensor, net: Reader) -> Tensor:
-    """Tokens weigh unequally, and samples have a part in each other's loss."""
-    return _next_word(logits, labels, net) + logits.std(dim=0).mean()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("loss", [_next_word, _of_two])
-def test_labels_that_the_model_ignores_count_for_nothing(
-    loss: Callable[[Tensor, Tensor, Reader], Tensor],
-) -> None:
-    module = Reader(loss)
-    module.drop.p = 0.0
-    labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=-100)
-    spec = split(module, sample=WORDS, classes=CLASSES, loss=TAKEN, labels=labels)
-    x, y = _batch()
-    y[0, 2:], y[1], y[2, 1] = -100, -100, -100
-    expected = module(x, targets=y)["cost"]
-    expected.backward()
-
-    found = gradient(Objective.of(OutputSide(spec, 0)), spec.weights, {"batch.0.x": x, "batch.0.y": y})
-
-    assert spec.label.ignored == -100
-    torch.testing.assert_close(found[0], expected)
-    for own, parameter in module.named_parameters():
-        torch.testing.assert_close(found[2][spec.global_names[own]], parameter.grad)
-
-
 @pytest.mark.slow
 def test_the_modes_of_the_module_are_left_as_they_were() -> None:
     module = Reader().train()
@@ -183,7 +163,7 @@ def test_the_modes_of_the_module_are_left_as_they_were() -> None:
 
 
 @pytest.mark.slow
-def test_labels_that_the_model_does_not_ignore_and_models_of_units_are_refused() -> None:
+def test_labels_that_the_model_counts_and_models_of_units_are_refused() -> None:
     for ignored in (0, -7):
         labels = TensorSpec((TOKENS,), torch.int64, CLASSES, ignored=ignored)
         with pytest.raises(

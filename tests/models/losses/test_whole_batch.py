@@ -25,6 +25,7 @@ from edgefl.models.exits import with_exits
 from edgefl.models.losses import OwnLoss, build, own_loss
 from edgefl.models.losses.loss import sums_of, training_loss
 from edgefl.models.losses.own import draw
+from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
@@ -32,6 +33,7 @@ from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.pairs import FORMATS
 from tests.parity.forms import runner_of
+from tests.support.gradients import assert_trains_as_torch
 
 CLASSES, FEATURES, ROWS = 3, 4, 7
 WEIGHT = torch.tensor([1.0, 5.0, 0.2])
@@ -118,9 +120,12 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
 
 
+def spec_of(module: nn.Module, loss: Any, labels: TensorSpec | None = CLASS) -> ModelSpec:
+    return split(module, sample=TensorSpec((FEATURES,)), classes=CLASSES, loss=loss, labels=labels)
+
+
 def objective(module: nn.Module, loss: Any, labels: TensorSpec | None = CLASS) -> Objective:
-    spec = split(module, sample=TensorSpec((FEATURES,)), classes=CLASSES, loss=loss, labels=labels)
-    return Objective.of(OutputSide(spec, 0))
+    return Objective.of(OutputSide(spec_of(module, loss, labels), 0))
 
 
 def inputs() -> Tensor:
@@ -131,15 +136,13 @@ def inputs() -> Tensor:
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_batch_has_the_loss_and_the_gradient_of_torch(name: str) -> None:
     module, x = network(), inputs()
-    expected = TRAINED[name](module(x), LABELS).mean()
-    expected.backward()
+    spec = spec_of(module, own_loss(TRAINED[name]))
 
-    tried = objective(module, own_loss(TRAINED[name]))
-    found = gradient(tried, dict(tried.suffix.state_dict()), {"batch.0.x": x, "batch.0.y": LABELS})
+    found, _ = assert_trains_as_torch(
+        module, spec, TRAINED[name](module(x), LABELS).mean(), {"x": x, "y": LABELS}
+    )
 
-    torch.testing.assert_close(found[0], expected.detach())
-    wanted = [parameter.grad for parameter in module.parameters()]
-    torch.testing.assert_close([found[2][each] for each in tried.trainable], wanted)
+    assert len(found) == len(list(module.parameters()))
 
 
 @pytest.mark.sample(4)
@@ -193,7 +196,7 @@ def test_positive_weights_and_labels_of_tokens() -> None:
         torch.testing.assert_close(loss.each(logits, labels), torch.stack(alone))
 
 
-def test_evaluation_averages_samples_and_leaves_out_rows_that_fill_up_a_batch() -> None:
+def test_evaluation_averages_samples_and_omits_padding_rows() -> None:
     loss = own_loss(TRAINED["ignored class"], CLASS)
     out = torch.randn(4, CLASSES, generator=torch.Generator().manual_seed(2))
     y, mask = torch.tensor([1, 0, 2, 0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
@@ -224,7 +227,7 @@ def test_evaluation_of_a_function_that_vmap_cannot_run() -> None:
     torch.testing.assert_close(loss.each(out, LABELS), F.cross_entropy(2 * out, LABELS, reduction="none"))
 
 
-def test_a_function_that_writes_into_its_arguments_is_evaluated_on_the_labels_as_they_are() -> None:
+def test_a_function_that_writes_into_its_labels_is_evaluated_on_copies() -> None:
     loss, out, y = own_loss(writes, CLASS), torch.randn(ROWS, CLASSES), LABELS.clone()
     expected = F.cross_entropy(out / 2, y, reduction="none") * (y != 0)
     assert loss.label(LOGITS) == CLASS
@@ -328,13 +331,7 @@ def test_the_gradient_of_all_data_needs_a_loss_per_sample(name: str) -> None:
 
 
 def test_exits_are_trained_by_the_loss_of_the_whole_batch() -> None:
-    spec = split(
-        network(),
-        sample=TensorSpec((FEATURES,)),
-        classes=CLASSES,
-        loss=own_loss(TRAINED["module"]),
-        labels=CLASS,
-    )
+    spec = spec_of(network(), own_loss(TRAINED["module"]))
     branched = with_exits(spec, after=spec.units[:1])
     tried = Objective.of(EarlyExit(branched, 2))
     x, weights = inputs(), dict(tried.suffix.state_dict())
@@ -344,7 +341,7 @@ def test_exits_are_trained_by_the_loss_of_the_whole_batch() -> None:
     torch.testing.assert_close(found, (first + 2 * last) / 3)
 
 
-def test_labels_of_a_trial_have_all_classes_in_unequal_counts_and_ignored_ones() -> None:
+def test_trial_labels_have_all_classes_unequally_and_ignored_ones() -> None:
     for labels in (CLASS, TensorSpec((5,), torch.int64, 10, -100)):
         out, y = draw(LOGITS, labels)
         counts = torch.bincount(y[y >= 0], minlength=labels.below or 0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,30 +81,19 @@ class Masked(nn.Module):
 
 
 MODELS: dict[str, tuple[nn.Module, TensorSpec]] = {
-    "bags": (
-        nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)),
-        TensorSpec((5,), torch.int64, 9),
-    ),
+    "bags": (nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3)), TensorSpec((5,), torch.int64, 9)),
     "video": (Video(), TensorSpec((1, 4, 4, 4))),
     "masked encoder": (Masked(), TensorSpec((6,), torch.int64, 9)),
 }
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("engine", ["onnx", "executorch"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_it_is_trained_as_it_comes(name: str) -> None:
+def test_a_model_of_it_is_trained_as_it_comes(name: str, engine: Literal["onnx", "executorch"]) -> None:
     module, sample = MODELS[name]
     fused = torch.backends.mha.get_fastpath_enabled()
-    verdict = edgefl.check(edgefl.Model(module, sample=sample, classes=3), engines=["onnx"])
+    verdict = edgefl.check(edgefl.Model(module, sample=sample, classes=3), engines=[engine])
 
     assert verdict.ok, str(verdict)
     assert torch.backends.mha.get_fastpath_enabled() == fused
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_of_it_is_trained_by_executorch(name: str) -> None:
-    module, sample = MODELS[name]
-    verdict = edgefl.check(edgefl.Model(module, sample=sample, classes=3), engines=["executorch"])
-
-    assert verdict.ok, str(verdict)

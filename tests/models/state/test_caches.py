@@ -1,4 +1,4 @@
-"""What a module puts aside while it is traced is of no use to the next run."""
+"""State that a module keeps while it is traced does not reach the next run."""
 
 from __future__ import annotations
 
