@@ -10,9 +10,7 @@ from pydantic import Field, model_validator
 from edgefl.config import tables
 from edgefl.config.broker import BrokerTable
 from edgefl.config.choices import Activations
-from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable
-from edgefl.config.selection import SelectionTable
-from edgefl.config.serving import ServerTable
+from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable, ServerTable
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.tables import Table
 from edgefl.errors import ConfigError

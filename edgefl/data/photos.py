@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.data.dataset import Array, Dataset
-from edgefl.data.held_out import split
+from edgefl.data.partition import hold_out
 from edgefl.errors import DataError
 from edgefl.wire.images import SUFFIXES, UNREAD, PictureError, library, pixels_of
 
@@ -32,7 +32,7 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
     if test_folder is not None and (folder / "train").is_dir():
         train, test = _by_class(folder / "train"), _by_class(test_folder)
     else:
-        train, test = split(_by_class(folder), seed)
+        train, test = hold_out(_by_class(folder), seed)
     names = tuple(train)
     if unknown := [name for name in test if name not in train]:
         raise DataError(

@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edgefl.data.dataset import Array, Dataset
-from edgefl.data.held_out import split
+from edgefl.data.partition import hold_out
 from edgefl.data.text.corpora import Corpus, Texts
 from edgefl.errors import DataError
 from edgefl.wire.bundle.readers import TableReader, TextReader
@@ -240,7 +240,7 @@ def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
     """Return the rows to train on and those to test on, in the order of the file."""
     kinds = np.zeros(len(labels), np.int64) if floats else labels
     rows = {kind: np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds).tolist()}
-    train, test = (np.array(sorted(chain(*part.values())), np.int64) for part in split(rows, seed))
+    train, test = (np.array(sorted(chain(*part.values())), np.int64) for part in hold_out(rows, seed))
     return train, test
 
 

@@ -14,7 +14,7 @@ from edgefl.config import Federation
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, arrays, prefixed, select
 from edgefl.data.dataset import Dataset
-from edgefl.data.text.unigram import unigram_perplexity
+from edgefl.data.text.samples import unigram_perplexity
 from edgefl.models.losses.catalog import TokenLabels
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import labels_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -105,3 +106,14 @@ def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Ar
             y.append(stream[1:].reshape(count, length))
             whose += [who] * count
     return np.concatenate(x), np.concatenate(y), np.array(whose, np.int64)
+
+
+def unigram_perplexity(train: Array, test: Array, vocabulary: int) -> float:
+    """Return the perplexity of a unigram model with add-one smoothing, so that no token is impossible.
+
+    It gives token v the probability (count of v in ``train`` + 1) / (tokens of ``train`` + ``vocabulary``). Both arrays are
+    integers 0 .. ``vocabulary`` - 1 of any shape; ``test`` has at least one.
+    """
+    counts = np.bincount(train.reshape(-1), minlength=vocabulary) + 1
+    surprise = np.log(counts.sum()) - np.log(counts)
+    return math.exp(float(surprise[test].mean()))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from edgefl.config.serving import ServerTable
+from edgefl.config.rounds import ServerTable
 from edgefl.errors import ConfigError, StoreError
 from edgefl.system.clock import Clock
 from edgefl.system.memory import cores

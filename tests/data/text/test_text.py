@@ -19,7 +19,7 @@ from edgefl.data.download import md5_of
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus, Published, Texts
-from edgefl.data.text.unigram import unigram_perplexity
+from edgefl.data.text.samples import unigram_perplexity
 from edgefl.data.text.vocabulary import Vocabulary
 from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import open_data, partition

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.config.serving import ServerTable
+from edgefl.config.rounds import ServerTable
 from edgefl.errors import ConfigError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
