@@ -13,7 +13,7 @@ from edgefl.api.training import Training
 from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.choices import Activations
 from edgefl.config.tables import (
-    Table,
+    ConfigTable,
 )
 from edgefl.contract.choice import (
     SubmodelChoice,
@@ -77,7 +77,7 @@ def federation(
     tiers: Mapping[str, Tier] | None = None,
     training: Training = Training(),
     data: DataTable | str | Path | None = None,
-    tables: Mapping[str, Table | Mapping[str, Any]] | None = None,
+    tables: Mapping[str, ConfigTable | Mapping[str, Any]] | None = None,
 ) -> Federation:
     """Describe a federation: its model, tiers, training and data.
 
@@ -124,12 +124,12 @@ def federation(
     if data is not None:
         own["data"] = _settings(data) if isinstance(data, DataTable) else data_table(data)
     for key, table in (tables or {}).items():
-        if not isinstance(table, Table | Mapping):
+        if not isinstance(table, ConfigTable | Mapping):
             raise ConfigError(
                 f"argument `tables` has {table!r} for {key!r}; give an object of edgefl.config, or its keys",
                 argument="tables",
             )
-        own[key] = own.get(key, {}) | (_settings(table) if isinstance(table, Table) else dict(table))
+        own[key] = own.get(key, {}) | (_settings(table) if isinstance(table, ConfigTable) else dict(table))
     return parse(own, source="the federation")
 
 
@@ -142,7 +142,7 @@ def _tier(name: str, value: object) -> Tier:
     return value
 
 
-def _settings(table: Table) -> dict[str, Any]:
+def _settings(table: ConfigTable) -> dict[str, Any]:
     """The keys that were given: those that were not have another meaning than their defaults to some."""
     return table.model_dump(exclude_unset=True)
 

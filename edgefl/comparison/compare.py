@@ -18,7 +18,7 @@ from edgefl.comparison.conduct import Conduct
 from edgefl.comparison.diagnosis import diagnosed
 from edgefl.comparison.evolution import check_state, decided
 from edgefl.comparison.graph_side import GradientStep
-from edgefl.comparison.inputs import ATTEMPTS, Samples, batches
+from edgefl.comparison.inputs import ATTEMPTS, UserSamples, batches
 from edgefl.comparison.key import key_of
 from edgefl.comparison.sharing import check_sharing
 from edgefl.comparison.torch_side import STORED, Trained, largest, widened
@@ -65,7 +65,7 @@ class Difference:
     follows: bool = False
 
 
-def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> ModelSpec:
+def compared(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> ModelSpec:
     """Train the module that ``spec`` was cut from by torch, and the model as devices train it, and compare both.
 
     Three steps of SGD each, on the same batches and random numbers. Loss, gradients, parameters and buffers have to agree,
@@ -94,7 +94,7 @@ def compared(spec: ModelSpec, data: Samples | None = None, seed: int = 0) -> Mod
     return _whole(spec, source) if known[key] else spec
 
 
-def _whole_only(spec: ModelSpec, source: ModelSource, data: Samples | None, seed: int) -> bool:
+def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> bool:
     """Return False if the model agrees as it was cut, True if it agrees as one unit alone; ModelError if not at all."""
     try:
         _compare(spec, source, data, seed)
@@ -126,7 +126,7 @@ def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     )
 
 
-def _compare(spec: ModelSpec, source: ModelSource, data: Samples | None, seed: int) -> None:
+def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> None:
     rows = _MANY if sum(each.numel() for each in source.module.parameters()) < _SMALL else _FEW
     step = graph_side.step_of(spec, rows)
     with (

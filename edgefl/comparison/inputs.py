@@ -25,7 +25,7 @@ _IGNORED = 0.2
 _REGRESSION = (SquaredError, AbsoluteError, Huber, Quantile)
 
 
-class Samples(Protocol):
+class UserSamples(Protocol):
     """The user's training data."""
 
     @property
@@ -37,7 +37,7 @@ class Samples(Protocol):
 
 
 def batches(
-    spec: ModelSpec, rows: int, count: int, seed: int, attempt: int, data: Samples | None = None
+    spec: ModelSpec, rows: int, count: int, seed: int, attempt: int, data: UserSamples | None = None
 ) -> list[Tensors]:
     """Return ``count`` batches of ``rows`` samples by name: ``x``, ``y`` and the other inputs.
 
@@ -66,7 +66,7 @@ def batches(
 
 
 def _of_data(
-    spec: ModelSpec, data: Samples, rows: int, label: TensorSpec, generator: torch.Generator
+    spec: ModelSpec, data: UserSamples, rows: int, label: TensorSpec, generator: torch.Generator
 ) -> Tensors:
     order = torch.randperm(len(data.train_y), generator=generator)
     taken = order.repeat(math.ceil(rows / len(order)))[:rows].numpy()

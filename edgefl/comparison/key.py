@@ -11,7 +11,7 @@ from weakref import ref
 from torch import Tensor
 
 from edgefl.comparison import torch_side
-from edgefl.comparison.inputs import Samples
+from edgefl.comparison.inputs import UserSamples
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.hooks import described_hooks
 from edgefl.models.python_state.references import References
@@ -19,7 +19,7 @@ from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
 
 
-def key_of(spec: ModelSpec, source: ModelSource, data: Samples | None) -> object:
+def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> object:
     """Return what decides the result beside the object: the request, and what people change on it between two calls."""
     request = source.request
     inputs = tuple(torch_side.inputs_of(source).items())

@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgefl.config.tables import Table
+from edgefl.config.tables import ConfigTable
 from edgefl.wire.mqtt.address import Address, ClientIds, Version, read_secret
 
 BrokerProfileName = Literal["none", "aws"]
 
 
-class BrokerTable(Table):
+class BrokerTable(ConfigTable):
     """The MQTT broker and its address."""
 
     kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")

@@ -12,7 +12,7 @@ from edgefl.config.broker import BrokerTable
 from edgefl.config.choices import Activations
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable, ServerTable
 from edgefl.config.simulation import SimulationTable
-from edgefl.config.tables import Table
+from edgefl.config.tables import ConfigTable
 from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.limits import Limits
@@ -22,7 +22,7 @@ from edgefl.wire.text import unknown
 # The table of a federation file that puts other bundles on trial with a share of the devices.
 
 
-class CandidateTierTable(Table):
+class CandidateTierTable(ConfigTable):
     """Keys that differ for the devices of a tier that try the candidate; others stay as they are."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
@@ -35,7 +35,7 @@ class CandidateTierTable(Table):
         return self
 
 
-class RolloutTable(Table):
+class RolloutTable(ConfigTable):
     """A candidate (`algorithm`, `tiers`) that a share of each tier's devices tries; then all do, or none."""
 
     share: float = Field(
@@ -73,7 +73,7 @@ class RolloutTable(Table):
         return bool(self.algorithm or self.tiers)
 
 
-class Federation(tables.Table):
+class Federation(tables.ConfigTable):
     """Tables of a federation file, checked together.
 
     They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,

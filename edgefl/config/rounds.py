@@ -7,14 +7,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from edgefl.config.tables import Table
+from edgefl.config.tables import ConfigTable
 from edgefl.errors import ConfigError
 from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 
 _OF_BUFFERED = ("concurrency", "buffer", "max_staleness", "staleness")
 
 
-class RoundTable(Table):
+class RoundTable(ConfigTable):
     """Start, selection and end of a round."""
 
     mode: Literal["synchronous", "buffered"] = Field(
@@ -134,7 +134,7 @@ class RoundTable(Table):
         return self
 
 
-class AggregateTable(Table):
+class AggregateTable(ConfigTable):
     """Aggregation of the updates of a round into one change."""
 
     rule: Literal["mean", "median", "trimmed_mean", "multi_krum"] = Field(
@@ -179,7 +179,7 @@ class AggregateTable(Table):
         return self
 
 
-class DownlinkTable(Table):
+class DownlinkTable(ConfigTable):
     """Transport of weights to the devices."""
 
     encoding: Literal["float32", "float16", "int8"] = Field(
@@ -221,7 +221,7 @@ class DownlinkTable(Table):
 Weight = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class SelectionTable(Table):
+class SelectionTable(ConfigTable):
     """Selection of devices for a round: which ones, in what conditions, and how many."""
 
     policy: Literal["uniform", "tiers", "longest-idle"] = Field(
@@ -282,7 +282,7 @@ class SelectionTable(Table):
         return self
 
 
-class ServerTable(Table):
+class ServerTable(ConfigTable):
     """Processes that receive updates: the server itself, or workers. The trained weights do not depend on it."""
 
     workers: int = Field(

@@ -7,10 +7,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_serializer, field_validator, model_validator
 
-from edgefl.config.tables import Table
+from edgefl.config.tables import ConfigTable
 
 
-class ClientsTable(Table):
+class ClientsTable(ConfigTable):
     """Speed of simulated clients and their links, their spending, and the share that is lost."""
 
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")

@@ -19,13 +19,13 @@ BATCH, STEPS = 32, 10
 """Of the algorithms that edgefl brings, in a federation that says nothing else."""
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """Part of a federation file: no keys but its own, and never changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class FederationTable(Table):
+class FederationTable(ConfigTable):
     """Name and length of the training."""
 
     name: str = Field("demo", description="name of the federation; part of every MQTT topic")
@@ -49,7 +49,7 @@ class FederationTable(Table):
             raise ValueError(error.message) from error
 
 
-class ModelTable(Table):
+class ModelTable(ConfigTable):
     """The model."""
 
     name: str = Field("resnet8", description="a model of `edgefl ls models`, or file.py:factory")
@@ -64,7 +64,7 @@ class ModelTable(Table):
     )
 
 
-class LossTable(Table):
+class LossTable(ConfigTable):
     """The loss that training minimises."""
 
     name: str = Field(
@@ -83,7 +83,7 @@ class LossTable(Table):
         return self
 
 
-class AlgorithmTable(Table):
+class AlgorithmTable(ConfigTable):
     """The algorithm of the devices and its options by name (`edgefl ls algorithms NAME` lists them)."""
 
     model_config = ConfigDict(extra="allow")
@@ -129,7 +129,7 @@ class AlgorithmTable(Table):
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
-class OptimizerTable(Table):
+class OptimizerTable(ConfigTable):
     """Step of the server on the mean of the updates, for an algorithm without a server step of its own."""
 
     name: str = Field(
@@ -138,7 +138,7 @@ class OptimizerTable(Table):
     options: dict[str, Any] = Field(default_factory=dict, description="options of the optimizer")
 
 
-class DataTable(Table):
+class DataTable(ConfigTable):
     """Data of the simulated devices and of the server's evaluation."""
 
     name: DatasetName = Field(
@@ -254,7 +254,7 @@ class DataTable(Table):
         return self
 
 
-class TierTable(Table):
+class TierTable(ConfigTable):
     """A class of devices of equal capacity: the submodel it trains."""
 
     kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
@@ -312,7 +312,7 @@ class TierTable(Table):
         return text
 
 
-class ExportTable(Table):
+class ExportTable(ConfigTable):
     """Formats and forms of the bundles that devices download."""
 
     formats: tuple[FormatName, ...] = Field(
@@ -331,7 +331,7 @@ class ExportTable(Table):
     )
 
 
-class CodecTable(Table):
+class CodecTable(ConfigTable):
     """Encoding of an update as bytes."""
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")

@@ -31,7 +31,7 @@ class Missing(DataError):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCorpus:
     """Published corpus: its ``folder`` below each searched one, and its files by their MD5, at each of ``urls``."""
 
     name: str
@@ -73,25 +73,25 @@ class Published:
             yield place
 
 
-IMDB = Published(
+IMDB = PublishedCorpus(
     name="IMDB",
     folder="imdb",
     urls=("https://ai.stanford.edu/~amaas/data/sentiment/",),
     md5={"aclImdb_v1.tar.gz": "7c2ac02c03563afcf9b574c7e56c153a"},
 )
-AG_NEWS = Published(
+AG_NEWS = PublishedCorpus(
     name="AG News",
     folder="ag_news",
     urls=("https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/",),
     md5={"train.csv": "b1a00f826fdfbd249f79597b59e1dc12", "test.csv": "d52ea96a97a2d943681189a97654912d"},
 )
-WIKITEXT2 = Published(
+WIKITEXT2 = PublishedCorpus(
     name="WikiText-2",
     folder="wikitext2",
     urls=("https://wikitext.smerity.com/", "https://s3.amazonaws.com/research.metamind.io/wikitext/"),
     md5={"wikitext-2-v1.zip": "542ccefacc6c27f945fb54453812b3cd"},
 )
-SHAKESPEARE = Published(
+SHAKESPEARE = PublishedCorpus(
     name="Tiny Shakespeare",
     folder="tinyshakespeare",
     urls=("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/",),
@@ -141,10 +141,10 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class _Source:
+class _CorpusReader:
     """Reader of a corpus in the searched folders: all of it, or else the ``part`` that is passed around."""
 
-    published: Published
+    published: PublishedCorpus
     whole: Callable[[Sequence[Path]], Corpus]
     part: Callable[[Sequence[Path]], Corpus] | None = None
 
@@ -262,11 +262,11 @@ def _shakespeare(places: Sequence[Path]) -> Corpus:
     return Corpus(SHAKESPEARE.name, _owned(train), _owned(test))
 
 
-CORPORA: Mapping[str, _Source] = {
-    "imdb": _Source(IMDB, _imdb),
-    "ag_news": _Source(AG_NEWS, _ag_news, _some_ag_news),
-    "wikitext2": _Source(WIKITEXT2, _wikitext2, _some_wikitext2),
-    "shakespeare": _Source(SHAKESPEARE, _shakespeare),
+CORPORA: Mapping[str, _CorpusReader] = {
+    "imdb": _CorpusReader(IMDB, _imdb),
+    "ag_news": _CorpusReader(AG_NEWS, _ag_news, _some_ag_news),
+    "wikitext2": _CorpusReader(WIKITEXT2, _wikitext2, _some_wikitext2),
+    "shakespeare": _CorpusReader(SHAKESPEARE, _shakespeare),
 }
 """What reads each corpus."""
 

@@ -6,8 +6,8 @@ sequence. Inside, a sequence is (T, B, features), as in those operators.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,8 +23,7 @@ States = tuple[Tensor, ...]
 _SHUT = 1e4
 
 
-@dataclass(frozen=True)
-class CellKind:
+class CellKind(ABC):
     """Kind of recurrent layer: LSTM or GRU.
 
     Attributes:
@@ -32,30 +31,46 @@ class CellKind:
         state_tensors: number of tensors of the state.
         hold: number to add to the input of each gate behind the end of a sequence, so that the state (an LSTM's c, a
             GRU's h) stays as it is.
-        run: (sequence (T, B, E), weights of one layer in one direction: two, or four with biases, tensors of the first
-            state (B, H), reverse) -> hidden states (T, B, H) and the tensors of the last state.
     """
 
-    gates: int
-    state_tensors: int
-    hold: tuple[float, ...]
-    run: Callable[[Tensor, Sequence[Tensor], States, bool], States]
+    gates: ClassVar[int]
+    state_tensors: ClassVar[int]
+    hold: ClassVar[tuple[float, ...]]
+
+    @abstractmethod
+    def run(self, x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+        """Run one layer in one direction.
+
+        Args:
+            x: sequence (T, B, E).
+            weights: kernel and recurrent kernel, and two biases or none.
+            first: tensors of the first state, (B, H).
+            reverse: run from the last position to the first.
+
+        Returns:
+            The hidden states (T, B, H) and the tensors of the last state.
+        """
 
 
-def _lstm(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
-    kernel, recurrent, *biases = weights
-    bias = biases[0] + biases[1] if biases else recurrent.new_zeros(recurrent.shape[0])
-    return cells.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
+class _LstmKind(CellKind):
+    gates, state_tensors, hold = 4, 2, (-_SHUT, _SHUT, 0.0, 0.0)
+
+    def run(self, x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+        kernel, recurrent, *biases = weights
+        bias = biases[0] + biases[1] if biases else recurrent.new_zeros(recurrent.shape[0])
+        return cells.lstm(x, kernel, recurrent, bias, first[0], first[1], reverse=reverse)
 
 
-def _gru(x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
-    kernel, recurrent, *biases = weights
-    outer, inner = biases or [recurrent.new_zeros(recurrent.shape[0])] * 2
-    return cells.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
+class _GruKind(CellKind):
+    gates, state_tensors, hold = 3, 1, (0.0, _SHUT, 0.0)
+
+    def run(self, x: Tensor, weights: Sequence[Tensor], first: States, reverse: bool) -> States:
+        kernel, recurrent, *biases = weights
+        outer, inner = biases or [recurrent.new_zeros(recurrent.shape[0])] * 2
+        return cells.gru(x, kernel, recurrent, outer, inner, first[0], reverse=reverse)
 
 
-LSTM = CellKind(gates=4, state_tensors=2, hold=(-_SHUT, _SHUT, 0.0, 0.0), run=_lstm)
-GRU = CellKind(gates=3, state_tensors=1, hold=(0.0, _SHUT, 0.0), run=_gru)
+LSTM, GRU = _LstmKind(), _GruKind()
 
 
 def run_layers(

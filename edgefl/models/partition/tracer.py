@@ -469,7 +469,7 @@ def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
 
 @contextmanager
 def _explained(action: str) -> Iterator[None]:
-    """Raise exceptions as ModelError, as :func:`blamed` does; shorter if the code is right but torch cannot trace it."""
+    """Raise exceptions as ModelError, as :func:`user_errors` does; shorter if torch cannot trace right code."""
     try:
         with user_errors(action):
             yield

@@ -18,7 +18,7 @@ from edgefl.config import parse
 from edgefl.data.download import md5_of
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
-from edgefl.data.text.corpora import Corpus, Published, Texts
+from edgefl.data.text.corpora import Corpus, PublishedCorpus, Texts
 from edgefl.data.text.samples import unigram_perplexity
 from edgefl.data.text.vocabulary import Vocabulary
 from edgefl.errors import ConfigError, DataError
@@ -84,7 +84,7 @@ def test_parts_that_are_passed_around_say_so(tmp_path: Path) -> None:
     assert corpora.load("wikitext2", [tmp_path]).name == "WikiText-2"
 
 
-def _published(folder: Path) -> dict[str, Published]:
+def _published(folder: Path) -> dict[str, PublishedCorpus]:
     """Each corpus as it lies on a server, with the checksums that it has there."""
     folder.mkdir()
     with tarfile.open(folder / "aclImdb_v1.tar.gz", "w:gz") as archive:
@@ -113,7 +113,7 @@ def test_a_corpus_is_downloaded_where_it_is_allowed_and_checked(
     here, there, said = tmp_path / "here", tmp_path / "there", list[str]()
     published = _published(there)[name]
 
-    def load(source: Published) -> Corpus:
+    def load(source: PublishedCorpus) -> Corpus:
         monkeypatch.setitem(corpora.CORPORA, name, replace(corpora.CORPORA[name], published=source))  # type: ignore[attr-defined]
         return corpora.load(name, [here], here, progress=lambda file, *_: said.append(file))
 
