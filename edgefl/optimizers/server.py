@@ -59,7 +59,15 @@ def fedadam(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
     """Return FedAdam: Adam on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
 
     ``m <- beta1 m + (1 - beta1) Delta``, ``v <- beta2 v + (1 - beta2) Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``.
-    Raises ConfigError for numbers out of range.
+
+    Args:
+        lr: step size; above 0.
+        beta1: decay of the mean change m; in [0, 1).
+        beta2: decay of the second moment v; in [0, 1).
+        tau: smallest scale of a step, and root of the initial v; above 0.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     _check("fedadam", lr, tau, beta1=beta1, beta2=beta2)
     return _adaptive("fedadam", lr, beta1, tau, lambda v, square: beta2 * v + (1 - beta2) * square)
@@ -68,8 +76,16 @@ def fedadam(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
 def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
     """Return FedYogi: Yogi on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
 
-    ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``; the step, with ``lr``, ``beta1`` and ``tau``, is FedAdam's.
-    Raises ConfigError for numbers out of range.
+    ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``; the step is FedAdam's.
+
+    Args:
+        lr: step size; above 0.
+        beta1: decay of the mean change m; in [0, 1).
+        beta2: decay of the second moment v; in [0, 1).
+        tau: smallest scale of a step, and root of the initial v; above 0.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     _check("fedyogi", lr, tau, beta1=beta1, beta2=beta2)
 
@@ -82,8 +98,15 @@ def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
 def fedadagrad(*, lr: float = LR, beta1: float = 0.0, tau: float = TAU) -> ServerOpt:
     """Return FedAdagrad: Adagrad on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
 
-    ``v <- v + Delta^2``; the step, with ``lr`` and ``tau``, is FedAdam's, without momentum unless ``beta1`` is given.
-    Raises ConfigError for numbers out of range.
+    ``v <- v + Delta^2``; the step is FedAdam's, by default without momentum.
+
+    Args:
+        lr: step size; above 0.
+        beta1: decay of the mean change m; in [0, 1).
+        tau: smallest scale of a step, and root of the initial v; above 0.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     _check("fedadagrad", lr, tau, beta1=beta1)
     return _adaptive("fedadagrad", lr, beta1, tau, lambda v, square: v + square)
@@ -94,10 +117,18 @@ def fedams(
 ) -> ServerOpt:
     """Return FedAMS: FedAdam whose second moment never falls (Wang et al. 2022; fafed.md 3.5).
 
-    vhat, the largest v so far, replaces v. ``lr``, ``beta1`` and ``beta2`` are FedAdam's. ``variant``
-    ``amsgrad``: ``vhat <- max(vhat, v)``, ``x <- x + lr m / (sqrt(vhat) + tau)``, so that tau is what it is in FedAdam.
-    ``max_stabilisation``: ``vhat <- max(vhat, v, tau)``, ``x <- x + lr m / sqrt(vhat)``. vhat begins where v does.
-    Raises ConfigError for numbers out of range and for another variant.
+    vhat, the largest v so far, replaces v; it begins as v does.
+
+    Args:
+        lr: step size; above 0.
+        beta1: decay of the mean change m; in [0, 1).
+        beta2: decay of the second moment v; in [0, 1).
+        tau: smallest scale of a step, and root of the initial v; above 0.
+        variant: ``amsgrad``: ``vhat <- max(vhat, v)``, ``x <- x + lr m / (sqrt(vhat) + tau)``, where tau acts as in FedAdam.
+            ``max_stabilisation``: ``vhat <- max(vhat, v, tau)``, ``x <- x + lr m / sqrt(vhat)``.
+
+    Raises:
+        ConfigError: a number is out of range, or there is no such variant.
     """
     _check("fedams", lr, tau, beta1=beta1, beta2=beta2)
     if variant not in get_args(Variant):
@@ -142,7 +173,14 @@ def _check(name: str, lr: float, tau: float, **betas: float) -> None:
 def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:
     """Return FedAvgM: momentum on the mean change, ``m <- beta m + Delta``, ``x <- x + lr m`` (Hsu et al. 2019).
 
-    m is 0 initially. With ``beta`` = 0 and ``lr`` = 1 it is the plain mean.
+    m is 0 initially. With the default ``lr`` and ``beta`` = 0 it is the plain mean.
+
+    Args:
+        lr: step size; above 0.
+        beta: decay of m; in [0, 1).
+
+    Raises:
+        ConfigError: a number is out of range.
     """
     above_zero("optimizer 'server_momentum'", lr=lr)
     below_one("optimizer 'server_momentum'", beta=beta)

@@ -24,12 +24,16 @@ class CrossEntropy:
     """One class per sample, or one per pixel.
 
     ``-log softmax(z)[y]`` for logits (B, C) and one class number per sample, y (B,) int64; for logits (B, C, *S) and one
-    class number per place, y (B, *S), as segmentation has them.
+    class number per position, y (B, *S), as in segmentation. A single logit z means the logits (0, z) of two classes, hence
+    the cross-entropy of sigmoid(z).
 
-    A single logit z means the logits (0, z) of two classes, hence the cross-entropy of sigmoid(z).
-    With ``label_smoothing`` e: ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as torch.
-    Labels ``ignore_index`` count neither as loss nor as right or wrong, and may lie outside the classes (-100, or 255 for
-    the border of an object); a batch's mean is over the others, as torch's.
+    Args:
+        label_smoothing: e in ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as in torch; in [0, 1].
+        ignore_index: label that counts neither as loss nor as right or wrong, also outside the classes (-100, or 255 for the
+            border of an object). A batch's mean is over the other labels, as torch's. None: all labels count.
+
+    Raises:
+        ModelError: ``label_smoothing`` is out of range.
     """
 
     label_smoothing: float = 0.0
@@ -138,10 +142,15 @@ _READS = "(tokens, vocabulary) logits"
 class SequenceCrossEntropy:
     """One class for each token of a sequence.
 
-    The cross-entropy of every position: logits (B, T, V), y (B, T) int64, mean over tokens. Tokens labelled
-    ``ignore_index`` (-100, or the number of a padding token) count neither as loss nor as right or wrong, and a
-    batch's mean is over the others, as torch's. ``label_smoothing`` as in
-    :class:`~edgefl.models.losses.classification.CrossEntropy`.
+    The cross-entropy of every position: logits (B, T, V), y (B, T) int64, mean over tokens.
+
+    Args:
+        ignore_index: label of tokens that count neither as loss nor as right or wrong (-100, or the number of a padding
+            token). A batch's mean is over the other tokens, as torch's. None: all tokens count.
+        label_smoothing: as in :class:`CrossEntropy`.
+
+    Raises:
+        ModelError: ``label_smoothing`` is out of range.
     """
 
     ignore_index: int | None = None
@@ -190,11 +199,16 @@ class CausalLM:
     """Language modelling: the next token of a sequence.
 
     Logits (B, T, V) at a token predict the next one, and labels y (B, T) int64 are the tokens themselves. The loss compares
-    ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens. Without ``shift`` labels are the next tokens already.
+    ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens.
 
-    Labels ``ignore_index`` do not count: padding, or a prompt that is not to be learned. A padding token has its own
-    number in ``x``; its label is -100, or ``ignore_index`` is its number. ``label_smoothing`` as in
-    :class:`~edgefl.models.losses.classification.CrossEntropy`.
+    Args:
+        ignore_index: label that does not count: of padding, or of a prompt that is not to be learned. A padding token
+            has its own number in ``x``; its label is -100, or this is its number. None: all tokens count.
+        label_smoothing: as in :class:`CrossEntropy`.
+        shift: False if labels are the next tokens already.
+
+    Raises:
+        ModelError: ``label_smoothing`` is out of range.
     """
 
     ignore_index: int | None = -100

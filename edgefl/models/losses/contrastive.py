@@ -55,8 +55,14 @@ class InfoNCE(_Contrastive):
     Both ways, as CLIP's (van den Oord et al. 2018, equation 4). out is (B, 2, D), the embeddings of a sample's two
     views (two crops, or an image and its text). With s(a, b) their cosine over ``temperature``: ``-log
     softmax_j(s(a_i, b_j))[i]``, the mean of both directions. Labels are not read; devices send a class number
-    nevertheless. Not independent over samples: rows that only fill up a batch are left out of the others' sums, and the loss
-    on a test set depends on how it falls into batches.
+    nevertheless. The loss of a sample depends on the others: rows that only fill up a batch are left out of their sums, and
+    the loss on a test set depends on its division into batches.
+
+    Args:
+        temperature: divisor of the cosines; above 0.
+
+    Raises:
+        ModelError: ``temperature`` is out of range.
     """
 
     temperature: float = 0.07
@@ -76,7 +82,13 @@ class NTXent(_Contrastive):
     """Two views of a sample, each to be found among all other views of the batch.
 
     SimCLR's normalised temperature-scaled cross entropy over the 2B - 1 others (Chen et al. 2020, equation 1). out,
-    labels and what holds for batches are as in :class:`InfoNCE`.
+    labels and the role of batches are as in :class:`InfoNCE`.
+
+    Args:
+        temperature: divisor of the cosines; above 0.
+
+    Raises:
+        ModelError: ``temperature`` is out of range.
     """
 
     temperature: float = 0.5

@@ -23,7 +23,14 @@ class CTC:
     length, as torch's mean. out is (B, T, C), logits of C symbols at T times; y is (B, ``length``) int64, the symbols
     of the text, then ``blank`` up to ``length``. The forward recursion is written out over T, with about 25 ops a
     time step in a training graph. A text that needs more times than the output has does not count. A sample is right
-    where the most likely symbols, without repetitions and blanks, are its text.
+    if the most likely symbols, without repetitions and blanks, are its text.
+
+    Args:
+        length: number of symbols of a label; at least 1.
+        blank: number of the blank symbol.
+
+    Raises:
+        ModelError: ``length`` or ``blank`` is out of range.
     """
 
     length: int

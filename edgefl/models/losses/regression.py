@@ -39,7 +39,9 @@ class SquaredError(_Regression):
     """Numbers, by their squared error.
 
     ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries.
-    An entry counts as right within ``tolerance`` of its label.
+
+    Args:
+        tolerance: largest distance from the label at which an entry counts as right.
     """
 
     tolerance: float = TOLERANCE
@@ -52,7 +54,10 @@ class SquaredError(_Regression):
 class AbsoluteError(_Regression):
     """Numbers, by their absolute error.
 
-    ``|out - y|`` for out and y (B, *S) float32, mean over a sample's entries. ``tolerance`` as in :class:`SquaredError`.
+    ``|out - y|`` for out and y (B, *S) float32, mean over a sample's entries.
+
+    Args:
+        tolerance: largest distance from the label at which an entry counts as right.
     """
 
     tolerance: float = TOLERANCE
@@ -66,7 +71,14 @@ class Huber(_Regression):
     """Numbers, by an error that outliers sway less.
 
     With e = out - y, ``e^2 / 2`` where |e| <= ``delta`` and ``delta * (|e| - delta / 2)`` beyond, mean over a sample's
-    entries (Huber 1964). ``tolerance`` as in :class:`SquaredError`.
+    entries (Huber 1964).
+
+    Args:
+        delta: error at which the loss becomes linear; above 0.
+        tolerance: largest distance from the label at which an entry counts as right.
+
+    Raises:
+        ModelError: ``delta`` is out of range.
     """
 
     delta: float = 1.0
@@ -84,9 +96,16 @@ class Huber(_Regression):
 class Quantile(_Regression):
     """Numbers between which a share of the labels lies, by the pinball loss.
 
-    With e = y - out, ``max(q e, (q - 1) e)`` for each level q of ``levels``, mean over levels and entries (Koenker
-    and Bassett 1978). out is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). The absolute
-    error among the metrics belongs to the level nearest to the median. ``tolerance`` as in :class:`SquaredError`.
+    With e = y - out, ``max(q e, (q - 1) e)`` for each level q, mean over levels and entries (Koenker and Bassett 1978). out
+    is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). The absolute error among the metrics
+    belongs to the level nearest to the median.
+
+    Args:
+        levels: the levels q, each between 0 and 1.
+        tolerance: largest distance from the label at which an entry of that level counts as right.
+
+    Raises:
+        ModelError: a level is out of range, or there is none.
     """
 
     levels: tuple[float, ...] = (0.5,)
