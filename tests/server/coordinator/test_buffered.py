@@ -146,7 +146,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 20))
-def test_each_task_ends_in_one_way_and_each_accepted_update_is_in_one_step(
+def test_each_task_ends_once_and_each_update_is_in_one_step(
     events: list[Any], concurrency: int, buffer: int, late: int, pace: int
 ) -> None:
     run = Run(replace(RULES, concurrency=concurrency, buffer=buffer, max_staleness=late))
@@ -175,7 +175,7 @@ def test_who_has_answered_is_given_work_in_the_same_step(run: Run) -> None:
     assert len(run.open) == 3 and len(set(run.open) - (before - {first})) == 1
 
 
-def test_a_version_comes_with_every_buffer_of_updates_whatever_they_began_from(run: Run) -> None:
+def test_a_version_follows_every_full_buffer(run: Run) -> None:
     early, *others = run.open
     for _ in range(2):
         run.take(Answered(others[0], accepted=True))
@@ -187,7 +187,7 @@ def test_a_version_comes_with_every_buffer_of_updates_whatever_they_began_from(r
     assert [len(step) for step in run.steps] == [2, 1]
 
 
-def test_a_task_that_is_too_many_versions_old_is_stale_and_its_place_is_free(run: Run) -> None:
+def test_a_task_older_than_max_staleness_is_stale(run: Run) -> None:
     slow, *_ = run.open
     nonce = run.open[slow].nonce
     while nonce not in run.fates:

@@ -36,7 +36,7 @@ def test_a_round_is_undone_that_is_worse_than_the_rule_allows(metrics: dict[str,
     assert collapse(RULE, SO_FAR, metrics) == why
 
 
-def test_the_first_round_has_nothing_to_fall_from_and_half_a_rule_looks_at_its_half() -> None:
+def test_a_first_round_cannot_collapse_and_half_a_rule_checks_its_half() -> None:
     assert not collapse(RULE, Best(), {"accuracy": 0.1, "loss": 9.0})
     assert not collapse(Rollback(accuracy=0.2), SO_FAR, {"accuracy": 0.7, "loss": 99.0})
     assert not collapse(Rollback(loss=3.0), SO_FAR, {"accuracy": 0.0, "loss": 1.0})

@@ -84,7 +84,7 @@ def test_waiting_has_no_deadline_once_the_timeout_has_passed() -> None:
     assert machine.wake_at(RULES, machine.initial(VERSION, 0.0), 100.0) is None
 
 
-def test_a_round_closes_when_all_have_reported_and_the_next_opens_with_the_new_model() -> None:
+def test_a_round_closes_when_all_reported_and_the_next_opens() -> None:
     rules, state = opened()
     state, actions = answer(rules, state, "strong-0", "strong-1")
     assert state.phase == "open" and not actions
@@ -114,7 +114,7 @@ def test_at_the_deadline_a_round_closes_with_what_it_has() -> None:
     assert isinstance(actions[0], Close)
 
 
-def test_at_the_deadline_with_too_few_reports_it_is_abandoned_and_the_next_opens() -> None:
+def test_too_few_reports_at_the_deadline_abandon_the_round() -> None:
     rules, state = opened(min_reports=2)
     state, _ = answer(rules, state, "weak-0")
     state, actions = machine.step(rules, state, states.Tick(), 10.0)
@@ -130,7 +130,7 @@ def test_when_all_are_refused_the_round_ends_before_its_deadline() -> None:
     assert isinstance(actions[0], Abandon) and "every device has answered" in actions[0].text
 
 
-def test_a_vanished_device_blocks_until_the_deadline_only_and_is_not_selected_again() -> None:
+def test_a_vanished_device_blocks_until_the_deadline_only() -> None:
     rules, state = opened()
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, actions = answer(rules, state, "strong-0", "strong-1")
@@ -140,7 +140,7 @@ def test_a_vanished_device_blocks_until_the_deadline_only_and_is_not_selected_ag
     assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0", "strong-1"}
 
 
-def test_a_round_does_not_wait_longer_than_the_grace_for_devices_that_are_offline() -> None:
+def test_a_round_waits_no_longer_than_the_grace_for_offline_devices() -> None:
     rules, state = opened(deadline_s=100)
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0")
@@ -154,7 +154,7 @@ def test_a_round_does_not_wait_longer_than_the_grace_for_devices_that_are_offlin
     assert isinstance(actions[0], Close)
 
 
-def test_a_round_with_too_few_reports_waits_for_offline_devices_until_its_deadline() -> None:
+def test_too_few_reports_wait_for_offline_devices_until_the_deadline() -> None:
     rules, state = opened(deadline_s=100, min_reports=3)
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0", "strong-1")
@@ -164,7 +164,7 @@ def test_a_round_with_too_few_reports_waits_for_offline_devices_until_its_deadli
     )
 
 
-def test_devices_that_are_offline_have_the_grace_to_come_back_after_an_outage_or_a_restart() -> None:
+def test_offline_devices_have_the_grace_after_an_outage_or_a_restart() -> None:
     rules, state = opened(deadline_s=100)
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0", "strong-1", now=2.0)
@@ -193,7 +193,7 @@ def test_an_outage_of_the_server_moves_the_deadline() -> None:
     assert not actions and state.round is not None and state.round.deadline == 40.0
 
 
-def test_a_device_that_says_hello_again_gets_its_task_again_until_it_has_answered() -> None:
+def test_a_hello_repeats_the_task_until_it_is_answered() -> None:
     rules, state = opened()
     state, actions = hello(rules, state, "strong-1", now=1.0)
     assert [type(action) for action in actions] == [SendTask]

@@ -279,7 +279,7 @@ def test_devices_that_are_away_hide_no_divergence(rounds: int) -> None:
     assert state.next_round == 5
 
 
-def test_versions_that_wait_for_nobody_end_where_all_but_one_that_is_away_diverge() -> None:
+def test_asynchronous_rounds_end_when_all_online_devices_diverge() -> None:
     rules, state = begun(whole=False, rounds=9, opening=0, buffer=2, concurrency=3)
     state, _ = play(rules, state, *left("c"), now=1.0)
     state, _ = play(rules, state, states.Tick(), now=7.0)
@@ -312,7 +312,7 @@ def test_grace_runs_from_the_later_of_both_instants() -> None:
     assert attendance.grace_ends(rules, None, 9.0) == 14.0
 
 
-def test_a_round_that_needs_all_ends_for_the_first_that_stays_away_and_another_for_the_last() -> None:
+def test_a_whole_round_ends_for_the_first_offline_device() -> None:
     rules, state = begun(1)
     state, _ = machine.step(rules, state, left("a")[0], 10.0)
     state, _ = machine.step(rules, state, left("b")[0], 12.0)

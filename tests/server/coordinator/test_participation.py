@@ -37,14 +37,14 @@ def test_the_first_round_waits_for_all_devices_however_long_that_takes() -> None
     assert kinds(actions) == [Open] and state.members == NAMES
 
 
-def test_the_same_algorithm_goes_on_with_fewer_after_the_timeout_where_partial_rounds_are_allowed() -> None:
+def test_partial_rounds_continue_with_fewer_after_the_timeout() -> None:
     rules = replace(RULES, absent="partial")
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a", "b"), now=0.0)
     state, actions = play(rules, state, states.Tick(), now=20.0)
     assert kinds(actions) == [Open] and state.members == () and not actions[0].round.whole
 
 
-def test_every_device_that_is_there_becomes_a_member_also_beyond_min_devices() -> None:
+def test_every_present_device_becomes_a_member() -> None:
     rules = replace(RULES, min_devices=2, fraction=0.5, over_selection=1.0)
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a"), *left("a"), *hello("b", "c"), now=0.0)
     assert state.phase == "waiting", "a has gone just now and may come back"
@@ -98,7 +98,7 @@ def test_position_and_base_follow_the_rounds_that_closed() -> None:
     assert (state.position, state.base, state.next_round) == (3, 4, 5)
 
 
-def test_an_algorithm_that_takes_whoever_is_there_counts_its_exchanges_too() -> None:
+def test_an_algorithm_without_members_counts_its_exchanges() -> None:
     rules, state = begun(whole=False, opening=0)
     state, actions = play(rules, state, *accepted("a", "b"), states.Answered("c", False))
     assert kinds(actions) == [Close, Open] and (state.position, state.base, state.members) == (1, 1, ())
@@ -136,7 +136,7 @@ def test_when_all_decline_the_abandoned_round_says_so() -> None:
 # -- a member is missing: wait ---------------------------------------------------------------------------------
 
 
-def test_at_the_deadline_the_exchange_is_tried_again_and_the_missing_device_named() -> None:
+def test_a_missed_deadline_repeats_the_exchange_and_names_the_device() -> None:
     rules, state = begun(1)
     state, _ = play(rules, state, *accepted("a", "b"))
     state, actions = play(rules, state, states.Tick(), now=100.0)
@@ -151,7 +151,7 @@ def test_a_refused_update_ends_the_round_at_once() -> None:
     assert kinds(actions) == [Abandon, Open] and "b (its update was refused)" in actions[0].text
 
 
-def test_a_member_that_is_offline_beyond_the_grace_ends_the_round_and_it_does_not_spin() -> None:
+def test_a_member_offline_beyond_the_grace_ends_the_round_once() -> None:
     rules, state = begun(1)
     state, _ = play(rules, state, *accepted("a"), *left("c"), now=10.0)
     assert machine.wake_at(rules, state, 10.0) == 15.0
@@ -178,7 +178,7 @@ def test_the_grace_of_a_round_begins_anew_after_a_restart_or_an_outage() -> None
     )
 
 
-def test_who_has_lost_what_it_kept_makes_the_method_begin_again_with_whoever_is_there() -> None:
+def test_a_lost_carry_restarts_the_method_with_present_devices() -> None:
     rules, state = begun(2)
     state, _ = play(rules, state, *hello("d"), *accepted("a"))
     state, actions = play(rules, state, decline(state, "b"))
@@ -189,7 +189,7 @@ def test_who_has_lost_what_it_kept_makes_the_method_begin_again_with_whoever_is_
     assert (actions[2].round.number, actions[2].round.position) == (4, 0)
 
 
-def test_when_it_begins_again_it_needs_as_many_devices_as_in_the_beginning() -> None:
+def test_a_restarted_method_needs_as_many_devices_as_at_first() -> None:
     rules, state = begun(2)
     state, actions = play(rules, state, *left("c"), decline(state, "b"), now=2.0)
     assert kinds(actions) == [Abandon, Warn] and state.members == ()
@@ -225,7 +225,7 @@ def test_why_an_update_was_refused_is_told_with_the_round_that_it_ends() -> None
     assert "b (its update was refused: tensor w is not finite)" in actions[0].text
 
 
-def test_three_tries_that_end_for_refused_updates_end_the_run_with_the_reason() -> None:
+def test_three_attempts_with_refused_updates_end_the_run() -> None:
     rules, state = begun(1)
     for name in ("b", "c"):
         state, actions = play(rules, state, states.Answered(name, False, "diverged"))
@@ -267,7 +267,7 @@ def test_declined_tasks_count_like_refused_updates() -> None:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_server_step_that_fails_completes_no_exchange_and_ends_the_run_the_third_time(whole: bool) -> None:
+def test_a_failed_server_step_completes_nothing_and_ends_the_run_thrice(whole: bool) -> None:
     rules = replace(RULES, whole=whole, rounds=20)
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello(*NAMES))
     for tries in (1, 2, 3):
@@ -298,7 +298,7 @@ def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
         ("decline", "it declined"),
     ],
 )
-def test_where_a_missing_device_is_refused_the_run_ends_after_the_round_is_journaled(
+def test_absent_refuse_ends_the_run_after_the_round_is_journaled(
     event: Any, why: str
 ) -> None:
     rules, state = begun(1, absent="refuse")
@@ -313,7 +313,7 @@ def test_where_a_missing_device_is_refused_the_run_ends_after_the_round_is_journ
     assert (state.phase, state.round, state.position, state.next_round) == ("done", None, 1, 3)
 
 
-def test_between_rounds_a_member_has_the_grace_to_come_back_before_the_run_ends() -> None:
+def test_a_member_has_the_grace_between_rounds_before_the_run_ends() -> None:
     rules, state = begun(1, absent="refuse")
     state, _ = play(rules, state, *accepted("a", "b"), *left("c"), now=1.0)
     state, actions = play(rules, state, *accepted("c"), now=3.0)
@@ -325,7 +325,7 @@ def test_between_rounds_a_member_has_the_grace_to_come_back_before_the_run_ends(
     assert "round 3 cannot open" in actions[0].text and "c (it has been offline" in actions[0].text
 
 
-def test_a_run_that_was_refused_and_is_started_again_gives_members_the_grace() -> None:
+def test_a_refused_run_gives_members_the_grace_after_a_restart() -> None:
     rules, state = begun(1, absent="refuse")
     state, _ = play(rules, state, *left("c"), now=1.0)
     resumed = replace(state, phase="waiting", round=None, waiting_since=1e6)
@@ -345,7 +345,7 @@ def test_before_the_first_round_nobody_is_missing() -> None:
 # -- a member is missing: partial ------------------------------------------------------------------------------
 
 
-def test_where_partial_rounds_are_allowed_a_warning_names_once_who_is_missing() -> None:
+def test_partial_rounds_warn_once_about_missing_devices() -> None:
     rules, state = begun(1, absent="partial")
     state, _ = play(rules, state, *hello("d"), *left("d"), *accepted("a"))
     state, actions = play(rules, state, decline(state, "b"), states.Tick(), now=100.0)
@@ -362,7 +362,7 @@ def test_a_partial_round_with_everyone_gives_no_warning() -> None:
 
 
 @pytest.mark.parametrize(("opening", "again"), [(1, True), (0, False)])
-def test_where_nobody_has_what_it_kept_partial_rounds_begin_again_if_they_can(
+def test_partial_rounds_without_any_carry_begin_again(
     opening: int, again: bool
 ) -> None:
     rules, state = begun(1, absent="partial", opening=opening)

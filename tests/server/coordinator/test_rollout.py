@@ -36,7 +36,7 @@ def trying(state: State) -> set[str]:
 
 
 @given(st.integers(0, 99), st.floats(0.01, 0.99), st.integers(0, 30), st.integers(0, 30))
-def test_the_share_of_each_tier_is_rounded_up_and_one_device_goes_on_as_before(
+def test_shares_are_rounded_up_and_one_device_keeps_its_bundle(
     seed: int, share: float, strong: int, weak: int
 ) -> None:
     rule = replace(RULE, seed=seed, share=share)

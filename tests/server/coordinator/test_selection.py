@@ -69,7 +69,7 @@ def rounds(
 
 
 @given(CONDITIONS, st.sampled_from(("out", "in")))
-def test_a_device_is_selected_if_it_is_in_all_conditions_that_are_asked_for(
+def test_a_device_is_selected_if_it_meets_all_conditions(
     told: Conditions, unknown: str
 ) -> None:
     conditions = known_conditions(told)
@@ -86,7 +86,7 @@ def test_a_device_is_selected_if_it_is_in_all_conditions_that_are_asked_for(
         assert (unfit(rule, conditions) == "") is expected
 
 
-def test_words_that_nobody_knows_are_unknown_and_equal_conditions_are_one_object() -> None:
+def test_unknown_values_are_dropped_and_equal_conditions_shared() -> None:
     assert known_conditions(Conditions(power="nuclear", thermal="hot")) == Conditions(thermal="hot")
     assert known_conditions(Conditions(link="metered")) is known_conditions(
         Conditions(power="wind", link="metered")
@@ -157,7 +157,7 @@ def test_tiers_take_part_by_their_quotas() -> None:
     assert len({tuple(each) for each in selected}) > 1, "each round draws anew"
 
 
-def test_those_that_were_idle_longest_are_next_so_that_all_take_part_alike() -> None:
+def test_the_longest_idle_are_selected_so_that_all_take_part() -> None:
     rules = replace(RULES, fraction=0.25, selection=Selection(policy="longest-idle"))
     state, selected = rounds(rules, fleet(rules, *names(8, 4)), 8)
     assert all(set().union(*selected[n : n + 4]) == set(names(8, 4)) for n in range(0, 8, 4))
@@ -246,11 +246,11 @@ def test_so_many_tasks_are_enough_and_one_less_is_not(wanted: int, lost: float, 
     assert tasks == wanted or tail(tasks - 1, wanted, lost) < probability + 1e-9
 
 
-def test_ten_thousand_reports_of_which_two_thirds_are_lost_are_no_float_and_no_trouble() -> None:
+def test_trials_handles_ten_thousand_reports_with_high_loss() -> None:
     assert 30_000 < selection.trials(10_000, 2 / 3, 0.9) < 31_000
 
 
-def test_a_round_waits_until_its_quorum_is_likely_and_no_longer_than_it_has_patience() -> None:
+def test_a_round_waits_for_its_quorum_up_to_its_patience() -> None:
     rule = Selection(quorum=0.95, patience_s=60)
     rules, state = lossy(0.5, fraction=1.0, min_reports=10, selection=rule)
     state = replace(state, waiting_since=100.0)

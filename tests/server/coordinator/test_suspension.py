@@ -20,7 +20,7 @@ def opened(state: State) -> OpenRound:
     return state.round
 
 
-def test_a_silent_device_costs_its_deadline_a_few_times_and_is_then_left_out() -> None:
+def test_a_silent_device_is_suspended_after_a_few_deadlines() -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     now, seen = 0.0, []
     for _ in range(12):
@@ -53,7 +53,7 @@ def whole(**changes: object) -> tuple[Rules, State]:
     return replace(rules, min_devices=2), state
 
 
-def test_one_device_whose_updates_are_refused_does_not_end_a_method_that_can_begin_again() -> None:
+def test_refused_updates_of_one_device_restart_the_method_without_it() -> None:
     rules, state = whole()
     warned, refused = [], []
     for _ in range(6):
@@ -65,7 +65,7 @@ def test_one_device_whose_updates_are_refused_does_not_end_a_method_that_can_beg
     assert any("b (until round" in warning.text for warning in warned)
 
 
-def test_one_device_that_loses_its_carry_again_and_again_does_not_restart_the_method_for_ever() -> None:
+def test_repeated_losses_of_one_carry_do_not_restart_without_end() -> None:
     rules, state = whole()
     restarts = 0
     for _ in range(30):
@@ -78,7 +78,7 @@ def test_one_device_that_loses_its_carry_again_and_again_does_not_restart_the_me
     assert restarts <= rules.strikes and "b" not in opened(state).assignments and state.base > 20
 
 
-def test_who_wastes_turns_is_left_out_after_rounds_without_a_single_update() -> None:
+def test_a_device_that_wastes_turns_is_suspended_without_any_update() -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     seen = []
     for _ in range(7):
@@ -101,7 +101,7 @@ def test_a_slow_device_that_finishes_in_a_later_turn_has_no_strike() -> None:
 
 
 @pytest.mark.parametrize("excuse", ["offline", "declined", "none"])
-def test_who_loses_a_turn_by_a_broken_link_has_no_strike_where_others_do_well(excuse: str) -> None:
+def test_a_turn_lost_by_a_broken_link_is_no_strike(excuse: str) -> None:
     state = begun(**vars(replace(PLAIN, min_devices=3)))[1]
     current = opened(state)
     after: dict[str, list[Any]] = {

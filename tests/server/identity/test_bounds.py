@@ -114,7 +114,7 @@ def test_a_full_disk_keeps_nobody_out(
         assert lab.registry.token(token.name, lab.now) is None
 
 
-def test_a_key_that_waits_for_the_disk_gives_way_to_what_was_decided_since(
+def test_a_pending_key_yields_to_a_later_decision(
     lab: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     full_disk(lab.path)

@@ -202,7 +202,7 @@ def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
 
 
 @pytest.mark.parametrize("by", [b"", b"nonsense"], ids=["cleared", "replaced"])
-def test_an_announcement_that_somebody_else_clears_or_replaces_is_restored(
+def test_an_announcement_that_another_client_replaces_is_restored(
     serve: Callable[..., RunningServer],
     mosquitto: Mosquitto,
     connect: SessionFactory,
@@ -223,7 +223,7 @@ def test_an_announcement_that_somebody_else_clears_or_replaces_is_restored(
     assert "cleared or replaced the announcement" in server.wait_for(Warned).text
 
 
-def test_chunks_that_somebody_else_clears_are_restored_once_a_device_lacks_them(
+def test_cleared_chunks_are_restored_once_a_device_lacks_them(
     serve: Callable[..., RunningServer],
     device: MakeDevice,
     mosquitto: Mosquitto,

@@ -166,7 +166,7 @@ def test_events_come_in_the_order_in_which_things_happened(device: MakeDevice, s
     assert closed == [1, 2, 3], "each evaluation comes when it is there, and in order"
 
 
-def test_a_hello_that_asks_for_a_tier_that_is_not_there_is_answered_with_those_that_are(
+def test_a_hello_for_an_unknown_tier_is_answered_with_the_known_ones(
     device: MakeDevice, serve: Any
 ) -> None:
     weak = device("weak-0", silent, tier="weka")

@@ -43,7 +43,7 @@ def poison_in(number: int, seen: dict[int, str]) -> object:
     return answer
 
 
-def test_a_round_that_collapses_is_undone_and_the_next_one_begins_from_the_model_before(
+def test_a_collapsed_round_is_undone_and_the_next_begins_before_it(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     seen: dict[int, str] = {}

@@ -33,7 +33,7 @@ def limits(rules: Rules) -> dict[str, int]:
     return {name: assignment.weight_limit for name, assignment in state.round.assignments.items()}
 
 
-def test_no_update_weighs_more_than_most_samples_whatever_its_device_claims() -> None:
+def test_no_update_weighs_more_than_most_samples() -> None:
     weighted = replace(RULES, weighted=True)
     assert limits(weighted) == {"boaster": 1 << 20, "honest": 100}
     assert limits(replace(weighted, most_samples=500)) == {"boaster": 500, "honest": 100}
@@ -79,7 +79,7 @@ def test_where_updates_are_not_weighed_each_weighs_one() -> None:
     bad=st.lists(st.integers(0, 1 << 24), max_size=4),
     factor=st.floats(0.5, 10),
 )
-def test_fewer_than_half_cannot_raise_the_cap_beyond_what_the_largest_honest_device_allows(
+def test_fewer_than_half_cannot_raise_the_cap_beyond_honest_devices(
     honest: list[int], bad: list[int], factor: float
 ) -> None:
     bad = bad[: len(honest) - 1]
@@ -87,7 +87,7 @@ def test_fewer_than_half_cannot_raise_the_cap_beyond_what_the_largest_honest_dev
     assert weight_cap(rules, opened(rules, *honest, *bad)) <= max(1, factor * max(honest))
 
 
-def test_the_sums_have_room_for_what_may_come_and_an_update_weighs_no_more_than_the_cap() -> None:
+def test_sums_have_room_for_all_weights_up_to_the_cap() -> None:
     spec = plan_for("capped", Limits(), weighted=True, weight_cap=2.0)
     current = opened(spec.rules, 100, 100, 1 << 24)
     names = {f"d-{number}": f"strong-{number}" for number in range(3)}
@@ -106,7 +106,7 @@ def test_the_sums_have_room_for_what_may_come_and_an_update_weighs_no_more_than_
     assert [active.weight(claimed) for claimed in (1, 100, 1 << 20)] == [1, 100, 200]
 
 
-def test_the_federation_file_has_the_same_default_and_refuses_what_cannot_be() -> None:
+def test_the_federation_file_has_the_same_defaults_and_bounds() -> None:
     assert parse({}, source="x").round.most_samples == RULES.most_samples
     assert parse({}, source="x").round.weight_cap == RULES.weight_cap == 4
     with pytest.raises(ConfigError, match=r"round\.weight_cap"):

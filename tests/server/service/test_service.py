@@ -73,7 +73,7 @@ def test_a_device_that_vanishes_does_not_block_the_round(device: MakeDevice, ser
     assert (closed.outcome, closed.reports) == ("closed", 1)
 
 
-def test_a_round_with_too_few_reports_is_abandoned_and_the_model_unchanged(
+def test_a_round_with_too_few_reports_leaves_the_model_unchanged(
     device: MakeDevice, serve: Any
 ) -> None:
     device("strong-0")
@@ -109,7 +109,7 @@ def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
     )
 
 
-def test_a_hello_that_asks_for_another_tier_is_answered_with_the_given_one(
+def test_a_hello_for_another_tier_is_answered_with_the_actual_one(
     device: MakeDevice, serve: Any
 ) -> None:
     weak = device("weak-0", silent, tier="strong")

@@ -60,7 +60,7 @@ def ended(server: RunningServer) -> BaseException | None:
     return server.error
 
 
-def test_a_device_that_declines_does_not_hold_up_the_round_and_people_hear_of_it(
+def test_a_decline_does_not_delay_the_round_and_is_reported(
     device: MakeDevice, serve: Any, tmp_path: Path
 ) -> None:
     device("strong-0")
@@ -135,7 +135,7 @@ def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
     assert (closed.outcome, closed.reports) == ("closed", 2) and steady.done().base == 3
 
 
-def test_a_run_whose_updates_are_refused_again_and_again_ends_with_the_reason(
+def test_a_run_whose_updates_are_all_refused_ends_with_the_reason(
     device: MakeDevice, serve: Any
 ) -> None:
     def diverged(device: ScriptedDevice, task: Task, opened: Round) -> None:

@@ -132,7 +132,7 @@ def test_copies_that_come_before_the_first_is_kept_are_counted_once(device: Make
     assert (closed.reports, closed.rejected) == (2, 0)
 
 
-def test_a_second_copy_of_a_refused_update_is_refused_once_more_and_recorded_once(
+def test_a_copy_of_a_refused_update_is_recorded_once(
     device: MakeDevice, serve: Any
 ) -> None:
     culprit = device("strong-1", silent)
@@ -150,7 +150,7 @@ def test_a_second_copy_of_a_refused_update_is_refused_once_more_and_recorded_onc
     assert server.wait_for(Rejected).reason == "wrong-tier"
 
 
-def test_a_refusal_says_what_the_update_said_of_itself_and_what_was_wanted(
+def test_a_refusal_names_the_claim_and_the_expected_value(
     device: MakeDevice, serve: Any
 ) -> None:
     culprit = device("strong-0", changed(codec="fedpaq", codec_version=7))

@@ -55,7 +55,7 @@ def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any,
         np.testing.assert_allclose(model[name], value, atol=1e-6)
 
 
-def test_changes_that_are_zero_do_not_count_if_so_asked_also_after_a_restart(
+def test_count_nonzero_ignores_zero_changes_also_after_a_restart(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     fast, slow = device("strong-0", silent), device("strong-1", silent)
@@ -78,7 +78,7 @@ def test_changes_that_are_zero_do_not_count_if_so_asked_also_after_a_restart(
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_server_that_ends_with_many_evaluations_pending_resumes_and_tells_of_them_all(
+def test_pending_evaluations_are_reported_after_a_restart(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, lost: bool
 ) -> None:
     device("strong-0")
@@ -147,7 +147,7 @@ def test_a_broker_that_forgets_everything_costs_time_only(
     assert after == before and closed.reports == 2
 
 
-def test_a_listener_that_has_gone_away_ends_the_service_and_the_run_can_be_taken_up(
+def test_a_closed_listener_ends_the_service_and_the_run_resumes(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
     def closed(event: Any) -> None:

@@ -122,7 +122,7 @@ def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Serv
     assert losing.journal.progress("run") == MethodProgress(0, 2, ())
 
 
-def test_a_round_that_was_closed_with_the_mark_of_an_earlier_one_counts_from_there(losing: Server) -> None:
+def test_a_closed_round_with_an_earlier_mark_counts_from_there(losing: Server) -> None:
     losing.take(decline(losing.state, "b"))
     for name in NAMES:
         losing.take(states.Answered(name, accepted=True))

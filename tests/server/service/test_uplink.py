@@ -60,7 +60,7 @@ def test_dense_updates_take_as_much_as_float32(device: MakeDevice, serve: Any) -
     assert closed.up_float32_bytes == closed.up_bytes > 0
 
 
-def test_of_coded_updates_it_is_told_what_the_same_messages_with_float32_would_take(
+def test_encoded_updates_report_their_size_in_float32(
     device: MakeDevice, signed_server: RunningServer
 ) -> None:
     weak = device("weak-0", send_signs)

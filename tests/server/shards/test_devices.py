@@ -162,7 +162,7 @@ def test_a_device_hears_of_its_update_that_the_last_round_counts(fleet: Fleet, m
     assert {device.acks.get(timeout=PATIENCE_S).status for device in devices.values()} == {"accepted"}
 
 
-def test_signed_updates_come_by_turns_and_what_others_write_under_a_name_is_refused(
+def test_signed_updates_come_by_turns_and_forged_ones_are_refused(
     fleet: Fleet, tmp_path: Path, limits: Limits
 ) -> None:
     def forged_first(device: ScriptedDevice, task: Any, opened: Any) -> None:
@@ -258,7 +258,7 @@ def test_rules_that_look_at_all_updates_are_refused(federation: str, limits: Lim
         load(None, {"server.workers": 2, "aggregate.rule": rule, "aggregate.trim": 0.2})
 
 
-def test_the_table_names_what_does_not_go_together_and_has_no_say_in_the_model() -> None:
+def test_the_table_server_is_checked_and_not_part_of_the_digest() -> None:
     with pytest.raises(
         ConfigError, match=r"server.ray is where workers run: set server.workers to 2 or more"
     ):

@@ -46,7 +46,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     made.close()
 
 
-def test_what_was_appended_is_read_by_another_process_and_goes_with_the_round(bucket: Bucket) -> None:
+def test_appended_updates_are_readable_elsewhere_until_the_round_ends(bucket: Bucket) -> None:
     first, second = store_at(URL, "one"), store_at(URL, "two")
     places = [*first.append(3, [b"aa", b"", b"bbb"]), *second.append(3, [b"c"])]
 

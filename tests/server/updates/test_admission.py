@@ -65,7 +65,7 @@ def test_whoever_had_a_task_keeps_its_place(first: list[str], later: list[str]) 
     assert in_by_lot == set(sorted(others, key=admission.lot)[:room])
 
 
-def test_a_server_that_is_started_again_keeps_those_with_tasks_and_then_the_lowest_lots() -> None:
+def test_admitted_keeps_devices_with_tasks_then_the_lowest_lots() -> None:
     admission, names = AdmissionControl(1, LIMITS), [f"weak-{n}" for n in range(8)]
     state = empty()
     for name in names:
@@ -76,7 +76,7 @@ def test_a_server_that_is_started_again_keeps_those_with_tasks_and_then_the_lowe
     assert set(admission.admitted(state, names)) == {served, *others[:3]}
 
 
-def test_those_that_are_turned_away_come_again_spread_over_a_window_that_grows_with_them() -> None:
+def test_retries_spread_over_a_window_that_grows_with_their_number() -> None:
     admission = AdmissionControl(1, LIMITS)
     few = [admission.retry_after_s(f"weak-{n}") for n in range(50)]
     assert all(60 <= each < 120 for each in few) and len(set(few)) > 20

@@ -34,7 +34,7 @@ def test_a_flood_of_one_device_costs_no_other() -> None:
     assert door.counts == {"messages too often": 950}
 
 
-def test_what_anybody_may_send_takes_no_share_of_what_the_device_itself_said() -> None:
+def test_unverified_messages_use_a_rate_of_their_own() -> None:
     door = gate()
     assert sum(door.allow("unverified", "d") for _ in range(1000)) == 32
     assert sum(door.allow("copy", "d") for _ in range(1000)) == 32

@@ -89,7 +89,7 @@ def changed(chunk: UpdateChunk, **changes: Any) -> UpdateChunk:
     return UpdateChunk(**{**{name: getattr(chunk, name) for name in chunk.__struct_fields__}, **changes})
 
 
-def test_an_update_over_the_limit_is_refused_with_both_sizes_and_the_remedy() -> None:
+def test_an_update_over_the_limit_is_refused_with_both_sizes() -> None:
     (first, *_) = chunks_of(bytes(1001), "n", 100)
     with pytest.raises(
         UpdateRejected, match=r"1001 bytes, more than the limit of 1000: raise limits\.max_update"
@@ -163,7 +163,7 @@ def test_an_update_as_large_as_the_limit_in_the_smallest_chunks_is_taken() -> No
     assert parts.held_bytes == 0
 
 
-def test_a_last_chunk_may_be_short_and_a_count_may_be_one_more_than_whole_chunks() -> None:
+def test_the_last_chunk_may_be_short_or_empty() -> None:
     parts, last = (
         ChunkReassembler(max_update_bytes=1024, max_bytes=1024),
         chunks_of(bytes(1000), "n", 256)[-1],
@@ -211,7 +211,7 @@ def test_a_chunk_of_another_update_begins_anew(changes: dict[str, Any]) -> None:
     assert parts.add("d", pieces[2]) == MissingChunks([0, 1])
 
 
-def test_chunks_that_hold_more_or_fewer_bytes_than_the_update_has_are_refused() -> None:
+def test_chunks_that_do_not_add_up_to_the_size_are_refused() -> None:
     pieces, parts = chunks_of(bytes(30), "n", 10), assembly()
     parts.add("d", pieces[0])
     with pytest.raises(UpdateRejected, match="hold more bytes than it has"):
@@ -230,7 +230,7 @@ def test_as_many_gaps_are_named_as_fit_and_beyond_that_the_last_chunk(missing: i
     assert assembly(update_bytes=2000).add("d", last) == MissingChunks(named)
 
 
-def test_after_the_round_nothing_is_known_of_partial_and_of_damaged_updates() -> None:
+def test_clear_forgets_partial_and_damaged_updates() -> None:
     good, parts = chunks_of(b"a" * 20, "n", 10), assembly()
     bad = [good[0], changed(good[1], data=b"b" * 10)]
     for _ in range(MAX_DAMAGED):

@@ -59,7 +59,7 @@ def test_one_that_is_larger_than_all_that_may_be_asked_for_goes_alone() -> None:
     assert names(turns) == ["small"]
 
 
-def test_a_device_that_sends_a_little_now_and_then_loses_its_turn_and_goes_to_the_end_of_the_line() -> None:
+def test_a_device_that_trickles_loses_its_turn_and_is_queued_last() -> None:
     turns, clock = line("trickle", "next", "last")
     deadline = clock.now + 24
     assert names(turns, deadline) == ["trickle"]
@@ -88,7 +88,7 @@ def test_a_silent_device_loses_its_turn_only_while_others_wait() -> None:
     assert names(turns) == ["silent"]  # asked anew, because it sends nothing
 
 
-def test_a_slow_link_that_lost_its_turn_is_not_asked_for_what_it_is_sending() -> None:
+def test_a_slow_link_that_still_sends_is_not_asked_again() -> None:
     turns, clock = line("slow", "quick")
     deadline = clock.now + IDLE_S
     names(turns, deadline)
