@@ -219,8 +219,8 @@ class Rounds:
             arrived = [waiting.popleft() for _ in range(min(max(1, lacking), len(waiting)))]
             self._now, wanted = opened.opened + arrived[-1][0], [each for _, each in arrived]
             portions = self._portions(wanted, opened, self._state.base)
-            answers: dict[str, states.Answered | states.Declined] = {
-                each.device: states.Declined(each.device, each.nonce, NO_CARRY) for each in wanted
+            answers: dict[str, states.Answered | states.TaskDeclined] = {
+                each.device: states.TaskDeclined(each.device, each.nonce, NO_CARRY) for each in wanted
             }
             for report in self.trainers.train(portions, self.carries.read):
                 self._tally.down_bytes += fetched[opened.assignments[report.client].tier].nbytes

@@ -11,7 +11,7 @@ from typing import Any
 from edgefl.wire.mqtt.events import Inbox
 from edgefl_server.coordinator.states import Outcome
 from edgefl_server.events import RoundClosed
-from edgefl_server.reporter import Reporter
+from edgefl_server.reporter import EventReporter
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.retrying import RetryingJournal
@@ -78,7 +78,7 @@ class Evaluator:
         journal: RetryingJournal,
         checkpoints: Checkpoints,
         inbox: Inbox[Any],
-        reporter: Reporter,
+        reporter: EventReporter,
     ) -> None:
         self._spec = spec
         self._journal = journal

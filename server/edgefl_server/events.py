@@ -1,4 +1,4 @@
-"""What the server tells people and programs while it runs; the CLI prints each as one JSON object."""
+"""Events of a running server, for people and programs. The command line prints each as one JSON object."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """Base of all events; ``event`` in the JSON is the class's name in lower case."""
+    """Base of all events. The field ``event`` in the JSON is the class's name in lower case."""
 
 
 class EventListener(Protocol):
@@ -18,7 +18,7 @@ class EventListener(Protocol):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The server is up. ``resumed``: it carries on a run that an earlier process left."""
+    """The server is up. ``resumed``: an earlier process began the run."""
 
     federation: str
     run: str
@@ -31,14 +31,21 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Exporting(Event, frozen=True, kw_only=True):
-    """A tier's graphs are being made; this takes a while, once per configuration."""
+    """A tier's graphs are compiled. This takes a while, once per configuration."""
 
     tier: str
     text: str
 
 
 class Compiled(Event, frozen=True, kw_only=True):
-    """All bundles are there: ``compiled`` now, ``reused`` out of the folder ``cache``, whose files take ``cache_bytes``."""
+    """All bundles are compiled.
+
+    Attributes:
+        compiled: Number of bundles that were compiled now.
+        reused: Number of bundles from the cache.
+        cache: Folder of the cache.
+        cache_bytes: Size of the cache.
+    """
 
     compiled: int
     reused: int
@@ -47,22 +54,26 @@ class Compiled(Event, frozen=True, kw_only=True):
 
 
 class Warned(Event, frozen=True, kw_only=True):
-    """Something about a tier that a person should know; the run goes on."""
+    """A warning, about a tier or about the run; the run continues."""
 
     tier: str
     text: str
 
 
 class Noted(Event, frozen=True, kw_only=True):
-    """What a run does that its file does not say in so many words; nothing is wrong."""
+    """A notice about the run that is no warning, such as a default that depends on the machine."""
 
     text: str
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """No round is open: ``known`` of the ``needed`` devices are there, ``missing`` are not (where their names are known).
+    """No round is open: the next one waits for devices.
 
-    ``reason`` says why so many are needed, where that is not what the federation file says, and who does not count.
+    Attributes:
+        known: Number of present devices.
+        needed: Number of devices that it needs.
+        missing: Names of absent devices, if they are known.
+        reason: Why it needs so many, if the federation file does not say so, and which devices do not count.
     """
 
     next_round: int
@@ -73,20 +84,20 @@ class Waiting(Event, frozen=True, kw_only=True):
 
 
 class Offline(Event, frozen=True, kw_only=True):
-    """The broker is away; the server tries again in ``retry_s`` seconds."""
+    """The broker is away. The server tries again in ``retry_s`` seconds."""
 
     text: str
     retry_s: float
 
 
 class Online(Event, frozen=True, kw_only=True):
-    """The broker is there again, after :class:`Offline`."""
+    """The broker is connected again, after :class:`Offline`."""
 
     broker: str
 
 
 class DeviceJoined(Event, frozen=True, kw_only=True):
-    """A device is there, for the first time or again, and rounds may select it."""
+    """A device came online, for the first time or again, and rounds may select it."""
 
     device: str
     tier: str
@@ -95,8 +106,9 @@ class DeviceJoined(Event, frozen=True, kw_only=True):
 class DeviceLost(Event, frozen=True, kw_only=True):
     """A device went offline: it was stopped or killed, or its link broke.
 
-    Round ``round`` still wants its update and gives it until ``until`` (epoch seconds) to come back; both are 0 where none
-    does.
+    Attributes:
+        round: Round that waits for its update, or 0.
+        until: Epoch seconds until which the round waits, or 0.
     """
 
     device: str
@@ -106,8 +118,7 @@ class DeviceLost(Event, frozen=True, kw_only=True):
 
 
 class DeviceFitness(Event, frozen=True, kw_only=True):
-    """A device that is there says that it is in other conditions, so that rounds may select it again (``unfit`` is empty),
-    or no longer, and why."""
+    """An online device reports other conditions. ``unfit``: why rounds may not select it now; empty if they may."""
 
     device: str
     tier: str
@@ -115,7 +126,7 @@ class DeviceFitness(Event, frozen=True, kw_only=True):
 
 
 class DeviceFailed(Event, frozen=True, kw_only=True):
-    """A device's attempt at a round failed, in its own words; it tries again while the round is open."""
+    """A device's attempt at a round failed, by its own report; it tries again while the round is open."""
 
     device: str
     round: int
@@ -123,11 +134,11 @@ class DeviceFailed(Event, frozen=True, kw_only=True):
 
 
 class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that a round waits for, with the last step that it reported in this round.
+    """Device that a round waits for, with the last step that it reported in this round.
 
     Attributes:
-        stage: empty while the device fetches, loads and prepares: it reports steps alone.
-        since: the time of that report, or when the device went offline; 0 without a report.
+        stage: Empty while the device fetches, loads and prepares, because it reports steps only.
+        since: Time of that report, or when the device went offline; 0 without a report.
     """
 
     device: str
@@ -137,7 +148,7 @@ class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awaiting(Event, frozen=True, kw_only=True):
-    """No update came for a while: the round waits for these devices, at the longest until ``until`` (epoch seconds)."""
+    """No update came for a while. The round waits for these devices until ``until`` (epoch seconds) at the latest."""
 
     round: int
     devices: tuple[AwaitedDevice, ...]
@@ -145,7 +156,7 @@ class Awaiting(Event, frozen=True, kw_only=True):
 
 
 class RoundOpened(Event, frozen=True, kw_only=True):
-    """A round began: ``goal`` updates are wanted from ``devices``."""
+    """A round began and aims for ``goal`` updates of ``devices``."""
 
     round: int
     goal: int
@@ -158,10 +169,11 @@ REPORTED = "reported"
 
 
 class DeviceSeen(Event, frozen=True, kw_only=True):
-    """A device says where it stands. Times in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
+    """Progress report of a device. Times are in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
 
-    ``variants``: the form of each graph that was tried there, ``dropped``: those that cannot run there, and why, as in
-    :class:`edgefl.wire.mqtt.messages.Profile`.
+    Attributes:
+        variants: Form of each graph that was tried on the device.
+        dropped: Graphs that cannot run on the device, with reasons, as in :class:`edgefl.wire.mqtt.messages.Profile`.
     """
 
     device: str
@@ -184,7 +196,7 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
 
 
 class UpdateAccepted(Event, frozen=True, kw_only=True):
-    """An update is in the journal, and counts ``weight`` in its round. ``sha256`` is that of the update as it came."""
+    """An update is in the journal. ``weight``: its weight in the round; ``sha256``: digest of the received bytes."""
 
     device: str
     tier: str
@@ -195,7 +207,7 @@ class UpdateAccepted(Event, frozen=True, kw_only=True):
 
 
 class Rejected(Event, frozen=True, kw_only=True):
-    """Something a device sent was refused. ``reason`` is a short code."""
+    """An update or another message of a device was refused. ``reason`` is a short code."""
 
     device: str
     round: int
@@ -204,7 +216,7 @@ class Rejected(Event, frozen=True, kw_only=True):
 
 
 class Declined(Event, frozen=True, kw_only=True):
-    """A device will not take part in a round. ``reason`` is a short code, ``text`` is the device's own."""
+    """A device declined its task. ``reason`` is a short code, ``text`` is the device's own."""
 
     device: str
     round: int
@@ -219,10 +231,15 @@ class Limited(Event, frozen=True, kw_only=True):
 
 
 class Vitals(Event, frozen=True, kw_only=True):
-    """How the server itself fares, now and then. ``inbox`` messages wait; one that came now would be looked at
-    ``server_lag_s`` later. ``broker_lag_s``: what the broker took to confirm the last message that was timed, -1 before
-    there was one. ``cpu_s`` is the processor time of the process so far, ``rss_bytes`` what it holds of memory, 0 if
-    unknown."""
+    """Load of the server, at intervals.
+
+    Attributes:
+        inbox: Number of waiting messages.
+        server_lag_s: Seconds until a message that came now would be handled.
+        broker_lag_s: Seconds that the broker took to confirm the last timed message, or -1.
+        cpu_s: Processor time of the process so far.
+        rss_bytes: Resident memory of the process; 0 if unknown.
+    """
 
     inbox: int
     server_lag_s: float
@@ -232,8 +249,14 @@ class Vitals(Event, frozen=True, kw_only=True):
 
 
 class Ordered(Event, frozen=True, kw_only=True):
-    """What became of an operator's order. ``by`` is where it came from; ``text`` is why it was not ``done``, or what it did.
-    ``version``: the round whose model it made the run's again, -1 where it did not."""
+    """Result of an operator's order.
+
+    Attributes:
+        by: Origin of the order.
+        done: True if it was carried out.
+        text: Why it was not carried out, or its effect.
+        version: Round whose model was restored, or -1.
+    """
 
     order: str
     by: str
@@ -243,15 +266,16 @@ class Ordered(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """The run ends unfinished: its algorithm needs a device that is missing. The process exits with an error."""
+    """The run ends unfinished, because its algorithm needs a device that is missing. The process exits with an error."""
 
     text: str
 
 
 class RoundEnded(Event, frozen=True, kw_only=True):
-    """A round takes no more updates; its evaluation follows in :class:`RoundClosed`, when the next round may have begun.
+    """A round receives no more updates. Its evaluation follows in :class:`RoundClosed`, when the next one may have begun.
 
-    ``missing``: its devices whose updates are not in it, and why.
+    Attributes:
+        missing: Devices of the round without an accepted update, with reasons.
     """
 
     round: int
@@ -263,15 +287,18 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 
 
 class RolloutStarted(Event, frozen=True, kw_only=True):
-    """The trial of a candidate began: in round ``round`` so many ``devices`` of each tier train with it."""
+    """The trial of a candidate began. ``devices``: number of devices that train with it, by tier."""
 
     round: int
     devices: dict[str, int]
 
 
 class RolloutJudged(Event, frozen=True, kw_only=True):
-    """The trial of a candidate is over: from the next round on all devices of its tiers train with it (``promoted``), or
-    none does. ``text`` has the figures."""
+    """The trial of a candidate is over. ``text`` has the figures.
+
+    Attributes:
+        promoted: True if all devices of its tiers train with it from the next round on, False if none does.
+    """
 
     round: int
     promoted: bool
@@ -279,8 +306,10 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
 
 
 class RolledBack(Event, frozen=True, kw_only=True):
-    """A round's updates made the model worse than the federation's rule allows: it is undone, and the model is the one that
-    the round began with. Metrics, as in :class:`RoundClosed`, are those of the model that was thrown away."""
+    """A round made the model worse than the rollback rule allows. The model is again the one before it.
+
+    The metrics are those of the rejected model, as in :class:`RoundClosed`.
+    """
 
     round: int
     text: str
@@ -290,19 +319,23 @@ class RolledBack(Event, frozen=True, kw_only=True):
 
 
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """A round is evaluated. ``accuracy`` and ``loss`` are the global model's on the test set, None if it is not its turn.
+    """A round is evaluated.
 
-    ``metrics`` are all that tell how good the model is, by name, without the loss; ``metric`` is the one of them that
-    people are shown first, or ``loss`` where there are none. Accuracy is None where the task has none.
+    Bytes are payloads of MQTT messages; with ``wire`` the headers of their PUBLISH packets are included
+    (:func:`edgefl.wire.mqtt.topics.publish_bytes`). A copy that comes after its round counts in the device's next report.
 
-    ``down_bytes`` and ``up_bytes`` add up, over the devices that reported, the payloads of the MQTT messages that
-    brought them blobs (by their own count) and of those that brought their updates here, second copies included (one
-    that comes after its round counts in the device's next report); with ``wire`` the headers of these PUBLISH packets
-    are in (:mod:`edgefl.wire.mqtt.topics`). ``up_float32_bytes`` is what ``up_bytes`` would be if the same messages
-    held the updates as float32 tensors. ``server_down_bytes`` is what the server itself published. ``weights_sha256``
-    is the digest of the round's checkpoint file. ``staleness``: versions between what an update began from and what it was
-    counted in, the mean over those that were. ``fairness``: Jain's index of how often each device has reported so far, 1
-    if all did as often; None before any did.
+    Attributes:
+        accuracy: Accuracy of the global model on the test set. None if the round is not evaluated, or the task has none.
+        loss: Loss on the test set, or None.
+        metrics: All metrics by name, without the loss.
+        metric: Name of the metric to show first, or ``loss`` if there are none.
+        down_bytes: Downloads of the devices that reported, by their own count.
+        up_bytes: Their updates, copies included.
+        up_float32_bytes: Size of the same messages if they held the updates as float32 tensors.
+        server_down_bytes: Bytes that the server itself published.
+        weights_sha256: Digest of the round's checkpoint file.
+        staleness: Mean number of rounds between the begin of an update and the round that counts it.
+        fairness: Jain's index of the devices' reports so far: 1 if all have as many; None before the first.
     """
 
     round: int
@@ -328,17 +361,19 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The server was asked to stop; started again on the same folder it goes on with round ``next_round`` of ``rounds``:
-    one more than these where only an evaluation was left."""
+    """The server was stopped. Started again on the same folder, it continues with round ``next_round`` of ``rounds``.
+
+    ``next_round`` is one more than ``rounds`` if only an evaluation is left.
+    """
 
     next_round: int
     rounds: int
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All rounds are over; ``model`` is the file of the trained model. Metrics as in :class:`RoundClosed`.
+    """All rounds are over. ``model`` is the file of the trained model; the metrics are as in :class:`RoundClosed`.
 
-    ``text`` is why the metrics are not to be relied on, or "".
+    ``text`` is the reason why the metrics are not reliable, or empty.
     """
 
     rounds: int

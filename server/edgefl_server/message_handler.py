@@ -22,7 +22,7 @@ from edgefl_server.coordinator.states import Rules, State
 from edgefl_server.identity.authenticator import Authenticator, VerifiedMessage
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.publish.watch import Watch
-from edgefl_server.reporter import MAX_NAME, Reporter
+from edgefl_server.reporter import MAX_NAME, EventReporter
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.journal import Journal
@@ -85,7 +85,7 @@ class MessageHandler:
         receiver: UpdateReceiver,
         rate_limiter: RateLimiter,
         authenticator: Authenticator,
-        reporter: Reporter,
+        reporter: EventReporter,
         watch: Watch,
         memory_plans: MemoryPlans,
     ) -> None:
@@ -181,7 +181,7 @@ class MessageHandler:
         state: State,
         aggregation: RoundAggregation | None,
     ) -> Handled:
-        # A device's own rate comes after the signature, so that nobody else can use it up, and before anything is
+        # A device's own rate comes after the signature, so that no other client can use it up, and before anything is
         # written. Chunks are limited in bytes by the receiver.
         device, content = checked.device, checked.message
         if not isinstance(content, messages.UpdateChunk) and not self._rate_limiter.allow(
@@ -345,7 +345,7 @@ class MessageHandler:
         except StoreError as error:  # a restarted server sends the task again, and the device declines again
             self._reporter.report_storage_error(error)
         self._reporter.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
-        return Handled(events=(*online.events, states.Declined(device, task.nonce, reason)))
+        return Handled(events=(*online.events, states.TaskDeclined(device, task.nonce, reason)))
 
     # -- refusals --------------------------------------------------------------------------------------------
 

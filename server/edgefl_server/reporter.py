@@ -39,8 +39,8 @@ _ONE_OF_MANY = re.compile(r"(?<=/devices/)[^/]+|(?<=/blobs/).*")
 """Parts of a topic that differ between devices and blobs."""
 
 
-class Reporter:
-    """Reporter of one server, which remembers what it has reported.
+class EventReporter:
+    """EventReporter of one server, which remembers what it has reported.
 
     Args:
         spec: Specification of the run.

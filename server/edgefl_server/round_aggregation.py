@@ -186,7 +186,7 @@ class RoundAggregationSpec:
         weight_cap: Largest weight of one update.
         older: Layouts of earlier rounds whose devices still work.
 
-    The other fields are those of :class:`edgefl_server.aggregate.aggregator.Aggregator`.
+    For the other fields see :class:`edgefl_server.aggregate.aggregator.Aggregator`.
     """
 
     number: int

@@ -35,7 +35,7 @@ from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.publish.model import Model
-from edgefl_server.reporter import Reporter
+from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import RoundConclusion, RoundModel, begin_aggregation, conclude_round
 from edgefl_server.run_spec import RunSpec
@@ -47,7 +47,7 @@ from edgefl_server.storage.journal import Journal, Run
 from edgefl_server.storage.participation_rows import TURNOUT
 from edgefl_server.storage.retrying import ActionFailed, RetryingJournal
 from edgefl_server.storage.trial_rows import ROLLOUT
-from edgefl_server.updates.receiver import Received, UpdateReceiver
+from edgefl_server.updates.receiver import ReceiveResult, UpdateReceiver
 
 _RELEASE_S = 2.0
 """Seconds after a round before its memory is released: the next one may begin at once, and would request it all again."""
@@ -62,21 +62,25 @@ class AnotherConfiguration(ConfigError):
 
 
 @dataclass(frozen=True)
-class RunStart:
-    """Run that a server begins or continues.
+class RunContext:
+    """Run that a server begins or continues, and its environment.
 
     Attributes:
         spec: Specification, with the run's identifier in its rules.
         run: Row of the run in the journal.
         resumed: True if an earlier process began the run.
+        device: Processor that sums updates.
+        clock: Epoch seconds, never set back.
     """
 
     spec: RunSpec
     run: Run
     resumed: bool
+    device: str
+    clock: Clock
 
     @classmethod
-    def find(cls, journal: Journal, spec: RunSpec) -> RunStart:
+    def find(cls, journal: Journal, spec: RunSpec, device: str, clock: Clock) -> RunContext:
         """Return the federation's run in the journal, or a new one.
 
         Raises:
@@ -89,7 +93,8 @@ class RunStart:
         known = journal.latest_run()
         run = known or Run(uuid.uuid4().hex[:16], spec.digest, 1)
         check_configuration(run, spec.federation, spec.digest)
-        return cls(replace(spec, rules=replace(spec.rules, run=run.run)), run, known is not None)
+        spec = replace(spec, rules=replace(spec.rules, run=run.run))
+        return cls(spec, run, known is not None, device, clock)
 
 
 def check_configuration(run: Run, federation: str, digest: str) -> None:
@@ -106,17 +111,15 @@ class RoundDriver:
     """Driver of a run's rounds: :class:`~edgefl_server.coordinator.backend.RoundBackend` of the server.
 
     Args:
-        start: The run.
+        context: The run and its environment.
         journal: Journal of the run.
         checkpoints: Models after each round.
         announcements: Publications for devices.
         receiver: Receiver of updates.
-        pool: Workers that receive updates in place of the server.
+        pool: Workers that receive the updates.
         evaluator: Evaluator of the models.
         reporter: Receives what people should know.
         memory_plans: Memory that tiers require.
-        device: Processor that sums updates.
-        clock: Epoch seconds, never set back.
 
     Attributes:
         state: State of the coordinator.
@@ -128,20 +131,20 @@ class RoundDriver:
 
     def __init__(
         self,
-        start: RunStart,
+        context: RunContext,
         journal: RetryingJournal,
         checkpoints: Checkpoints,
         announcements: Announcements,
         receiver: UpdateReceiver,
         pool: WorkerPool,
         evaluator: Evaluator,
-        reporter: Reporter,
+        reporter: EventReporter,
         memory_plans: MemoryPlans,
-        device: str,
-        clock: Clock,
     ) -> None:
-        self._spec = start.spec
-        self._run = start.run
+        self._spec = context.spec
+        self._run = context.run
+        self._device = context.device
+        self._clock = context.clock
         self._journal = journal
         self._policy = journal.policy
         self._checkpoints = checkpoints
@@ -151,8 +154,6 @@ class RoundDriver:
         self._evaluator = evaluator
         self._reporter = reporter
         self._memory_plans = memory_plans
-        self._device = device
-        self._clock = clock
         self._writes = DeviceWrites(journal.direct)
         self._sums: Accumulator | None = None
         self._release_at = 0.0
@@ -160,9 +161,9 @@ class RoundDriver:
         """Devices of the last round that this process opened."""
         self._versions: dict[int, Model] = {}
         """Models that rounds begin from, by number: as many rounds as devices may still work for."""
-        self.model = self._resume_model() if start.resumed else self._begin_run()
+        self.model = self._resume_model() if context.resumed else self._begin_run()
         self._best = self._best_so_far()
-        self.state = coordinator.initial(self.model.version, clock())
+        self.state = coordinator.initial(self.model.version, self._clock())
         self.aggregation: RoundAggregation | None = None
         self.refusal_error: EdgeflError | None = None
 
@@ -254,15 +255,15 @@ class RoundDriver:
 
     # -- events ----------------------------------------------------------------------------------------------
 
-    def flush(self) -> Received:
+    def flush(self) -> ReceiveResult:
         """Journal the updates that wait, and add them to the sums. Nothing happens between rounds."""
         aggregation = self.aggregation
         if aggregation is None or not self._receiver.has_batch:
-            return Received()
+            return ReceiveResult()
         try:
             return self._policy.run(lambda: self._receiver.flush(aggregation))
         except StoreError:  # the server stops; nothing was acknowledged, so the devices send again
-            return Received()
+            return ReceiveResult()
 
     def dispatch(self, event: states.Event, *, settle: bool = True) -> None:
         """Let the coordinator take a step, and perform its actions.
@@ -290,7 +291,7 @@ class RoundDriver:
             hello = event.message if isinstance(event, states.DeviceHello) else None
             self._writes.take(before, self.state, event.device, hello)
             self._reporter.report_change(before, self.state, event.device)
-        if isinstance(event, states.Declined):
+        if isinstance(event, states.TaskDeclined):
             self._pool.decline(event.device)
         try:
             perform(actions, self)
@@ -380,7 +381,7 @@ class RoundDriver:
         self._policy.run(lambda: self.announcements.announce(self.state, self.model.version))
 
     def send_open_tasks(self) -> None:
-        """Send the tasks of all devices that have not answered."""
+        """Send all open tasks."""
         if self.state.round is not None:
             self._send_tasks(self.state.round.with_status("open"))
 

@@ -46,8 +46,8 @@ from edgefl_server.message_handler import Handled, MessageHandler
 from edgefl_server.operations.operations import Given, Operations, Probe
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.watch import Watch
-from edgefl_server.reporter import Reporter
-from edgefl_server.round_driver import RoundDriver, RunStart
+from edgefl_server.reporter import EventReporter
+from edgefl_server.round_driver import RoundDriver, RunContext
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards.messages import FromWorker, WorkerSettings
 from edgefl_server.shards.pool import WorkerOptions, WorkerPool
@@ -105,7 +105,7 @@ class Service:
         signer: Key that signs the server's messages. Default: ``signing.key`` in ``out``.
         enrolled: List of the devices that may take part. Default: the first key of each name is trusted, and stored in
             ``devices.sqlite`` in ``out``.
-        workers: Workers that receive updates in place of the server.
+        workers: Workers that receive the updates.
         clock: Epoch seconds, never set back.
 
     Attributes:
@@ -132,28 +132,21 @@ class Service:
         self._address, self._device, self._clock = address, device, clock
         self._signer = signer or Signer(out / "signing.key")
         self._inbox: Inbox[InboxEvent] = inbox_of(spec.limits)
+        self._checkpoints = Checkpoints(out)  # first, because it creates the folder
         database = database or journal_at(out.resolve() / "journal.sqlite")
         updates = place_of(workers.updates, spec.federation, out.resolve())
         self._journal = _open_journal(spec, database, updates)
-        start = RunStart.find(self._journal, spec)
-        self._spec, self._start = start.spec, start
-        self.is_resumed = start.resumed
-        self._rules = start.spec.rules
+        self._context = RunContext.find(self._journal, spec, device, clock)
+        self._spec, self.is_resumed = self._context.spec, self._context.resumed
+        self._rules = self._spec.rules
         self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
         self._connect()
         memory_plans = MemoryPlans(out, spec.planned_bytes)
-        self._reporter = Reporter(self._spec, emit, memory_plans, clock)
+        self._reporter = EventReporter(self._spec, emit, memory_plans, clock)
         self._policy = RetryPolicy(spec.limits.retry_pause_s, self._reporter)
+        enrols, number = enrolled is not None, workers.workers or 1
         settings = WorkerSettings(
-            0,
-            workers.workers or 1,
-            spec.federation,
-            self._rules,
-            spec.limits,
-            address,
-            database,
-            updates,
-            enrolled is not None,
+            0, number, spec.federation, self._rules, spec.limits, address, database, updates, enrols
         )
         self._build(settings, workers, out, memory_plans)
         state = self._handler.admit_known(self.driver.journaled_state(held=self._operations.holds))
@@ -182,7 +175,7 @@ class Service:
     ) -> None:
         """Create the handler of messages and the driver of rounds."""
         spec, reporter, clock = self._spec, self._reporter, self._clock
-        checkpoints = Checkpoints(out)
+        checkpoints = self._checkpoints
         announcements = Announcements(
             spec,
             self._rules.run,
@@ -215,7 +208,7 @@ class Service:
             memory_plans,
         )
         self.driver = RoundDriver(
-            self._start,
+            self._context,
             journal,
             checkpoints,
             announcements,
@@ -224,8 +217,6 @@ class Service:
             self._evaluator,
             reporter,
             memory_plans,
-            self._device,
-            clock,
         )
         self._operations = Operations(out, self, self.driver, self._inbox, reporter.emit)
         self._ticks = TickScheduler(self._rules)

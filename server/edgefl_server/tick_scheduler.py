@@ -15,7 +15,7 @@ _BURST_S = 0.05
 
 
 class TickScheduler:
-    """Scheduler of the coordinator's ticks. Times are those of the service's clock.
+    """Scheduler of the coordinator's ticks. Times come from the service's clock.
 
     Args:
         rules: Rules of the run.

@@ -78,7 +78,7 @@ def step(
             return _seen(state, event, now), ()
         case states.DeviceStatus():
             state = _seen(state, event, now)
-        case states.Answered() | states.Declined() | states.TurnLost():
+        case states.Answered() | states.TaskDeclined() | states.TurnLost():
             state = _answered(state, event)
         case states.Answers():
             for each in event.answers:
@@ -135,7 +135,7 @@ def _hello(
 def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
     if known is None:
-        return state  # a stranger is nobody before its hello
+        return state  # a device is unknown before its hello
     if event.for_good:
         return replace(state, devices=state.devices.with_device(roster.gone(known)))
     if known.online == event.online:
@@ -159,7 +159,7 @@ def _delayed(rules: Rules, state: State, seconds: float) -> State:
     )
 
 
-def _answered(state: State, event: states.Answered | states.Declined | states.TurnLost) -> State:
+def _answered(state: State, event: states.Answered | states.TaskDeclined | states.TurnLost) -> State:
     task = state.round.assignments.get(event.device) if state.round is not None else None
     if isinstance(event, states.Answered):
         if task is None or event.nonce not in ("", task.nonce):
@@ -347,7 +347,7 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
         refused=0,
         declined={},
     )
-    # What is still at work goes on in the next version.
+    # Open tasks of an asynchronous round continue in the next one.
     versions = {**ended.older, ended.number: states.Version(ended.model_version, ended.position)}
     open_tasks = Assignments(dict(ended.assignments.open)) if ended.buffered else state.carried
     return replace(after, carried=open_tasks, versions=versions if ended.buffered else {})

@@ -270,7 +270,7 @@ class Answered(msgspec.Struct, frozen=True):
     nonce: str = ""
 
 
-class Declined(msgspec.Struct, frozen=True):
+class TaskDeclined(msgspec.Struct, frozen=True):
     """A device declined the task with this nonce. ``reason`` is a short code."""
 
     device: str
@@ -288,7 +288,7 @@ class TurnLost(msgspec.Struct, frozen=True):
 class Answers(msgspec.Struct, frozen=True):
     """Answers of several devices in one step: the round may close after all of them only."""
 
-    answers: tuple[Answered | Declined | TurnLost, ...]
+    answers: tuple[Answered | TaskDeclined | TurnLost, ...]
 
 
 class ModelReady(msgspec.Struct, frozen=True):
@@ -331,7 +331,7 @@ Event = (
     | DeviceStatus
     | DeviceLeft
     | Answered
-    | Declined
+    | TaskDeclined
     | TurnLost
     | Answers
     | ModelReady

@@ -70,9 +70,10 @@ class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry:
-    """The devices of one federation. Thread-safe; several processes may have the same file open.
+    """Registry of one federation's devices. Thread-safe; several processes may have the same file open.
 
-    StoreError if the file cannot be used.
+    Raises:
+        StoreError: If the file cannot be used.
     """
 
     def __init__(self, path: Path, federation: str) -> None:
@@ -83,7 +84,7 @@ class Registry:
         self._count: int | None = None
         self._version = 0
         make_folder(path.parent)
-        # Secrets of tokens that nobody has used lie in it.
+        # It holds the secrets of unused tokens.
         make_private(path)
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=30)
@@ -107,7 +108,7 @@ class Registry:
 
     @contextmanager
     def _using(self, *, durable: bool = False, changed: str = "") -> Iterator[sqlite3.Connection]:
-        """One transaction, which changes what is known of the device ``changed``."""
+        """Open a transaction that changes the device ``changed``."""
         with self._reading() as db:
             self._read.pop(changed, None)
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
@@ -116,7 +117,7 @@ class Registry:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """To look, which every message does: without a transaction."""
+        """Open the database for reading without a transaction, which each message needs."""
         with self._lock:
             try:
                 yield self._db
@@ -145,7 +146,7 @@ class Registry:
             return int(self._count)
 
     def _look(self, db: sqlite3.Connection) -> None:
-        """Keys are asked for with every message: another process's changes show in a number."""
+        """Drop the cached keys if another process changed the file: its version number shows that cheaply."""
         [(version,)] = db.execute("PRAGMA data_version").fetchall()
         if version != self._version or len(self._read) > _MOST_READ:
             self._read, self._count, self._version = {}, None, version

@@ -88,7 +88,7 @@ class UpdateKeys(msgspec.Struct, frozen=True):
     keys: Mapping[str, tuple[DeviceKey, ...] | None]
 
 
-class Decline(msgspec.Struct, frozen=True):
+class DeviceDeclined(msgspec.Struct, frozen=True):
     """A device will send no update for the open round."""
 
     device: str
@@ -105,7 +105,7 @@ class Stop(msgspec.Struct, frozen=True):
     """Stop the worker."""
 
 
-Command = Begin | UpdateKeys | Decline | End | Stop
+Command = Begin | UpdateKeys | DeviceDeclined | End | Stop
 
 # -- messages of a worker ----------------------------------------------------------------------------------------
 

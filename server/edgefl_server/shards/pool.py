@@ -30,7 +30,7 @@ from edgefl_server.coordinator.states import Answers, OpenRound, Outage, State
 from edgefl_server.events import Noted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
 from edgefl_server.message_handler import NOTHING, Handled
-from edgefl_server.reporter import Reporter
+from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards import messages
@@ -152,7 +152,7 @@ class _SlotSink:
 
 
 class WorkerPool:
-    """Workers that receive the updates of a run in place of the server.
+    """Workers that receive the updates of a run.
 
     Args:
         settings: Settings of the workers, without their numbers. With fewer than two workers the pool is empty, and the
@@ -171,7 +171,7 @@ class WorkerPool:
         launcher: WorkerLauncher,
         journal: RetryingJournal,
         registry: Registry,
-        reporter: Reporter,
+        reporter: EventReporter,
         inbox: Inbox[Any],
         clock: Clock,
     ) -> None:
@@ -240,7 +240,7 @@ class WorkerPool:
     def decline(self, device: str) -> None:
         """Inform the device's worker that it will send no update."""
         if self._slots:
-            self._slot_of(device).send(messages.Decline(device))
+            self._slot_of(device).send(messages.DeviceDeclined(device))
 
     def end_round(self, ended: OpenRound, aggregation: RoundAggregation, *, summed: bool) -> OpenRound:
         """Close a round in the journal, and add what the workers received to its sums.
@@ -420,7 +420,7 @@ class WorkerPool:
             return
         if current is not None:  # the worker is ready once it has the round
             self._send_round(slot, current)
-        else:  # no deadline runs between rounds, so the coordinator need not know of the outage
+        else:  # no deadline runs between rounds, so the outage is not reported
             slot.is_stalled = False
             self._recovered()
 

@@ -35,7 +35,7 @@ def import_ray(what: str, table: str) -> ModuleType:
 def check_room(
     ray: ModuleType, address: str, workers: int, table: str, refused: type[EdgeflError], gpus: int = 0
 ) -> int:
-    """Return the cores of the cluster. Raise ``refused`` if it is too small: Ray would wait for nodes that nobody adds.
+    """Return the cores of the cluster. Raise ``refused`` if it is too small: Ray itself would wait without limit.
 
     Each of ``workers`` takes one core, and ``gpus``. The error names the configuration ``table`` that has the setting.
     """

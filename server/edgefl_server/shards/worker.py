@@ -1,4 +1,4 @@
-"""Aggregation worker: receives the updates of its shards in place of the server, and returns their sum at a round's end.
+"""Aggregation worker: receives the updates of its shards and returns their sum at a round's end.
 
 A worker has a broker session of its own that only listens. Acknowledgements go through the server, whose key signs them. An
 update is in the journal before the server receives its result. So a worker may be killed at any instant, and the next one
@@ -40,7 +40,7 @@ from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import store_at
 from edgefl_server.storage.retrying import RetryPolicy
 from edgefl_server.updates.rate_limit import RateLimiter
-from edgefl_server.updates.receiver import MAX_ROUNDS, Received, Reply, UpdateReceiver
+from edgefl_server.updates.receiver import MAX_ROUNDS, ReceiveResult, Reply, UpdateReceiver
 from edgefl_server.updates.upload_scheduler import UploadScheduler
 
 _MAX_WAIT_S = 1.0
@@ -49,7 +49,7 @@ _SUBSCRIBED_S = 0.01
 
 
 class UnknownDevice(IdentityError):
-    """Message of a device whose keys the server has not sent yet."""
+    """Message of a device with keys that the server did not send yet."""
 
 
 class KeyRing:
@@ -214,7 +214,7 @@ class AggregationWorker:
             case messages.UpdateKeys():
                 self._ring.update(command.keys)
                 self._update_devices()
-            case messages.Decline():
+            case messages.DeviceDeclined():
                 self._answer((Answered(command.device, accepted=False),))
             case messages.End():
                 self._end(command)
@@ -231,7 +231,7 @@ class AggregationWorker:
         self._events.clear()
         self._digests = self._receiver.replay(self._aggregation, self._shards)
         answers = tuple(Answered(device, accepted=True) for device in self._digests)
-        self._apply(Received(answers=answers))
+        self._apply(ReceiveResult(answers=answers))
         # Subscribing again in each round delivers the messages that devices left retained there.
         self._session.subscribe(self._topics.shard_filters(self._shards), qos=1 | AS_PUBLISHED)
         if not self._is_started:
@@ -311,7 +311,7 @@ class AggregationWorker:
         if self._aggregation is not None and self._state.round is not None:
             self._apply(self._receiver.request_uploads(self._state.round))
 
-    def _apply(self, received: Received) -> None:
+    def _apply(self, received: ReceiveResult) -> None:
         """Apply answers to the state, and send the server all results."""
         self._answer(received.answers)
         self._send_progress(received.replies, received.answers)

@@ -45,7 +45,7 @@ _REFUSED: dict[RateKind, str] = {
 class TokenBuckets:
     """Token buckets by name. A new name has a full bucket.
 
-    A bucket that nobody used for as long as it takes to fill is full again, so it is forgotten: a generation at a time.
+    A bucket that was not used for as long as it takes to fill is full again, so it is forgotten: a generation at a time.
 
     Args:
         rate: Tokens a second.

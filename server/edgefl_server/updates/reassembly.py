@@ -93,7 +93,7 @@ class ChunkReassembler:
         """Add a chunk. A copy changes nothing; a chunk of another update replaces the one in progress.
 
         Returns:
-            The update if it is complete, the chunks to request, or None if the device should go on sending.
+            The update if it is complete, the chunks to request, or None if more chunks are to come.
 
         Raises:
             UpdateRejected: If the chunk cannot belong to an acceptable update.

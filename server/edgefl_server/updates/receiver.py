@@ -52,14 +52,14 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Received:
+class ReceiveResult:
     """Result of received chunks: replies for devices, and answers for the coordinator."""
 
     replies: tuple[Reply, ...] = ()
     answers: tuple[Answered | TurnLost, ...] = ()
 
 
-_NOTHING = Received()
+_NOTHING = ReceiveResult()
 
 
 @dataclass
@@ -174,7 +174,7 @@ class UpdateReceiver:
         traffic: PublishTraffic,
         state: State,
         aggregation: RoundAggregation | None,
-    ) -> Received:
+    ) -> ReceiveResult:
         """Receive one chunk of an update.
 
         Args:
@@ -202,7 +202,7 @@ class UpdateReceiver:
         is_edge = chunk.index in (0, chunk.count - 1)
         if upload.accepted == (number, chunk.nonce, chunk.sha256):
             is_answered = is_edge and self._rate_limiter.allow("copy", device)
-            return Received((Reply(device, acks.accepted(number, chunk)),)) if is_answered else _NOTHING
+            return ReceiveResult((Reply(device, acks.accepted(number, chunk)),)) if is_answered else _NOTHING
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
@@ -222,7 +222,7 @@ class UpdateReceiver:
         upload: UploadState,
         state: State,
         aggregation: RoundAggregation,
-    ) -> Received:
+    ) -> ReceiveResult:
         """Receive a chunk for an open task: limit its bytes, reassemble the update, and validate it."""
         device, number = assignment.device, assignment.round
 
@@ -250,7 +250,7 @@ class UpdateReceiver:
             result = self._reassembler.add(device, chunk)
             if isinstance(result, MissingChunks):
                 request = acks.missing(number, chunk, result.indices, result.text)
-                return Received((Reply(device, request),))
+                return ReceiveResult((Reply(device, request),))
             if result is not None:
                 self._scheduler.remove(device, is_complete=True)
                 self._add_to_batch(self._validate(assignment, result, upload, state, aggregation))
@@ -259,7 +259,7 @@ class UpdateReceiver:
             self._scheduler.remove(device)
             reply = self._reject(device, number, chunk, refusal, task=assignment, step=aggregation.number)
             answer = Answered(device, accepted=False, reason=reply.ack.text, nonce=assignment.nonce)
-            return Received((reply,), (answer,))
+            return ReceiveResult((reply,), (answer,))
         return _NOTHING
 
     def _validate(
@@ -307,17 +307,17 @@ class UpdateReceiver:
         )
         return _ValidUpdate(row, update, checked.added)
 
-    def _answer_again(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> Received:
+    def _answer_again(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> ReceiveResult:
         """Answer an update for a task that has an answer."""
         device, accepted = assignment.device, ""
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, assignment.nonce)
         ack = acks.already_answered(assignment, number, chunk, accepted, self._rules)
-        return Received((Reply(device, ack),))
+        return ReceiveResult((Reply(device, ack),))
 
     def _unrequested(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
-    ) -> Received:
+    ) -> ReceiveResult:
         """Answer an update for no open task. A late copy of an accepted update is acknowledged as accepted."""
         is_known = device in state.devices
         if not self._rate_limiter.allow("answer", device, is_known=is_known):
@@ -325,17 +325,17 @@ class UpdateReceiver:
         if not is_known:  # a name without a hello must not fill the journal
             ack = acks.rejected(number, chunk, refusal)
             self._events.emit(Rejected(device=device, round=number, reason=ack.reason, text=ack.text))
-            return Received((Reply(device, ack),))
+            return ReceiveResult((Reply(device, ack),))
         if number <= state.next_round and _NONCE.fullmatch(chunk.nonce):
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, chunk.nonce)
             if accepted and accepted == chunk.sha256:
-                return Received((Reply(device, acks.accepted(number, chunk)),))
+                return ReceiveResult((Reply(device, acks.accepted(number, chunk)),))
             if self._rules.buffered:
                 status = self._journal.task_status(self._rules.run, number, device, chunk.nonce)
                 refusal = acks.task_over(status, number, self._rules) or refusal
         # Only rounds that exist have rows: an update for a later one is journaled with the next round.
         step = state.next_round if self._rules.buffered else min(number, state.next_round)
-        return Received((self._reject(device, number, chunk, refusal, task=None, step=step),))
+        return ReceiveResult((self._reject(device, number, chunk, refusal, task=None, step=step),))
 
     def _reject(
         self,
@@ -368,7 +368,7 @@ class UpdateReceiver:
         updates, self._batch, self._batch_bytes = list(self._batch.values()), {}, 0
         return updates
 
-    def flush(self, aggregation: RoundAggregation) -> Received:
+    def flush(self, aggregation: RoundAggregation) -> ReceiveResult:
         """Journal the batch, add its updates to the sums, and acknowledge them.
 
         The order makes ``kill -9`` harmless. A device deletes its update once it is acknowledged, so the journal must have
@@ -406,7 +406,7 @@ class UpdateReceiver:
             ack = Ack(round=task.round, nonce=task.nonce, status="accepted", sha256=row.sha256)
             replies.append(Reply(each.device, ack))
             answers.append(Answered(each.device, True, nonce=task.nonce))
-        return Received(tuple(replies), tuple(answers))
+        return ReceiveResult(tuple(replies), tuple(answers))
 
     def _journal_updates(
         self, updates: list[_ValidUpdate], aggregation: RoundAggregation
@@ -447,7 +447,7 @@ class UpdateReceiver:
 
     # -- uploads and rounds ----------------------------------------------------------------------------------
 
-    def request_uploads(self, opened: OpenRound) -> Received:
+    def request_uploads(self, opened: OpenRound) -> ReceiveResult:
         """Return the requests to devices whose turn to upload begins, and the turns that devices lost."""
         replies = []
         for device, offer in self._scheduler.next(opened.opened, opened.deadline):
@@ -457,7 +457,7 @@ class UpdateReceiver:
         lost = tuple(
             TurnLost(device, opened.assignments[device].nonce) for device in self._scheduler.take_lost()
         )
-        return Received(tuple(replies), lost)
+        return ReceiveResult(tuple(replies), lost)
 
     def cancel(self, devices: Iterable[str]) -> None:
         """Drop the uploads of devices whose tasks are over."""

@@ -61,7 +61,7 @@ class RetainedMessageCleaner:
     def erase(self, message: IncomingMessage) -> bool:
         """Remove a message that may not be retained from the broker. Return True if it was one.
 
-        An empty payload is the removal itself: removing that would repeat for ever.
+        An empty payload is the removal itself: removing that would repeat without end.
         """
         _, _, leaf = message.topic.removeprefix(self._prefix).partition("/")
         if (

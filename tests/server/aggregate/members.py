@@ -49,9 +49,9 @@ def accepted(*names: str) -> list[states.Event]:
     return [states.Answered(name, True) for name in names]
 
 
-def decline(state: State, name: str, reason: str = NO_CARRY) -> states.Declined:
+def decline(state: State, name: str, reason: str = NO_CARRY) -> states.TaskDeclined:
     assert state.round is not None
-    return states.Declined(name, state.round.assignments[name].nonce, reason)
+    return states.TaskDeclined(name, state.round.assignments[name].nonce, reason)
 
 
 def left(*names: str) -> list[states.Event]:
@@ -84,7 +84,9 @@ EVENTS = st.lists(
         st.builds(states.DeviceHello, DEVICES, st.just(8), st.just(50)),
         st.builds(states.DeviceStatus, DEVICES, st.sampled_from([True, True, False])),
         st.builds(states.Answered, DEVICES, st.sampled_from([True, True, True, False])),
-        st.builds(states.Declined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])),
+        st.builds(
+            states.TaskDeclined, DEVICES, st.just("now"), st.sampled_from([NO_CARRY, NO_CARRY, "busy"])
+        ),
         st.just(states.Tick()),
         st.builds(states.Outage, st.floats(0, 5)),
     ),
@@ -99,5 +101,5 @@ def addressed(state: State, event: Any) -> list[Any]:
         return [event]
     if event == EVERYONE:
         return accepted(*(each.device for each in state.round.with_status("open")))
-    task = state.round.assignments.get(event.device) if isinstance(event, states.Declined) else None
+    task = state.round.assignments.get(event.device) if isinstance(event, states.TaskDeclined) else None
     return [msgspec.structs.replace(event, nonce=task.nonce) if task else event]

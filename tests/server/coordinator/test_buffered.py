@@ -17,7 +17,6 @@ from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import (
     Answered,
     Close,
-    Declined,
     DeviceHello,
     DeviceStatus,
     Finish,
@@ -26,6 +25,7 @@ from edgefl_server.coordinator.states import (
     Outage,
     Reassign,
     Rules,
+    TaskDeclined,
     Tick,
 )
 
@@ -91,7 +91,7 @@ class Run:
                 self.steps[-1] += (task.nonce,)
             case Answered():
                 self._end(task.nonce, "rejected")
-            case Declined(nonce=task.nonce):
+            case TaskDeclined(nonce=task.nonce):
                 self._end(task.nonce, "declined")
 
     def _give(self, tasks: tuple[Assignment, ...]) -> None:
@@ -165,7 +165,7 @@ def declining(state: states.State, event: Any) -> Any:
     if not isinstance(event, tuple):
         return event
     task = state.round.assignments.get(event[1]) if state.round is not None else None
-    return Declined(event[1], task.nonce if task else "?", "policy")
+    return TaskDeclined(event[1], task.nonce if task else "?", "policy")
 
 
 def test_who_has_answered_is_given_work_in_the_same_step(run: Run) -> None:
@@ -225,7 +225,7 @@ def test_an_outage_of_the_server_costs_no_device_its_time(run: Run) -> None:
 def test_who_declines_is_not_asked_again_at_once(run: Run) -> None:
     for _ in range(len(NAMES)):
         for name, task in run.open.items():
-            run.take(Declined(name, task.nonce, "policy"))
+            run.take(TaskDeclined(name, task.nonce, "policy"))
     assert run.open == {} and sorted(run.fates.values()) == ["declined"] * len(NAMES)
     run.now = machine.wake_at(RULES, run.state, run.now) or 0.0
     run.take(Tick())

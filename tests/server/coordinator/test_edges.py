@@ -68,7 +68,7 @@ def test_a_run_that_every_device_declined_ends_with_their_reason(reason: str, re
         assert state.round is not None and state.round.number == number
         for device, task in state.round.assignments.items():
             state, actions = machine.step(
-                rules, state, states.Declined(device, task.nonce, reason), float(number)
+                rules, state, states.TaskDeclined(device, task.nonce, reason), float(number)
             )
 
     refuse = actions[-1]
@@ -214,7 +214,7 @@ def test_while_the_model_is_computed_answers_and_time_change_nothing() -> None:
     late = state.round.assignments["strong-1"]
     state, actions = answer(rules, state, "strong-0")
     assert kinds(actions) == [Close] and machine.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
-    for event in (states.Tick(), states.Declined("strong-1", late.nonce, "busy")):
+    for event in (states.Tick(), states.TaskDeclined("strong-1", late.nonce, "busy")):
         assert machine.step(rules, state, event, 1e6) == (state, ())
 
 

@@ -115,8 +115,8 @@ def test_a_declined_task_ends_the_devices_part_like_a_refusal() -> None:
 @pytest.mark.parametrize("nonce", ["?", ""])
 def test_a_decline_of_another_task_changes_nothing(nonce: str) -> None:
     rules, state = begun()
-    assert machine.step(rules, state, states.Declined("a", nonce, NO_CARRY), 1.0) == (state, ())
-    assert machine.step(rules, state, states.Declined("z", nonce, NO_CARRY), 1.0) == (state, ())
+    assert machine.step(rules, state, states.TaskDeclined("a", nonce, NO_CARRY), 1.0) == (state, ())
+    assert machine.step(rules, state, states.TaskDeclined("z", nonce, NO_CARRY), 1.0) == (state, ())
 
 
 def test_a_decline_after_the_answer_changes_nothing() -> None:
@@ -298,9 +298,7 @@ def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
         ("decline", "it declined"),
     ],
 )
-def test_absent_refuse_ends_the_run_after_the_round_is_journaled(
-    event: Any, why: str
-) -> None:
+def test_absent_refuse_ends_the_run_after_the_round_is_journaled(event: Any, why: str) -> None:
     rules, state = begun(1, absent="refuse")
     event = decline(state, "b") if event == "decline" else event
     state, actions = play(rules, state, *accepted("a", "c"), now=1.0)
@@ -362,9 +360,7 @@ def test_a_partial_round_with_everyone_gives_no_warning() -> None:
 
 
 @pytest.mark.parametrize(("opening", "again"), [(1, True), (0, False)])
-def test_partial_rounds_without_any_carry_begin_again(
-    opening: int, again: bool
-) -> None:
+def test_partial_rounds_without_any_carry_begin_again(opening: int, again: bool) -> None:
     rules, state = begun(1, absent="partial", opening=opening)
     words = [decline(state, name) for name in NAMES]
     state, actions = play(rules, state, *words)

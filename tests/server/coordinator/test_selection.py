@@ -17,7 +17,15 @@ from edgefl_server.coordinator import attendance, machine, selection, states
 from edgefl_server.coordinator.eligibility import Selection, unfit
 from edgefl_server.coordinator.record import Participation, Record, Turnout
 from edgefl_server.coordinator.roster import TierRule, sample, share
-from edgefl_server.coordinator.states import Answered, Declined, DeviceHello, ModelReady, Rules, State, Tick
+from edgefl_server.coordinator.states import (
+    Answered,
+    DeviceHello,
+    ModelReady,
+    Rules,
+    State,
+    TaskDeclined,
+    Tick,
+)
 
 TIERS = (TierRule("strong", ("strong-*",)), TierRule("weak", ("weak-*",)))
 RULES = Rules(
@@ -56,7 +64,7 @@ def rounds(
             said = (
                 Answered(task.device, True)
                 if answers(task.device)
-                else Declined(task.device, task.nonce, "policy")
+                else TaskDeclined(task.device, task.nonce, "policy")
             )
             state, _ = machine.step(rules, state, said, now)
         if state.phase == "closing":
@@ -69,9 +77,7 @@ def rounds(
 
 
 @given(CONDITIONS, st.sampled_from(("out", "in")))
-def test_a_device_is_selected_if_it_meets_all_conditions(
-    told: Conditions, unknown: str
-) -> None:
+def test_a_device_is_selected_if_it_meets_all_conditions(told: Conditions, unknown: str) -> None:
     conditions = known_conditions(told)
     for power, link, thermal in product(("any", "charging"), ("any", "unmetered"), ("any", "warm", "cool")):
         rule = Selection(power=power, link=link, thermal=thermal, unknown=unknown)  # type: ignore[arg-type]

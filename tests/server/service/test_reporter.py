@@ -30,7 +30,7 @@ from edgefl_server.events import (
 )
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.message_handler import tier_objection
-from edgefl_server.reporter import Reporter
+from edgefl_server.reporter import EventReporter
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server import fleet
@@ -166,9 +166,7 @@ def test_events_come_in_the_order_in_which_things_happened(device: MakeDevice, s
     assert closed == [1, 2, 3], "each evaluation comes when it is there, and in order"
 
 
-def test_a_hello_for_an_unknown_tier_is_answered_with_the_known_ones(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_hello_for_an_unknown_tier_is_answered_with_the_known_ones(device: MakeDevice, serve: Any) -> None:
     weak = device("weak-0", silent, tier="weka")
     server = serve(rounds=1)
 
@@ -237,7 +235,7 @@ class Reported:
     def __init__(self, folder: Path) -> None:
         self.now = 0.0
         self.events: list[events.Event] = []
-        self.reporter = Reporter(
+        self.reporter = EventReporter(
             plan_for("demo", Limits()), self.events.append, MemoryPlans(folder, {}), lambda: self.now
         )
 

@@ -73,9 +73,7 @@ def test_a_device_that_vanishes_does_not_block_the_round(device: MakeDevice, ser
     assert (closed.outcome, closed.reports) == ("closed", 1)
 
 
-def test_a_round_with_too_few_reports_leaves_the_model_unchanged(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_round_with_too_few_reports_leaves_the_model_unchanged(device: MakeDevice, serve: Any) -> None:
     device("strong-0")
     late = device("strong-1", silent)
     server = serve(rounds=2, min_devices=2, min_reports=2, deadline_s=2.0)
@@ -109,9 +107,7 @@ def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
     )
 
 
-def test_a_hello_for_another_tier_is_answered_with_the_actual_one(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_hello_for_another_tier_is_answered_with_the_actual_one(device: MakeDevice, serve: Any) -> None:
     weak = device("weak-0", silent, tier="strong")
     server = serve(rounds=1)
     assert server.wait_for(Rejected).reason == "wrong-tier"

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from edgefl.errors import DivergedError, ParticipationError
+from edgefl.errors import ParticipationError
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
@@ -34,7 +33,6 @@ from tests.server.fleet import (
     needing_carry,
     plan_for,
     silent,
-    trained,
 )
 from tests.server.service.served import MakeDevice
 
@@ -135,22 +133,6 @@ def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
     assert (closed.outcome, closed.reports) == ("closed", 2) and steady.done().base == 3
 
 
-def test_a_run_whose_updates_are_all_refused_ends_with_the_reason(
-    device: MakeDevice, serve: Any
-) -> None:
-    def diverged(device: ScriptedDevice, task: Task, opened: Round) -> None:
-        arrays = {name: np.full_like(value, np.nan) for name, value in trained(device.name, task).items()}
-        device.report(task, opened, tensors=tensors.dump(arrays))
-
-    device("strong-0", diverged)
-    server = serve(rounds=9, min_devices=1, whole=True)
-    error = ended(server)
-    assert isinstance(error, DivergedError) and "its update was refused: " in error.message
-    assert "NaN" in error.message and "3 tries in a row" in error.message
-    assert [each.outcome for each in server.seen_of(RoundClosed)] == ["abandoned"] * 3
-    server.error = None
-
-
 def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
     device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
@@ -169,15 +151,6 @@ def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
     assert [announced[number].hyper["lr"] for number in (1, 2, 3, 4)] == [9.0, 0.1, 9.0, 0.1]
     closed = server.seen_of(RoundClosed)
     assert [each.outcome for each in closed] == ["closed", "abandoned", "closed", "closed"]
-
-
-@pytest.mark.parametrize("reason", ["\x00\x1b[2J", "r" * 33, NO_CARRY])
-def test_a_reason_that_is_none_counts_as_other(device: MakeDevice, serve: Any, reason: str) -> None:
-    device("strong-0")
-    device("strong-1", declining(1, reason=reason))
-    server = serve(rounds=1, min_devices=2)
-    assert server.wait_for(Declined).reason == "other"
-    server.join()
 
 
 def opened_rounds(device: ScriptedDevice) -> list[Round]:
@@ -207,20 +180,3 @@ def test_a_server_that_starts_again_knows_the_members_and_newcomers_wait(
     closed = second.wait_for(RoundClosed, lambda event: event.round == 2)
     second.join()
     assert closed.reports == 2 and opened.base == 1
-
-
-@pytest.mark.parametrize("absent", ["wait", "partial"])
-def test_partial_rounds_go_on_and_say_who_is_missing(device: MakeDevice, serve: Any, absent: str) -> None:
-    device("strong-0")
-    device("strong-1", silent)
-    server = serve(rounds=1, min_devices=2, whole=True, absent=absent, deadline_s=0.5)
-    closed = server.wait_for(RoundClosed)
-    error = ended(server)
-    warned = [event.text for event in server.seen_of(Warned)]
-    if absent == "wait":
-        assert closed.outcome == "abandoned" and not warned
-        assert isinstance(error, ParticipationError) and "none has trained the model" in error.message
-    else:
-        assert error is None
-        assert closed.outcome == "closed" and closed.reports == 1
-        assert len(warned) == 1 and "strong-1 (it did not report in time)" in warned[0]

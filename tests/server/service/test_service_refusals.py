@@ -132,9 +132,7 @@ def test_copies_that_come_before_the_first_is_kept_are_counted_once(device: Make
     assert (closed.reports, closed.rejected) == (2, 0)
 
 
-def test_a_copy_of_a_refused_update_is_recorded_once(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_copy_of_a_refused_update_is_recorded_once(device: MakeDevice, serve: Any) -> None:
     culprit = device("strong-1", silent)
     device("strong-0", silent)
     server = serve(rounds=1, min_devices=2)
@@ -150,9 +148,7 @@ def test_a_copy_of_a_refused_update_is_recorded_once(
     assert server.wait_for(Rejected).reason == "wrong-tier"
 
 
-def test_a_refusal_names_the_claim_and_the_expected_value(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_refusal_names_the_claim_and_the_expected_value(device: MakeDevice, serve: Any) -> None:
     culprit = device("strong-0", changed(codec="fedpaq", codec_version=7))
     device("strong-1", silent)
     serve(rounds=1, min_devices=2)
@@ -224,20 +220,6 @@ def test_a_device_hears_which_of_its_messages_cannot_be_read(device: MakeDevice,
     assert chunk.text == "UpdateChunk message is malformed: Expected `str`, got `bytes` - at `$.nonce`"
     odd.report(task, opened)
     assert server.wait_for(RoundClosed).reports == 1
-
-
-def test_damaged_bytes_are_asked_for_again_with_both_digests(device: MakeDevice, serve: Any) -> None:
-    odd = device("strong-0", silent)
-    serve(rounds=1)
-    odd.wait_open()
-    task = odd.tasks.get(timeout=PATIENCE_S)
-    odd.say(
-        odd.mine.update(1, 0),
-        UpdateChunk(nonce=task.nonce, sha256="AB" * 32, index=0, count=1, size=1, data=b"x"),
-    )
-    ack = odd.acks.get(timeout=PATIENCE_S)
-    assert (ack.status, ack.missing) == ("missing", [0])
-    assert "have the digest 2d711642b726, not ABABABABABAB" in ack.text
 
 
 def test_refusals_are_recorded_in_bounded_number_and_size(

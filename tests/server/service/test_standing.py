@@ -53,7 +53,7 @@ class Server:
             case states.Answered():
                 row = "run", task.round, task.device, task.nonce, "s", "nan", ""
                 self.journal.reject(*row, step=number, final=task)
-            case states.Declined(nonce=task.nonce):
+            case states.TaskDeclined(nonce=task.nonce):
                 self.journal.decline("run", task, event.reason)
 
     def _do(self, event: Any) -> None:

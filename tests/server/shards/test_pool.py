@@ -19,7 +19,7 @@ from edgefl_server.coordinator.states import Outage
 from edgefl_server.events import Event
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
-from edgefl_server.reporter import Reporter
+from edgefl_server.reporter import EventReporter
 from edgefl_server.shards import process
 from edgefl_server.shards.messages import (
     Command,
@@ -73,7 +73,7 @@ class Pooled:
             str(folder),
             False,
         )
-        reporter = Reporter(spec, self.events.append, MemoryPlans(folder, {}), lambda: self.now)
+        reporter = EventReporter(spec, self.events.append, MemoryPlans(folder, {}), lambda: self.now)
         journal = RetryingJournal(
             Journal(self.settings.database, "demo", UpdateFiles(folder)), RetryPolicy(0.1, reporter)
         )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.fleet import Assignments
-from edgefl_server.coordinator.states import Answered, Close, Declined, ModelReady, Open, Reassign
+from edgefl_server.coordinator.states import Answered, Close, ModelReady, Open, Reassign, TaskDeclined
 from edgefl_server.storage.journal import Journal, Run
 from edgefl_server.storage.places import store_at
 from edgefl_server.storage.update_rows import AcceptedUpdate
@@ -52,7 +52,7 @@ class Server:
             case Answered():
                 row = "run", task.round, task.device, task.nonce, "s", "nan", ""
                 self.journal.reject(*row, step=number, final=task)
-            case Declined(nonce=task.nonce):
+            case TaskDeclined(nonce=task.nonce):
                 self.journal.decline("run", task, event.reason)
 
     def _do(self, event: Any) -> None:
