@@ -15,7 +15,7 @@ from benchmarks.common.machine import machine
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import prepare_simulation
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 from edgefl.system.files import write_whole
 from edgefl.system.structs import filled
 from reproduce.entry import Arm, Entry, Federated, Found, Scale, Work
@@ -100,7 +100,7 @@ def _found(
     rounds = federation.federation.rounds
     run: set[int] = set()
 
-    def watch(row: Row) -> None:
+    def watch(row: RoundRow) -> None:
         run.add(row.round)
         progress(f"round {row.round} of {rounds}")
 

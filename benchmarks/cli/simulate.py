@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from benchmarks.simulate.rows import SimulateRow
     from benchmarks.versions.rows import VersionsRow
     from edgefl.config import Federation
-    from edgefl.simulator.row import Row
+    from edgefl.simulator.results import RoundRow
 
 
 class TaskName(StrEnum):
@@ -134,7 +134,7 @@ def buffered(
     from benchmarks.versions.rows import MODES, measure
     from edgefl.api.simulate import prepare_simulation
 
-    def simulate(federation: Federation, folder: Path) -> Iterable[Row]:
+    def simulate(federation: Federation, folder: Path) -> Iterable[RoundRow]:
         return prepare_simulation(federation, folder, fresh=True).rounds()
 
     cases = [

@@ -12,10 +12,10 @@ import msgspec
 from benchmarks.faults.federation import broker_kind, events_of, lab_of
 from edgefl.config import Federation, parse
 from edgefl.setup.tiers import completed
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 
 Where = Literal["simulator", "mqtt"]
-Simulate = Callable[[Federation, Path], Iterable[Row]]
+Simulate = Callable[[Federation, Path], Iterable[RoundRow]]
 _PATIENCE_S = 600.0
 
 
@@ -90,7 +90,7 @@ def measure(
     )
 
 
-def _simulated(rows: Iterable[Row]) -> Iterator[VersionReport]:
+def _simulated(rows: Iterable[RoundRow]) -> Iterator[VersionReport]:
     at = 0.0
     for row in rows:
         at += row.simulated_s

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgefl.system.lazy import lazily
 
 if TYPE_CHECKING:
-    from edgefl.algorithms.choices import (
+    from edgefl.algorithms.catalog import (
         FAFED,
         SGD,
         STEM,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.algorithms.choices": (
+    "edgefl.algorithms.catalog": (
         "SGD",
         "FedAvg",
         "FedAvgUpdate",
@@ -154,7 +154,10 @@ __getattr__ = lazily(__name__, _PLACES)
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:
-    """The algorithm ``name`` for ``objective``; ConfigError, with what exists, for a wrong name or option."""
+    """Return the algorithm ``name`` for ``objective``.
+
+    Raises ConfigError, listing the alternatives, for a wrong name or option.
+    """
     from edgefl.algorithms import (
         catalog,
     )  # here, because the models need this package's contract and no algorithm

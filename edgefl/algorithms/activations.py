@@ -1,11 +1,11 @@
-"""What a training step keeps from its forward to its backward pass, stored in half precision.
+"""Storage of activations between the forward and the backward pass in half precision.
 
-Rounding is part of the function: torch, the exported graphs and the simulator compute the same. What the forward pass
-makes of a batch is used there as it is; where a gradient reads it, it reads what storing has left of it::
+Rounding is part of the function: torch, the exported graphs and the simulator compute the same. The forward pass uses exact
+values; gradients read the stored ones::
 
     stored(algorithm, "float16").phases[0].function      # the same ports, half the bytes that wait
 
-Nothing is differentiated through the rounding, and gradients themselves are float32: no loss has to be scaled.
+Rounding is not differentiated, and gradients themselves are float32, so the loss needs no scaling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from edgefl.errors import ConfigError
 from edgefl.submodels.channels.trace import plain_attention
 
 LEAST_ENTRIES = 1 << 13
-"""Smaller values stay as they are: they take nothing, and their sums took long."""
+"""Size below which values stay as they are: they take little memory, and their sums would take long."""
 
 _aten = torch.ops.aten
 _OF_BATCH = frozenset({"batch", "noise"})
@@ -37,10 +37,15 @@ _POOLS = frozenset({_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with
 
 
 def stored(algorithm: Algorithm, activations: str) -> Algorithm:
-    """``algorithm`` with steps that keep large values of a batch for their backward passes as ``activations`` says:
-    ``float32``, as they are, or ``float16``. ConfigError for another word.
+    """Return ``algorithm`` with steps that store large values of a batch for their backward passes.
 
-    Numbers beyond 65,504 become infinite there, and those below 6e-8 zero.
+    Args:
+        algorithm: Algorithm.
+        activations: ``float32``, unchanged, or ``float16``. In float16 numbers beyond 65,504 become infinite, and those
+            below 6e-8 zero.
+
+    Raises:
+        ConfigError: ``activations`` is anything else.
     """
     if activations not in get_args(Activations):
         raise ConfigError(
@@ -72,15 +77,15 @@ def _of_function(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """A view that the forward pass took of ``whole``."""
+class _View:
+    """View of ``whole`` that the forward pass created."""
 
     whole: Tensor
     view: Callable[[Tensor], Tensor]
 
 
 class _Storing(TorchDispatchMode):
-    """Runs ops below autograd; in a backward pass they read what is left of what a forward pass has made of the batch."""
+    """Dispatch mode below autograd. Ops of a backward pass read the stored form of values computed from the batch."""
 
     def __init__(self, batch: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -103,7 +108,7 @@ class _Storing(TorchDispatchMode):
         return results
 
     def _read(self, value: Any) -> Any:
-        """``value`` with what is left of each tensor in it."""
+        """Return ``value`` with the stored form of each tensor in it."""
         if isinstance(value, Tensor):
             return self._of(value)
         if isinstance(value, dict):
@@ -125,27 +130,27 @@ class _Storing(TorchDispatchMode):
         return left
 
     def _note(self, func: Any, given: tuple[Any, Any], results: Any) -> None:
-        """Which results depend on the batch, and which are views of others."""
+        """Record the results that depend on the batch, and those that are views of others."""
         if not any(each in self._made for each in _tensors(given)):
             return
         viewed = given[0][0] if func.is_view or func in _SAME_MEMORY else None
         if isinstance(results, Tensor) and isinstance(viewed, Tensor):
             self._made[results] = self._made.get(viewed, True)
             if results is not viewed:
-                self._parts[results] = _Part(viewed, _again(func, given))
+                self._parts[results] = _View(viewed, _again(func, given))
             return
         for result in _tensors(results):
             self._made[result] = True
 
 
 def _again(func: Any, given: tuple[Any, Any]) -> Callable[[Tensor], Tensor]:
-    """The view ``func`` of another tensor."""
+    """Return a function that takes the view ``func`` of another tensor."""
     (_, *rest), named = given
     return lambda whole: func(whole, *rest, **named)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Those in nested lists, tuples and dictionaries."""
+    """Return the tensors in nested lists, tuples and dictionaries."""
     if isinstance(value, Tensor):
         return [value]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

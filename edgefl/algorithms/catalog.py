@@ -1,8 +1,9 @@
-"""The algorithms by name."""
+"""Algorithms by name, and as objects with their options: ``FedBAT(rho=6)``, ``PerFedAvg(alpha=0.03)``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.local_amsgrad import local_amsgrad
@@ -15,18 +16,19 @@ from edgefl.algorithms.baselines.local_only import local
 from edgefl.algorithms.baselines.mime import mimeadam, mimelite
 from edgefl.algorithms.baselines.scaffold import scaffold
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.algorithms.personal.adapted import adapted
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
+from edgefl.algorithms.personal.personalize import adapted
 from edgefl.algorithms.quantized.binary import binary
 from edgefl.algorithms.quantized.fedbat import fedbat
 from edgefl.algorithms.quantized.swat import swat
 from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import AlgorithmChoice, built_upon
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.user_code import user_errors
-from edgefl.models.user_factory import factory_of, importing_for
+from edgefl.models.user_factory import address_of, factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 
@@ -55,15 +57,17 @@ ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
 
 
 PERSONAL = "personal"
-"""The option that every algorithm has: the step size of a graph that adapts the model to one user."""
+"""Option of every algorithm: the step size of a graph that adapts the model to one user."""
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:
-    """The algorithm ``name`` for ``objective``. Raises ConfigError, with what exists, for a wrong name or option.
+    """Return the algorithm ``name`` for ``objective``.
 
-    ``personal``, which no factory needs to know, adds the graph of :func:`edgefl.algorithms.personal.adapted.adapted`
-    to any algorithm that has none. It is left out otherwise, since it costs each bundle a graph and each export the
-    time to make it.
+    Every algorithm takes the option ``personal``, which adds the graph of
+    :func:`edgefl.algorithms.personal.personalize.adapted`. It is off by default, because each bundle gets a graph more.
+
+    Raises:
+        ConfigError: The name or an option is unknown. The error lists the alternatives.
     """
     factory = factory_of(name, "algorithm") if ":" in name else ALGORITHMS.get(name)
     if factory is None:
@@ -96,3 +100,39 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
             option=PERSONAL,
         )
     return adapted(algorithm, objective, alpha=personal)
+
+
+SGD = built_upon(AlgorithmChoice, "sgd", "SGD", sgd)
+FedAvg = built_upon(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
+FedAvgUpdate = built_upon(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
+FedAvgMatched = built_upon(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
+PerFedAvg = built_upon(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+LocalOnly = built_upon(AlgorithmChoice, "local", "LocalOnly", local)
+FedProx = built_upon(AlgorithmChoice, "fedprox", "FedProx", fedprox)
+Scaffold = built_upon(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
+FAFED = built_upon(AlgorithmChoice, "fafed", "FAFED", fafed)
+STEM = built_upon(AlgorithmChoice, "stem", "STEM", stem)
+NaiveAdaptive = built_upon(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
+LocalAMSGrad = built_upon(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
+MimeAdam = built_upon(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
+MimeLite = built_upon(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
+AdamW = built_upon(AlgorithmChoice, "adamw", "AdamW", adamw)
+TCBGD = built_upon(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
+MultiExit = built_upon(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
+SWAT = built_upon(AlgorithmChoice, "swat", "SWAT", swat)
+Binary = built_upon(AlgorithmChoice, "binary", "Binary", binary)
+FedBAT = built_upon(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
+
+
+def own(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:
+    """Return an algorithm of your own: ``factory(objective, **options)`` returns an :class:`edgefl.algorithms.Algorithm`.
+
+    The factory is a function at the top level of a file, which the server's process loads again.
+
+    Raises:
+        ConfigError: it is not (a lambda, a function inside another one, one that was typed into an interpreter), or it has
+            no such option, or one of another type.
+    """
+    address = address_of(factory, "an algorithm")
+    check_options(factory.__name__, factory, options)
+    return AlgorithmChoice(address, options, factory.__name__)

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from edgefl.analysis.charts import svg
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 
 Line = list[tuple[float, float]]
 _SHARES = frozenset({"accuracy", "f1", "iou"})
 """Metrics that lie between 0 and 1."""
 
 
-def curves(rows: Sequence[Row], title: str) -> Mapping[str, str]:
+def curves(rows: Sequence[RoundRow], title: str) -> Mapping[str, str]:
     """SVG by name: the federation's own metric on the test set, and losses there and in training. A picture for which no
     round has a number is left out."""
     metric = rows[-1].metric if rows else ""
@@ -36,7 +36,7 @@ def curves(rows: Sequence[Row], title: str) -> Mapping[str, str]:
     return drawn
 
 
-def _line(rows: Sequence[Row], values: Sequence[float | None]) -> Line:
+def _line(rows: Sequence[RoundRow], values: Sequence[float | None]) -> Line:
     return [
         (float(row.round), value)
         for row, value in zip(rows, values, strict=True)

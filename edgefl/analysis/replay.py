@@ -12,7 +12,7 @@ from edgefl.config import Federation, load, without_devices
 from edgefl.errors import ConfigError
 from edgefl.lab.written import config_of, journal_of
 from edgefl.setup.data import open_data
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.replay import Replay, ReplayedRound, differences
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
@@ -75,7 +75,7 @@ def replay(
             raise ConfigError(
                 f"the journal at {url} has no run of federation {whole.federation.name!r}", url=url
             )
-        spec = Plan.of(whole, open_data(whole), device=device).spec
+        spec = SimulationPlan.of(whole, open_data(whole), device=device).spec
         checkpoints = Checkpoints(path)
         first = checkpoints.path(0)
         initial = checkpoints.load(0) if first.is_file() else spec.initial

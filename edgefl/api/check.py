@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from edgefl.algorithms.choices import SGD
+from edgefl.algorithms.catalog import SGD
 from edgefl.api.bundle import Bundle
 from edgefl.api.check_data import samples_of
 from edgefl.api.choices import loss_of

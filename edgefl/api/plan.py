@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgefl.algorithms.choices import TCBGD
+from edgefl.algorithms.catalog import TCBGD
 from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.progress import reporting

@@ -25,9 +25,8 @@ from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.processor import processor
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
-from edgefl.simulator.clients import ClientData, Own, Spread
+from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet
 from edgefl.simulator.downlink import Downloads
-from edgefl.simulator.fleet import Fleet
 from edgefl.simulator.folder import (
     CONFIG_NAME,
     MODEL_NAME,
@@ -37,9 +36,9 @@ from edgefl.simulator.folder import (
     kept_models,
     rows_of,
 )
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import SimulationPlan
+from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import RUN, Rounds
-from edgefl.simulator.row import Row
 from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
@@ -69,7 +68,7 @@ class Simulation:
         return (self.folder / MODEL_NAME).is_file()
 
     @cached_property
-    def history(self) -> tuple[Row, ...]:
+    def history(self) -> tuple[RoundRow, ...]:
         """A row for each round."""
         return rows_of(self.folder)
 
@@ -135,7 +134,7 @@ class Simulated:
 
     def run(
         self,
-        watch: Callable[[Row], None] = lambda _: None,
+        watch: Callable[[RoundRow], None] = lambda _: None,
         *,
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
@@ -154,7 +153,7 @@ class Simulated:
         *,
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
-    ) -> Iterator[Row]:
+    ) -> Iterator[RoundRow]:
         """Each round as it ends."""
         lock = held(self.folder, _LOCK, "simulation")
         try:
@@ -168,12 +167,14 @@ class Simulated:
 
     def _rounds(
         self, folder: SimulationFolder, progress: Callable[[str], None], warn: Callable[[str], None]
-    ) -> Iterator[Row]:
+    ) -> Iterator[RoundRow]:
         def told(event: Event) -> None:
             if isinstance(event, Warned | Noted):
                 warn(event.text)
 
-        plan = Plan.of(self.federation, self.dataset, emit=told, progress=progress, device=self.device)
+        plan = SimulationPlan.of(
+            self.federation, self.dataset, emit=told, progress=progress, device=self.device
+        )
         with closing(trainers(plan, self.federation, self.dataset, self.clients)) as chosen:
             rounds = Rounds(
                 plan.spec,
@@ -182,7 +183,7 @@ class Simulated:
                 Downloads(plan.spec, self.folder, RUN),
                 folder.carries,
                 chosen,
-                fleet=Fleet(self.federation.simulation, self.federation.federation.seed),
+                fleet=SimulatedFleet(self.federation.simulation, self.federation.federation.seed),
                 update_bytes={
                     tier: size.nbytes for tier, size in update_sizes(self.federation, self.dataset).items()
                 },
@@ -245,9 +246,9 @@ def prepare_simulation(
     names = device_names(whole)
     own = own_data(whole, names)
     clients: ClientData = (
-        Own(own)
+        OwnData(own)
         if own
-        else Spread(dataset, dict(zip(names, partition(whole, dataset, len(names)), strict=True)))
+        else SharedData(dataset, dict(zip(names, partition(whole, dataset, len(names)), strict=True)))
     )
     if fresh and folder.exists():
         lock = held(folder, _LOCK, "simulation")
@@ -286,7 +287,7 @@ def simulate(
     device: str = "auto",
     workers: int | None = None,
     ray: str | None = None,
-    watch: Callable[[Row], None] | None = None,
+    watch: Callable[[RoundRow], None] | None = None,
 ) -> Simulation:
     """Train a federation in torch on this machine, without broker and devices. Nothing is compiled.
 

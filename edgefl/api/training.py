@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from edgefl.algorithms.choices import SGD
+from edgefl.algorithms.catalog import SGD
 from edgefl.api.choices import codec_choice, loss_choice
-from edgefl.codecs.choices import Dense
+from edgefl.codecs.catalog import Dense
 from edgefl.config import Federation
 from edgefl.config.choices import Activations
 from edgefl.contract.choice import AlgorithmChoice, Choice, CodecChoice, OptimizerChoice, chosen

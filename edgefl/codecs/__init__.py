@@ -1,7 +1,7 @@
-"""How an update becomes bytes: codecs, pure functions traced into the algorithm's ``finish``, and the form of what they
-send.
+"""Codecs of updates: pure functions traced into the algorithm's ``finish``, and the form of their output.
 
-``form`` describes the bytes and imports no torch; ``decode`` reads them; the server adds them up without decoding.
+``edgefl.wire.update.form`` describes the bytes without torch, ``edgefl.wire.update.decode`` reads them, and the server adds
+them without decoding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edgefl.system.lazy import lazily
 
 if TYPE_CHECKING:
-    from edgefl.codecs.choices import (
+    from edgefl.codecs.catalog import (
         BFloat16,
         BiFL,
         BiFLFull,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.codecs.choices": (
+    "edgefl.codecs.catalog": (
         "Dense",
         "Float16",
         "BFloat16",

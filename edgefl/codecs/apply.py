@@ -1,4 +1,4 @@
-"""An algorithm whose update a codec codes: everything but ``finish`` stays as it is."""
+"""Application of a codec to an algorithm: only ``finish`` changes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgefl.codecs.codec import Codec
-from edgefl.codecs.coder import Change, Coded, Coder, flat, parted, split
-from edgefl.codecs.sections import Parts, arrays, form_of, largest, statistics_coder, statistics_codes
+from edgefl.codecs.codec import Change, Codec, Coded, Coder, flat, parted, split
+from edgefl.codecs.packing import UpdateParts, arrays, form_of, largest, statistics_coder, statistics_codes
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.errors import ConfigError
@@ -22,9 +21,15 @@ from edgefl.wire.update.form import Codes, Form, Sparse
 
 
 def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
-    """``algorithm`` with the update of ``codec``. ConfigError where the two do not go together.
+    """Return ``algorithm`` with an update coded by ``codec``.
 
-    A codec with feedback keeps a residual per entry, so ``objective`` must hold the same entries in each round.
+    Args:
+        codec: Codec. One with feedback keeps a residual per entry.
+        algorithm: Algorithm with a dense update.
+        objective: Its objective, which must hold the same entries in each round if the codec has feedback.
+
+    Raises:
+        ConfigError: The two cannot be combined, or there is no tensor to code.
     """
     if codec.trained is None:
         return algorithm
@@ -46,7 +51,7 @@ def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorit
 
 
 def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> None:
-    """A coded update replaces what ``finish`` makes, so that may be nothing but the trained weights."""
+    """Raise ConfigError unless ``finish`` sends the trained weights alone, because a coded update replaces its result."""
     more = [name for name in algorithm.start.inputs if role_of(name) == "carry"]
     more += [name for name in algorithm.finish.inputs if name not in held_ports(objective)]
     if not more and len(algorithm.exchanges) == 1:
@@ -67,9 +72,9 @@ class _Coding:
     objective: Objective
 
     @cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> UpdateParts:
         codec = self.codec
-        return Parts.of(
+        return UpdateParts.of(
             self.objective,
             binarize_1d=codec.binarize_1d,
             kernels_only=codec.kernels_only,
@@ -110,7 +115,9 @@ class _Coding:
         return ports
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """``update.*`` in :attr:`form`, what coding lost of each change, for the next round, and metrics of the coding."""
+        """Return ``update.*`` in :attr:`form`, the coding error of each change for the next round, and metrics of the
+        coding.
+        """
         carrier, parts = self.objective.carrier, self.parts
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
@@ -130,13 +137,13 @@ class _Coding:
         total = flat(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
         if old_residual is not None:
             lost = change.value - self._told(change, coded)
-            # The server refuses what is not finite: nothing has been told then, and no later round may begin with it.
+            # The server refuses what is not finite: it learned nothing, so no later round may begin with the new residual.
             residual = torch.where(_finite(total), lost, old_residual)
             outputs |= prefixed("carry.residual", parted(residual, like))
         return outputs | self._metrics(change, total)
 
     def _kept(self, tensors: Tensors) -> Tensor:
-        """The residuals, flat, without what is not finite."""
+        """Return the residuals, flat, with 0 for entries that are not finite."""
         residual = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
         return torch.where(_finite(residual), residual, 0.0)
 
@@ -150,7 +157,7 @@ class _Coding:
         return change if kept is None else replace(change, value=change.value + kept)
 
     def _told(self, change: Change, coded: Coded | None) -> Tensor:
-        """mhat, what the server hears of the change, flat."""
+        """Return the change that the server decodes (mhat), flat."""
         encoding = self.form.sections[0].encoding
         if coded is not None:
             assert isinstance(encoding, Codes)
@@ -161,8 +168,10 @@ class _Coding:
         return flat(_largest_only(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
-        """``zeros``: entries that one bit cannot say, since they did not change (fedbat.md 8.7). ``finite``: 1, or NaN where
-        the update is not finite and has no scale that would show it."""
+        """Return ``zeros``: unchanged entries, which one bit cannot represent (fedbat.md 8.7), and ``finite``.
+
+        ``finite`` is 1, or NaN if the update is not finite and no transmitted scale shows it.
+        """
         encoding = self.form.sections[0].encoding
         if not isinstance(encoding, Codes):
             return {}

@@ -1,6 +1,6 @@
-"""FedBAT's operator S, its derivatives, and its step sizes (fedbat.md 2.2 to 2.4): what training and upload share.
+"""FedBAT's operator S, its derivatives, and its step sizes (fedbat.md 2.2 to 2.4), shared by training and upload.
 
-A step size alpha > 0 belongs to a group of tensors. Where all of a group is 0, alpha is 0 and so is S (fedbat.md 8.6).
+A step size alpha > 0 belongs to a group of tensors. If all entries of a group are 0, alpha and S are 0 (fedbat.md 8.6).
 """
 
 from __future__ import annotations
@@ -13,50 +13,55 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from edgefl.codecs.coders import above_zero
 from edgefl.codecs.packing import pack_codes
-from edgefl.codecs.signs import above_zero
 
 Granularity = Literal["tensor", "module", "global"]
 
 EPS = 1e-8
-"""The least alpha' (fedbat.md 8.6)."""
+"""Least alpha' (fedbat.md 8.6)."""
 LIMIT = 20.0
-"""Of |rho * alpha_e|, so that its exponential stays finite (fedbat.md 8.20)."""
+"""Bound of |rho * alpha_e|, so that its exponential stays finite (fedbat.md 8.20)."""
 _NEAR = 1e-4
 
 
 def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
-    """The sign of S(m, alpha): +1.0 where ``zeta < (alpha + m) / (2 alpha)``, else -1.0; m's shape and dtype (eq. 6, 7).
+    """Return the sign of S(m, alpha), +1.0 or -1.0, with m's shape and dtype (eq. 6, 7). S is ``alpha * draw``.
 
-    ``alpha`` () or m's shape, at least 0; ``zeta`` uniform in [0, 1). S is ``alpha * draw``. Beyond +-alpha the threshold
-    leaves [0, 1], which makes the sign certain, and at x = +-alpha no rounding gives anything but +-1 (fedbat.md 2.2).
+    The sign is + if ``zeta < (alpha + m) / (2 alpha)``. Beyond +-alpha the threshold leaves [0, 1], so the sign is certain.
+    At x = +-alpha every rounding gives +-1 (fedbat.md 2.2).
+
+    Args:
+        m: Update.
+        alpha: Step size, () or m's shape, at least 0.
+        zeta: Uniform numbers in [0, 1), m's shape.
     """
     chance = (alpha + m) / (2 * above_zero(alpha))
     return torch.where(zeta < chance, 1.0, -1.0).to(m.dtype)
 
 
 def inside(m: Tensor, alpha: Tensor) -> Tensor:
-    """dS/dm, bool: 1 where |m| <= alpha, 0 where m is clipped (eq. 8)."""
+    """Return dS/dm as bool: True if |m| <= alpha, False if m is clipped (eq. 8)."""
     return m.abs() <= alpha
 
 
 def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
-    """dS/dalpha, straight-through: ``sign - m / alpha`` inside, sign(m) where m is clipped (eq. 9).
+    """Return dS/dalpha, straight-through: ``sign - m / alpha`` inside, sign(m) if m is clipped (eq. 9).
 
-    ``sign`` is the forward pass's own draw, which in a clipped entry is sign(m).
+    ``sign`` is the forward pass's own draw, which is sign(m) for a clipped entry.
     """
     return torch.where(inside(m, alpha), sign - m / above_zero(alpha), sign)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Which tensors share a step size: the number of each one's group, 0 .. count - 1."""
+    """Group number (0 .. count - 1) of each tensor. Tensors of a group share a step size."""
 
     numbers: Mapping[str, int]
 
     @classmethod
     def of(cls, names: Sequence[str], granularity: Granularity) -> Groups:
-        """A group per tensor, per module (what stands before the last dot), or one for all."""
+        """Return one group per tensor, per module (the name before the last dot), or one for all."""
         places: dict[Granularity, Callable[[str], str]] = {
             "tensor": lambda name: name,
             "module": _module,
@@ -71,15 +76,15 @@ class Groups:
         return len(set(self.numbers.values()))
 
     def sums(self, each: Mapping[str, Tensor]) -> Tensor:
-        """[count] sums of the scalars () of each group's tensors."""
+        """Return the sum of each group's scalars, [count]."""
         return torch.stack([reduce(torch.add, members) for members in self._members(each)])
 
     def largest(self, each: Mapping[str, Tensor]) -> Tensor:
-        """[count] largest of the scalars () of each group's tensors."""
+        """Return the largest of each group's scalars, [count]."""
         return torch.stack([reduce(torch.maximum, members) for members in self._members(each)])
 
     def spread(self, values: Tensor) -> dict[str, Tensor]:
-        """The scalar () of each tensor's group, from [count]."""
+        """Return the scalar of each tensor's group, from [count]."""
         parts = values.unbind()
         return {name: parts[number] for name, number in self.numbers.items()}
 
@@ -89,27 +94,34 @@ class Groups:
 
 @dataclass(frozen=True)
 class StepSize:
-    """alpha = alpha' * exp(rho * alpha_e), learned through alpha_e (eq. 10, 13); ``bounds`` keeps alpha between two numbers.
+    """alpha = alpha' * exp(rho * alpha_e), learned through alpha_e (eq. 10, 13). ``bounds`` limit alpha.
 
-    All of its tensors are [groups], ``rho`` is a number or (). Bounds are an addition to the paper: they end what
-    :meth:`growth` shows.
+    All its tensors are [groups]; ``rho`` is a number or (). Bounds are an addition to the paper. They prevent the runaway
+    that :meth:`growth` detects.
     """
 
     rho: float | Tensor
     bounds: tuple[float, float] | None = None
 
     def of(self, scale: Tensor, log_scale: Tensor) -> Tensor:
-        """alpha, from alpha' (at least ``EPS`` of it) and alpha_e."""
+        """Return alpha, from alpha' (at least ``EPS``) and alpha_e."""
         alpha = scale.clamp(min=EPS) * torch.exp((self.rho * log_scale).clamp(-LIMIT, LIMIT))
         return alpha if self.bounds is None else alpha.clamp(*self.bounds)
 
     def descended(
         self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(alpha_e after a step, how many groups are at a limit then); ``pull`` is dF/dalpha = sum g * dS/dalpha.
+        """Return alpha_e after a step, and the number of groups at a limit then.
 
-        alpha_e <- alpha_e - lr * rho * alpha * pull. Where that crosses a limit, alpha_e stops there, so that the way back
-        is short. Groups without any change, whose alpha is 0, are not counted.
+        alpha_e <- alpha_e - lr * rho * alpha * pull (eq. 9), stopped at a limit, so that the way back is short. Groups
+        without any change, whose alpha is 0, do not count.
+
+        Args:
+            scale: alpha', [groups].
+            log_scale: alpha_e, [groups].
+            alpha: Step sizes, [groups].
+            pull: dF/dalpha = sum g * dS/dalpha, [groups].
+            lr: Learning rate, ().
         """
         moved = log_scale - lr * (self.rho * alpha * pull)
         wanted = self.rho * moved
@@ -126,27 +138,29 @@ class StepSize:
         return moved, (at & (alpha > 0)).to(scale.dtype).sum()
 
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
-        """() how far learning has driven alpha: exp(max |log(alpha / what it began with)|), 1 where none has moved.
+        """Return the largest factor between alpha and its initial value, exp(max |log(alpha / initial)|), ().
 
-        Down counts as up: what runs away ends at either limit, since a step that is too long shoots past the middle. Groups
-        without any change, whose alpha is 0, are not counted.
+        1 if none has moved.
+
+        Shrinking counts like growing, because a runaway step size overshoots to either limit. Groups without any change,
+        whose alpha is 0, do not count.
         """
         ratio = alpha / self.of(scale, torch.zeros_like(scale))
         return torch.where(alpha > 0, torch.maximum(ratio, 1 / above_zero(ratio)), torch.ones(())).max()
 
 
 def pack_signs(signs: Sequence[Tensor]) -> Tensor:
-    """uint8: +1.0 as bit 1, -1.0 (and 0.0) as bit 0, each tensor from a byte of its own."""
+    """Return packed signs, uint8: +1.0 as bit 1, -1.0 (and 0.0) as bit 0. Each tensor begins at a byte."""
     return pack_codes([plus(sign) for sign in signs], 1)
 
 
 def plus(sign: Tensor) -> Tensor:
-    """The code of a sign: 1.0 for +, 0.0 otherwise."""
+    """Return the code of a sign: 1.0 for +, 0.0 otherwise."""
     return (sign > 0).to(torch.float32)
 
 
 def unpack_signs(packed: Tensor, start: int, entries: int) -> Tensor:
-    """float32 [entries]: the bits of a tensor that begins at byte ``start`` of :func:`pack_signs`."""
+    """Return the bits of a tensor that begins at byte ``start`` of :func:`pack_signs`, float32 [entries]."""
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     rows = packed[start : start + -(-entries // 8), None] & powers
     return (rows != 0).reshape(-1)[:entries].to(torch.float32)

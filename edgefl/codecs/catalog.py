@@ -1,19 +1,31 @@
-"""The codecs by name, with the papers' hyper-parameters as defaults (fedbat.md, sections 2 and 3)."""
+"""Codecs by name, and as objects with their options: ``FedPAQ(bits=3)``, ``TopK(share=0.01)``.
+
+Defaults are the papers' hyper-parameters (fedbat.md, sections 2 and 3).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from edgefl.codecs.codec import STATISTICS_BITS, Codec, Training
-from edgefl.codecs.levels import NearestLevels, StochasticLevels
-from edgefl.codecs.signs import FixedSign, MeanSign, NoisySign, ScaledSign, Sign0, StochasticSign
+from edgefl.codecs.codec import STATISTICS_BITS, Codec, CodecTraining
+from edgefl.codecs.coders import (
+    FixedSign,
+    MeanSign,
+    NearestLevels,
+    NoisySign,
+    ScaledSignCoder,
+    Sign0,
+    StochasticLevels,
+    StochasticSign,
+)
+from edgefl.contract.choice import CodecChoice, built_upon
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import CHANGE_LIMIT, Sparse, Values
 
 _LEAST = 2.0**-126
-"""The smallest number that float32 holds with all its digits; engines may take smaller ones for 0."""
+"""Smallest number that float32 holds with all its digits. Engines may flush smaller ones to 0."""
 
 
 def dense(name: str) -> Codec:
@@ -22,7 +34,7 @@ def dense(name: str) -> Codec:
 
 
 def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
-    """The change of the round as float16 or bfloat16, after the codec's name."""
+    """The change of the round as float16 or bfloat16, according to the codec's name."""
     dtype: Literal["float16", "bfloat16"] = "float16" if name == "float16" else "bfloat16"
     return Codec(name, Values(dtype), statistics=statistics, binarize_1d=binarize_1d)
 
@@ -30,9 +42,9 @@ def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
 def int8(
     name: str, *, feedback: bool = False, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
-    """The nearest of 255 even levels up to the largest change of each tensor, in 8 bits an entry.
+    """The nearest of 255 even levels up to the largest change of each tensor, 8 bits an entry.
 
-    ``feedback``: the device keeps what was rounded off and adds it to its next change.
+    ``feedback``: the device keeps the rounding error and adds it to its next change.
     """
     return Codec(name, NearestLevels(8), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d)
 
@@ -69,7 +81,7 @@ def scaled_sign(
     binarize_1d: bool = True,
 ) -> Codec:
     """The sign of the change times its mean magnitude, without memory: the control of EF-SignSGD (fedbat.md 3)."""
-    return Codec(name, ScaledSign(sign0), statistics=statistics, binarize_1d=binarize_1d)
+    return Codec(name, ScaledSignCoder(sign0), statistics=statistics, binarize_1d=binarize_1d)
 
 
 def ef_signsgd(
@@ -79,10 +91,10 @@ def ef_signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """EF-SignSGD: the scaled sign of the change and what the last rounds left of it, which the device keeps
+    """EF-SignSGD: the scaled sign of the change plus the residual of earlier rounds, which the device keeps
     (Karimireddy et al. 2019; fedbat.md 3).
     """
-    return Codec(name, ScaledSign(sign0), feedback=True, statistics=statistics, binarize_1d=binarize_1d)
+    return Codec(name, ScaledSignCoder(sign0), feedback=True, statistics=statistics, binarize_1d=binarize_1d)
 
 
 def noisy_signsgd(
@@ -118,7 +130,7 @@ def topk(
 ) -> Codec:
     """The ``share`` of largest entries of the change of each tensor: ZeroFL's upload after dense training (fedbat.md 3).
 
-    ``feedback``: the device keeps what was not sent and adds it to its next change.
+    ``feedback``: the device keeps the entries that were not sent and adds them to its next change.
     """
     return Codec(
         name, _sparse(name, share), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d
@@ -141,7 +153,7 @@ def zerofl(
     :func:`edgefl.algorithms.quantized.swat.swat`'s.
     """
     training = (
-        Training("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
+        CodecTraining("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )
     # 1 - 0.97 is a hair above 0.03.
     upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else Values()
@@ -153,7 +165,7 @@ def bifl(name: str, *, clip: bool = False) -> Codec:
 
     ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
-    training = Training("binary", {"clip": clip})
+    training = CodecTraining("binary", {"clip": clip})
     return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
 
 
@@ -162,7 +174,7 @@ def bifl_full(name: str, *, clip: bool = False) -> Codec:
 
     ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
-    return Codec(name, training=Training("binary", {"clip": clip}))
+    return Codec(name, training=CodecTraining("binary", {"clip": clip}))
 
 
 def fedbat(
@@ -177,8 +189,9 @@ def fedbat(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """FedBAT: the update is binarized while it is trained, by step sizes that are learned
-    (:func:`edgefl.algorithms.quantized.fedbat.fedbat` explains the options)."""
+    """FedBAT: training binarizes the update with learned step sizes
+    (:func:`edgefl.algorithms.quantized.fedbat.fedbat` explains the options).
+    """
     options = {
         "rho": rho,
         "phi": phi,
@@ -189,7 +202,7 @@ def fedbat(
         "statistics": statistics,
         "binarize_1d": binarize_1d,
     }
-    return Codec(name, training=Training("fedbat", options))
+    return Codec(name, training=CodecTraining("fedbat", options))
 
 
 CODECS: Mapping[str, Callable[..., Codec]] = {
@@ -212,7 +225,7 @@ CODECS: Mapping[str, Callable[..., Codec]] = {
 
 
 def build(name: str, **options: object) -> Codec:
-    """The codec ``name``. ConfigError, with what exists, for a wrong name or option."""
+    """Return the codec ``name``. Raises ConfigError, listing the alternatives, for an unknown name or option."""
     factory = CODECS.get(name)
     if factory is None:
         known = ", ".join(CODECS)
@@ -222,7 +235,7 @@ def build(name: str, **options: object) -> Codec:
 
 
 def _sized(codec: str, option: str, value: float) -> float:
-    """A magnitude that float32 holds in full, and that a change may have."""
+    """Return a magnitude that float32 holds in full and that a change may have."""
     if not _LEAST <= value <= CHANGE_LIMIT:
         raise ConfigError(
             f"{option} of codec {codec!r} is from {_LEAST:.3g} to {CHANGE_LIMIT:.0f}, found {value}; "
@@ -238,3 +251,19 @@ def _sparse(codec: str, share: float) -> Sparse:
             f"codec {codec!r} sends a share of the entries in (0, 1], found {share}", codec=codec
         )
     return Sparse(share)
+
+
+Dense = built_upon(CodecChoice, "dense", "Dense", dense)
+Float16 = built_upon(CodecChoice, "float16", "Float16", half)
+BFloat16 = built_upon(CodecChoice, "bfloat16", "BFloat16", half)
+Int8 = built_upon(CodecChoice, "int8", "Int8", int8)
+FedPAQ = built_upon(CodecChoice, "fedpaq", "FedPAQ", fedpaq)
+SignSGD = built_upon(CodecChoice, "signsgd", "SignSGD", signsgd)
+ScaledSign = built_upon(CodecChoice, "scaled_sign", "ScaledSign", scaled_sign)
+EFSignSGD = built_upon(CodecChoice, "ef_signsgd", "EFSignSGD", ef_signsgd)
+NoisySignSGD = built_upon(CodecChoice, "noisy_signsgd", "NoisySignSGD", noisy_signsgd)
+StocSignSGD = built_upon(CodecChoice, "stoc_signsgd", "StocSignSGD", stoc_signsgd)
+TopK = built_upon(CodecChoice, "topk", "TopK", topk)
+ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", zerofl)
+BiFL = built_upon(CodecChoice, "bifl", "BiFL", bifl)
+BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", bifl_full)

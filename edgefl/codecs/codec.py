@@ -1,20 +1,166 @@
-"""A codec: how each part of an update is coded, and which local training belongs to it."""
+"""Codecs: the encoding of each part of an update, and the interface of coders that :mod:`edgefl.codecs.apply` traces."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
-from edgefl.codecs.coder import Coder
-from edgefl.wire.update.form import VERSION, Sparse, Values
+import torch
+from torch import Tensor
 
-STATISTICS_BITS = 6
-"""Of a moving statistic. They are 1 % of a ResNet's entries, and as float32 would be a fifth of a one-bit update."""
+from edgefl.wire.update.form import VERSION, Encoding, Sparse, Values
 
 
 @dataclass(frozen=True)
-class Training:
-    """The algorithm that a codec cannot do without, and the options that it gives it."""
+class Change:
+    """Result of training a tensor: its change, or its value for codecs of weights.
+
+    With ``sizes`` it holds several tensors, flat, one after the other, because a graph takes as long for a hundred small
+    operations as for a large one. A number per tensor is then [tensors], and () otherwise.
+
+    Attributes:
+        value: Float32 of the tensor's shape, 0 outside of ``held``.
+        base: Initial value of the round.
+        held: Entries that the tier holds, bool. None: all.
+        uniform: Uniform numbers in [0, 1) of the same shape, for random coders.
+    """
+
+    value: Tensor
+    base: Tensor
+    held: Tensor | None = None
+    uniform: Tensor | None = None
+    sizes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        values: Mapping[str, Tensor],
+        base: Mapping[str, Tensor],
+        held: Mapping[str, Tensor] | None = None,
+        uniform: Mapping[str, Tensor] | None = None,
+    ) -> Change:
+        """Return the change of ``names``, in this order. A tensor without a mask in ``held`` is held whole."""
+        masks = {name: mask for name, mask in (held or {}).items() if name in names}
+        whole = (
+            {n: masks.get(n, torch.ones(values[n].shape, dtype=torch.bool)) for n in names} if masks else None
+        )
+        return cls(
+            flat(values[name] for name in names),
+            flat(base[name] for name in names),
+            None if whole is None else flat(whole.values()),
+            None if uniform is None else flat(uniform[name] for name in names),
+            tuple(values[name].numel() for name in names),
+        )
+
+    @property
+    def entries(self) -> Tensor:
+        """Number of held entries, float32."""
+        if self.held is not None:
+            return self.sums(self.held.to(torch.float32))
+        return torch.tensor([float(n) for n in self.sizes] if self.sizes else float(self.value.numel()))
+
+    def mean_size(self) -> Tensor:
+        """Return norm_1 / d over the held entries."""
+        return self.sums(self.value.abs()) / self.entries.clamp(min=1.0)
+
+    def largest(self) -> Tensor:
+        """Return norm_inf.
+
+        It is not finite if any entry is not, although some engines' maximum ignores NaN: the server must detect it.
+        """
+        size = self.value.abs()
+        most = (
+            torch.cat([x.amax(0, keepdim=True) for x in split(size, self.sizes)])
+            if self.sizes
+            else size.max()
+        )
+        return most + 0.0 * self.sums(self.value)
+
+    def zeros(self) -> Tensor:
+        """Return the number of held entries that did not change, ()."""
+        return self.entries.sum() - (self.value != 0).to(self.value.dtype).sum()
+
+    def sums(self, each: Tensor) -> Tensor:
+        """Return the sum over each tensor of ``each``, which has the shape of ``value``."""
+        if not self.sizes:
+            return each.sum()
+        return torch.cat([part.sum(0, keepdim=True) for part in split(each, self.sizes)])
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Return the number of each tensor for all of its entries, in a shape that broadcasts with ``value``."""
+        return spread(split(numbers, 1), self.sizes) if self.sizes else numbers
+
+    def draws(self) -> Tensor:
+        assert self.uniform is not None, "a coder that draws is given uniform numbers"
+        return self.uniform
+
+
+@dataclass(frozen=True)
+class Coded:
+    """Whole numbers of the change's shape, as float32, and the values ``scale * levels`` that they denote.
+
+    ``scale`` is a transmitted number per tensor. None: both sides know it.
+    """
+
+    codes: Tensor
+    levels: Tensor
+    scale: Tensor | None = None
+
+
+@runtime_checkable
+class Coder(Protocol):
+    """Codes single entries by one scale per tensor."""
+
+    @property
+    def encoding(self) -> Encoding: ...
+
+    @property
+    def random(self) -> bool:
+        """True if :meth:`code` reads ``Change.uniform``."""
+
+    def code(self, change: Change) -> Coded: ...
+
+
+def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Repeat each of ``numbers`` () or [1] as often as its size, one after the other."""
+    return flat(number.expand(size) for number, size in zip(numbers, sizes, strict=True))
+
+
+def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
+    """Split a flat tensor into parts of these sizes, or of one size."""
+    parts: tuple[Tensor, ...] = joined.split(sizes)
+    return parts
+
+
+def flat(parts: Iterable[Tensor]) -> Tensor:
+    """Return one flat tensor of all entries. A single part is not copied."""
+    rows = [shaped(part, (part.numel(),)) for part in parts]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Reshape a tensor only if needed, because an operation without effect takes time, too."""
+    return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
+
+
+def parted(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors in the shapes of ``like``, under its names: the inverse of :func:`flat`."""
+    parts = split(joined, [tensor.numel() for tensor in like.values()])
+    return {name: shaped(part, tuple(like[name].shape)) for name, part in zip(like, parts, strict=True)}
+
+
+STATISTICS_BITS = 6
+"""Bits of a moving statistic.
+
+Statistics are 1 % of a ResNet's entries, but would be a fifth of a one-bit update as float32.
+"""
+
+
+@dataclass(frozen=True)
+class CodecTraining:
+    """Algorithm that a codec requires, and the options for it."""
 
     algorithm: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -22,14 +168,17 @@ class Training:
 
 @dataclass(frozen=True)
 class Codec:
-    """What happens to the trained tensors: a ``Coder`` per tensor, other floats, the largest entries, or (None) nothing.
+    """Encoding of an update's parts.
 
-    ``change``: what is coded is the change of the round, else the weights. ``feedback``: what coding lost is kept on the
-    device (``carry.residual.*``) and added to the next change. ``statistics``: bits per entry of tensors that are no
-    parameters, the moving statistics of batch norm; 32 sends them as float32 (fedbat.md 8.4). ``binarize_1d``: whether
-    biases and norms are coded as the kernels are, or sent as float32 (fedbat.md 2.7); ``kernels_only`` sends whatever
-    is no kernel so. ``training``: see :class:`Training`; where its algorithm codes the update itself, ``trained`` is
-    None.
+    Attributes:
+        trained: Coder of the trained tensors, other floats, their largest entries, or (None) no encoding.
+        change: Code the change of the round, else the weights.
+        feedback: The device keeps the coding error (``carry.residual.*``) and adds it to the next change.
+        statistics: Bits per entry of tensors that are no parameters, the moving statistics of batch norm. 32 sends them as
+            float32 (fedbat.md 8.4).
+        binarize_1d: Code biases and norms like kernels, or send them as float32 (fedbat.md 2.7).
+        kernels_only: Send all tensors but kernels as float32.
+        training: Required algorithm. If it codes the update itself, ``trained`` is None.
     """
 
     name: str
@@ -39,5 +188,5 @@ class Codec:
     statistics: int = STATISTICS_BITS
     binarize_1d: bool = True
     kernels_only: bool = False
-    training: Training | None = None
+    training: CodecTraining | None = None
     version: int = VERSION

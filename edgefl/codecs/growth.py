@@ -1,15 +1,15 @@
-"""Whether FedBAT's step sizes ran away, by what a device reports of its training. Without torch: servers ask."""
+"""Detection of runaway FedBAT step sizes in a device's metrics. Without torch, because servers import it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 RUNAWAY = 10.0
-"""A mean over the steps of ``alpha_growth`` that says that step sizes ran away; where they did not it is below 5."""
+"""Mean of ``alpha_growth`` over the steps above which step sizes ran away. Otherwise it is below 5."""
 
 
 def warning(metrics: Mapping[str, float]) -> str | None:
-    """What a person should know about the step sizes of the device that reported these ``metrics``; None: nothing."""
+    """Return a warning about the step sizes of the device that reported these ``metrics``, or None."""
     growth = metrics.get("alpha_growth", 1.0)
     if not growth > RUNAWAY:
         return None

@@ -1,20 +1,34 @@
-"""Numbers as bytes inside a graph, of standard ops only, with the same bits on each engine (layout: ``codecs.form``)."""
+"""Packing of named tensors into the arrays of a form, the last part of every coding ``finish``.
+
+It uses standard ops only and gives the same bits on each engine (layout: ``edgefl.wire.update.form``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from edgefl.codecs.coder import flat, split
+from edgefl.codecs.codec import Change, Coder, flat, parted, shaped, split
+from edgefl.codecs.coders import NearestLevels
+from edgefl.contract.tensors import Tensors
+from edgefl.errors import ConfigError
+from edgefl.objective.objective import Objective
+from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
 
 _BIAS, _MANTISSA, _LEAST_EXPONENT = 127.0, 128.0, -126.0
 _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
 
 
 def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
-    """uint8 (bytes of all parts,): whole numbers 0 .. 2**bits - 1 of any dtype, each part from a byte of its own."""
+    """Return packed codes, uint8 (bytes of all parts,). Each part begins at a byte.
+
+    Args:
+        parts: Whole numbers 0 .. 2**bits - 1 of any dtype.
+        bits: Bits of a code.
+    """
     codes, sizes = flat(parts).to(torch.float32), [part.numel() for part in parts]
     if 8 % bits:  # a code may lie across two bytes
         codes, sizes, bits = _planes(codes, bits), [bits * size for size in sizes], 1
@@ -27,7 +41,7 @@ def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
 
 
 def _planes(codes: Tensor, bits: int) -> Tensor:
-    """The bits of each code, lowest first, one after the other, as 0.0 and 1.0."""
+    """Return the bits of each code, lowest first, one after the other, as 0.0 and 1.0."""
     left, planes = codes, []
     for _ in range(bits):
         halved = torch.floor(left / 2)
@@ -37,7 +51,7 @@ def _planes(codes: Tensor, bits: int) -> Tensor:
 
 
 def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
-    """``codes``, with zeros after each part up to a multiple of ``each``."""
+    """Return ``codes`` with zeros after each part up to a multiple of ``each``."""
     if not any(size % each for size in sizes):
         return codes
     padded = [[part, torch.zeros(-part.numel() % each)] for part in split(codes, list(sizes))]
@@ -45,10 +59,10 @@ def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
 
 
 def bfloat16_bits(x: Tensor) -> Tensor:
-    """uint16 of x's shape: float32 rounded to bfloat16, ties to even; what is below 2**-126 becomes 0.
+    """Return float32 rounded to bfloat16, ties to even, as uint16 of x's shape. Values below 2**-126 become 0.
 
-    In arithmetic that float32 does exactly, because engines neither share a bfloat16 nor reinterpret bits: the exponent
-    is found by halving and doubling the number, which changes nothing else. Infinity and NaN become infinity.
+    It uses arithmetic that float32 does exactly, because engines neither share a bfloat16 nor reinterpret bits. The exponent
+    is found by halving and doubling, which changes nothing else. Infinity and NaN become infinity.
     """
     finite = x.abs() <= torch.finfo(torch.float32).max  # false for NaN too
     x = torch.where(finite, x, torch.zeros(()))
@@ -66,3 +80,148 @@ def bfloat16_bits(x: Tensor) -> Tensor:
     bits = torch.where(x.abs() > 0, bits, torch.zeros(()))
     bits = torch.where(x < 0, bits + _SIGN, bits)
     return torch.where(finite, bits, torch.full((), _INFINITY)).to(torch.int32).to(torch.uint16)
+
+
+FLOATS = 32
+
+
+@dataclass(frozen=True)
+class UpdateParts:
+    """Names of an objective's tensors by their encoding, each ascending.
+
+    ``coded`` and ``plain`` are trained, ``statistics`` are not. They are names of weights; :meth:`sent` maps them to tensors
+    of the update.
+    """
+
+    coded: tuple[str, ...]
+    plain: tuple[str, ...]
+    statistics: tuple[str, ...]
+    update: Mapping[str, int]
+
+    @classmethod
+    def of(
+        cls, objective: Objective, *, binarize_1d: bool, kernels_only: bool = False, change: bool = True
+    ) -> UpdateParts:
+        """Return the parts of an objective's update.
+
+        Args:
+            objective: Objective.
+            binarize_1d: Code tensors of one dimension, too.
+            kernels_only: Code kernels only.
+            change: Changes are sent, and untrained parameters have none.
+        """
+        carrier = objective.carrier
+        # What is neither in the update nor in the payload travels as a part of something else; the rest stays at home.
+        travels = [n for n in objective.weights if n in carrier.update or n not in carrier.payload]
+        trained = sorted(set(travels) & set(objective.trainable))
+        small = [n for n in trained if not binarize_1d and len(objective.weights[n].shape) < 2]
+        others = [n for n in trained if kernels_only and n not in objective.kernels]
+        # What travels as a part of something else is coded with it.
+        plain = tuple(n for n in trained if n in {*small, *others} and n in carrier.update)
+        coded = tuple(n for n in trained if n not in plain)
+        statistics = tuple(sorted(set(travels) & set(objective.buffers if change else objective.fixed)))
+        sizes = {name: spec.zeros().numel() for name, spec in carrier.update.items()}
+        return cls(coded, plain, statistics, sizes)
+
+    def sent(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Return the update's tensors with entries of ``names``."""
+        others = {*self.coded, *self.plain, *self.statistics} - set(names)
+        shared = [name for name in self.update if name not in others]
+        whole = all(name in self.update for name in names)
+        return tuple(sorted(name for name in shared if name in names or not whole))
+
+
+def statistics_coder(bits: int) -> Coder | None:
+    """Return the coder of moving statistics, or None for float32. Raises ConfigError for another number of bits."""
+    if bits != FLOATS and not 2 <= bits <= 8:
+        raise ConfigError(
+            f"moving statistics travel in 2 to 8 bits each, or in 32 as float32; found statistics = {bits}",
+            bits=bits,
+        )
+    return None if bits == FLOATS else NearestLevels(bits, same_sign=True)
+
+
+def form_of(
+    codec: str,
+    version: int,
+    parts: UpdateParts,
+    encoding: Encoding,
+    statistics: Coder | None,
+    *,
+    change: bool = True,
+    groups: Mapping[str, int] | None = None,
+) -> Form:
+    """Return the form of an update whose coded tensors have ``encoding``.
+
+    Args:
+        codec: Name of the codec.
+        version: Version of its bytes.
+        parts: Names by encoding.
+        encoding: Encoding of the coded tensors.
+        statistics: Coder of moving statistics. None: float32.
+        change: The update holds changes, else weights.
+        groups: Index of each tensor's scale. None: each has its own.
+    """
+    numbered = {name: number for number, name in enumerate(parts.coded)} if groups is None else groups
+    sections = [Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, Codes) else {})]
+    if parts.plain:
+        sections.append(Section(parts.sent(parts.plain), Values()))
+    if parts.statistics:
+        coding = Values() if statistics is None else statistics.encoding
+        own = {name: number for number, name in enumerate(parts.statistics)} if statistics is not None else {}
+        sections.append(Section(parts.sent(parts.statistics), coding, own))
+    return Form(codec, version, tuple(sections), change)
+
+
+def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
+    """Return the arrays of ``form``.
+
+    Args:
+        form: Form of the update.
+        packed: Codes or values by update tensor.
+        scales: Scales of each section that has some, [groups].
+    """
+    codes: list[Tensor] = []
+    values: list[Tensor] = []
+    halves: list[Tensor] = []
+    flags: list[Tensor] = []
+    for section in form.sections:
+        own = [shaped(packed[name], (packed[name].numel(),)) for name in section.names]
+        match section.encoding:
+            case Codes(bits=bits):
+                codes.append(pack_codes(own, bits))
+            case Values(dtype="float32"):
+                values += own
+            case Values(dtype="float16"):
+                halves.append(flat(own).to(torch.float16))
+            case Values():
+                halves.append(bfloat16_bits(flat(own)))
+            case Sparse() as sparse:
+                for x in own:
+                    chosen = largest(x, sparse.kept(x.numel()))
+                    values.append(x.index_select(0, chosen))
+                    flags.append(torch.zeros(x.numel()).scatter(0, chosen, torch.ones(chosen.shape)))
+    parts = {"codes": codes, "scales": scales, "values": values, "halves": halves}
+    flat_arrays = {name: flat(items) for name, items in parts.items() if items}
+    return flat_arrays | ({"mask": pack_codes([flat(flags)], 1)} if flags else {})
+
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """Return the positions of the ``count`` entries of largest magnitude of a flat tensor, ascending, int64.
+
+    NaN counts as the largest: engines order it arbitrarily, and the server must detect it.
+    """
+    size = torch.where(torch.isnan(x), torch.full((), torch.inf), x.abs())
+    positions = torch.topk(size, count, sorted=False).indices
+    return torch.topk(positions, count, largest=False, sorted=True).values
+
+
+def statistics_codes(
+    names: Sequence[str], values: Tensors, base: Tensors, coder: Coder | None
+) -> tuple[Tensors, list[Tensor]]:
+    """Return codes and scales of moving statistics, or their values and no scales if they travel as float32."""
+    own = {name: values[name] for name in names}
+    if coder is None or not own:
+        return own, []
+    coded = coder.code(Change.of(names, own, base))
+    return parted(coded.codes, own), [] if coded.scale is None else [coded.scale]

@@ -1,6 +1,6 @@
-"""What every package agrees on: named tensors, an algorithm and its functions, the server's state, ranges of options.
+"""Contracts between the packages: named tensors, algorithms and their functions, server state, and checks of options.
 
-Names are loaded when they are first used: a server that waits for devices needs none that brings torch.
+Names are loaded at first use, because a server that waits for devices does not need torch.
 """
 
 from __future__ import annotations
@@ -11,30 +11,13 @@ from edgefl.system.lazy import lazily
 
 if TYPE_CHECKING:
     from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
-    from edgefl.contract.schedule import Scalars
-    from edgefl.contract.server import ServerOpt, beside, state_of
+    from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
     from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.contract.algorithm": (
-        "Algorithm",
-        "CarryRule",
-        "Function",
-        "Phase",
-    ),
-    "edgefl.contract.schedule": ("Scalars",),
-    "edgefl.contract.server": (
-        "ServerOpt",
-        "beside",
-        "state_of",
-    ),
-    "edgefl.contract.tensors": (
-        "TensorSpec",
-        "Tensors",
-        "prefixed",
-        "role_of",
-        "select",
-    ),
+    "edgefl.contract.algorithm": ("Algorithm", "CarryRule", "Function", "Phase"),
+    "edgefl.contract.server": ("Scalars", "ServerOpt", "beside", "state_of"),
+    "edgefl.contract.tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
 }
 __all__ = [
     "Algorithm",

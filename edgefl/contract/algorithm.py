@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.config.choices import Activations
-from edgefl.contract.schedule import Schedule, constant
-from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.contract.server import MEAN, Schedule, ServerOpt, constant
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Draws
 from edgefl.wire.update.form import DENSE, Form
@@ -40,18 +39,18 @@ from edgefl.wire.update.form import DENSE, Form
 # Random inputs of functions, on which exported graphs are compared with torch.
 
 _WEIGHTS = ("weights.", "state.weights.")
-"""What the names of a model's weights begin with in a function's inputs."""
+"""Prefixes of a model's weights in a function's inputs."""
 _IGNORED = 0.2
-"""Share of the random labels that are ignored ones, if the loss ignores any."""
+"""Share of ignored labels among random ones, if the loss ignores any."""
 _NEAR = 0.1
 """Standard deviation of a parameter around its value, relative to the value."""
 _USUAL = 0.1
 """Magnitude of drawn weights, and of parameters that are zero or nearly so."""
 _SMALL = 1e-2
-"""A parameter of smaller magnitude is scaled up: errors behind a factor of 1e-6 would be too small to be seen."""
+"""Magnitude below which a parameter is scaled up: errors behind a factor of 1e-6 would be too small to detect."""
 _MAGNITUDES = (1.0, 100.0, 10.0, 0.1)
 _WHOLE = (9, 1000, 10**6, 2**25, 2**40)
-"""Magnitudes of whole numbers. From 2^24 on float32 does not have all of them."""
+"""Magnitudes of whole numbers. From 2^24 on float32 cannot represent all of them."""
 
 
 def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
@@ -108,7 +107,7 @@ def _near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def is_open(spec: TensorSpec) -> bool:
-    """Return True if nothing is known of the values of samples."""
+    """Return True if the range of the samples' values is unknown."""
     return spec.below is None and spec.dtype not in (torch.bool, torch.uint8) and bool(spec.shape)
 
 
@@ -129,14 +128,16 @@ OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weigh
 
 @dataclass(frozen=True)
 class Function:
-    """One pure function of an algorithm: its ``name``, the function ``fn`` and its ``inputs``, specs by port.
+    """One pure function of an algorithm.
 
-    ``fn`` maps tensors by port, of the shapes and dtypes that ``inputs`` say, to tensors by port; outputs need no
-    declaration. ``label_range`` bounds integer inputs that do not say it themselves, so that random examples are valid.
-    ``fixed``: what it closes over are numbers that no training changes, such as a filter bank, so that they may be
-    constants of any size. ``activations``: how what its forward pass makes waits for the backward pass
-    (:mod:`edgefl.algorithms.activations`). ``metrics``: of an evaluation, what its sums make
-    (:mod:`edgefl.wire.metrics`), the one that people are shown first.
+    Attributes:
+        name: Name of its graph.
+        fn: Maps tensors by port, with the shapes and dtypes of ``inputs``, to tensors by port. Outputs need no declaration.
+        inputs: Spec of each input port.
+        label_range: Bound of integer inputs whose spec has none, so that random examples are valid.
+        fixed: Its closed-over tensors never change in training, such as a filter bank, so they may be constants of any size.
+        activations: Storage of values that wait for the backward pass (:mod:`edgefl.algorithms.activations`).
+        metrics: Metrics computed from an evaluation's sums (:mod:`edgefl.wire.metrics`), the headline first.
     """
 
     name: str
@@ -179,12 +180,12 @@ class Function:
 
 @dataclass(frozen=True)
 class Phase:
-    """``steps`` repetitions of one step ``function``, called ``name``; phases run in order.
+    """``steps`` repetitions of one step ``function``. Phases run in order.
 
-    ``over_data``: one pass over all local samples in place of ``steps``, in their order. The last batch is filled up by
-    wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the rows that were filled in, 1 elsewhere.
-
-    ``shorter``: the same step for samples of which no more than so many tokens count, by ascending length.
+    Attributes:
+        over_data: One pass over all local samples in their order instead of ``steps``. The last batch is filled up by
+            wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the filled rows, 1 elsewhere.
+        shorter: The same step for batches whose samples have at most so many tokens, by ascending length.
     """
 
     name: str
@@ -195,17 +196,18 @@ class Phase:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """The whole step first."""
+        """All functions of the step, the one for full length first."""
         return (self.function, *self.shorter.values())
 
 
 @dataclass(frozen=True)
 class CarryRule:
-    """What a device's ``carry`` means to later exchanges.
+    """Validity of a device's ``carry`` in later exchanges.
 
-    ``exchanges``: for how many it is good, counted in completed ones; 0 is for as long as the run goes. A device whose
-    carry is older drops it and says so. ``needed``: without it the device does not take part and says so, instead of
-    beginning with zeros.
+    Attributes:
+        exchanges: Completed exchanges for which it is valid. 0: as long as the run lasts. A device drops an older carry and
+            reports that.
+        needed: Without a carry the device declines, instead of starting with zeros.
     """
 
     exchanges: int = 0
@@ -214,23 +216,29 @@ class CarryRule:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A client's round: ``start``, the ``phases`` in order, ``finish``; ``evaluate`` reports a loss on held-out data.
+    """Local training of a client: ``start``, the ``phases`` in order, ``finish``. ``evaluate`` measures held-out data.
 
-    ``start`` and ``finish`` read ``weights.*`` and ``carry.*``: a change is what training left of the weights minus the
-    weights it began with, which need no second copy while it goes on. ``hyper`` holds the default of every ``hyper.*``
-    scalar of the algorithm called ``name``; ``schedule`` those that the server announces otherwise, exchange by exchange;
-    ``announced`` names the options that act through it alone, where it has other names than they (``eta.3`` of ``lr``).
-    ``form`` says what the bytes of ``update.*`` mean; ``masks`` names those that are packed bits, with their number of
-    bits. ``inference`` maps ``weights.*`` to the ``weights.*`` that ``evaluate`` computes with, if these have another
-    form than those that travel. Units that such an algorithm does not train would not fit those that it does.
+    ``start`` and ``finish`` read ``weights.*`` and ``carry.*``. A change is the trained weights minus the initial ones,
+    which need no second copy during training.
 
-    ``personalize`` maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
-    data. ``draws``: batches are walked through in shuffled order ("walk"), or each is drawn anew, without replacement
-    inside and independent of all others ("draw"); with ``shorter`` steps those of like length come together ("length").
+    A method of several exchanges runs those of ``opening`` once, in order, and then those of ``ahead`` and this one in turn.
+    All have the same ``name``, so a carry passes from one to the next.
 
-    ``server`` is what the server makes of the averages. A method of several exchanges has those of ``opening`` once, in
-    order, and then those of ``ahead`` and this one in turn; all have the same ``name``, so a carry passes from one to the
-    next; ``carry_rule`` says how long it is good for. ``whole``: every device has to take part in every exchange.
+    Attributes:
+        hyper: Default of every ``hyper.*`` scalar.
+        schedule: Scalars that the server announces instead, exchange by exchange.
+        announced: Options that act through ``schedule`` alone under other names (``eta.3`` of ``lr``).
+        form: Encoding of ``update.*``.
+        masks: Number of bits of each ``update.*`` that is packed bits.
+        inference: Maps ``weights.*`` to the ``weights.*`` that ``evaluate`` uses, if these differ from those that travel.
+            Units that such an algorithm does not train would not fit those that it trains.
+        personalize: Maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
+            data.
+        draws: Batches follow a shuffled pass ("walk"), each is drawn anew without replacement and independently ("draw"),
+            or, with ``shorter`` steps, have samples of like length ("length").
+        server: Server optimizer for the averages.
+        carry_rule: Validity of the carry.
+        whole: Every device must take part in every exchange.
     """
 
     name: str
@@ -254,24 +262,17 @@ class Algorithm:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """What a bundle holds."""
+        """Functions that a bundle contains."""
         last = () if self.personalize is None else (self.personalize,)
         steps = (function for phase in self.phases for function in phase.functions)
         return (self.start, *steps, self.finish, self.evaluate, *last)
 
     @property
     def exchanges(self) -> tuple[Algorithm, ...]:
-        """Every exchange of the method, in the order in which they first come."""
+        """All exchanges of the method, in the order of their first use."""
         return (*self.opening, *self.ahead, self)
-
-    def exchange(self, position: int) -> Algorithm:
-        """The exchange that comes after ``position`` completed ones."""
-        if position < len(self.opening):
-            return self.opening[position]
-        turns = (*self.ahead, self)
-        return turns[(position - len(self.opening)) % len(turns)]
 
     @property
     def server_state(self) -> Mapping[str, float]:
-        """The server's states over all exchanges, by name, with the values that their entries begin with."""
+        """Server states of all exchanges, by name, with their initial values."""
         return dict(chain.from_iterable(each.server.state.items() for each in self.exchanges))

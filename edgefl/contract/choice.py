@@ -1,6 +1,6 @@
-"""A thing of a catalog with its options, as an object: ``FedBAT(rho=6)``. A federation file writes it as a table.
+"""Catalog entries with their options as objects: ``FedBAT(rho=6)``. A federation file writes them as a table.
 
-A choice is plain data. It builds nothing, so that the same one describes every tier, can be written down and compared.
+A choice is plain data and builds nothing. So one choice describes every tier, can be stored, and can be compared.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WITH_OPTIONS = re.compile(r":\w+=")
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """``name`` in its catalog, and the options that were given; those left out have the catalog's defaults.
+    """``name`` in its catalog, and the given options. Options left out have the catalog's defaults.
 
-    ``label`` is how Python spells it. Never changed: another choice is made by :meth:`with_options`.
+    ``label`` is its spelling in Python. Immutable: :meth:`with_options` returns a new choice.
     """
 
     name: str
@@ -48,50 +48,49 @@ class Choice:
         return f"{self.label or self.name}({options})"
 
     def with_options(self, **options: object) -> Self:
-        """The same with further options, which are checked where it is built."""
+        """Return a copy with further options, which are validated when it is built."""
         return replace(self, options={**self.options, **options})
 
 
 class AlgorithmChoice(Choice):
-    """A local training: what devices do in a round.
+    """Local training of a round.
 
-    Options that most have: ``batch`` samples per local step, ``steps`` local steps per round (both fixed in the
-    graphs), ``lr``, the learning rate (a scalar that the server announces), ``momentum`` and ``weight_decay`` (on
-    kernels only) of the local optimizer, ``masked_loss`` (logits of classes that the device has no sample of are 0),
-    and ``eval_batch`` samples per batch of the evaluation (None: ``batch``). ConfigError for numbers out of range.
+    Most have these options: ``batch`` samples per local step, ``steps`` local steps per round (both fixed in the graphs),
+    ``lr``, the learning rate (a scalar that the server announces), ``momentum`` and ``weight_decay`` (on kernels only) of
+    the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. ``eval_batch`` is the batch of
+    the evaluation (None: ``batch``). ConfigError for numbers out of range.
     """
 
     def personal(self, alpha: float) -> Self:
-        """With a graph that adapts the model to one user by steps of size ``alpha``."""
+        """Return a copy with a graph that adapts the model to one user by steps of size ``alpha``."""
         return self.with_options(personal=alpha)
 
 
 class LossChoice(Choice):
-    """What training minimises: one value per sample."""
+    """Training loss: one value per sample."""
 
 
 class CodecChoice(Choice):
-    """How an update becomes bytes.
+    """Encoding of an update.
 
-    Options that most have: ``statistics``, bits per entry of moving statistics (32: float32), ``binarize_1d``, whether
-    biases and norms are coded like the rest, and ``sign0``, what an entry that did not change becomes (``random``,
-    ``plus``). ConfigError for numbers out of range.
+    Most have these options: ``statistics``, bits per entry of moving statistics (32: float32); ``binarize_1d``, True if
+    biases and norms are coded like other tensors; and ``sign0``, the sign of an unchanged entry (``random``, ``plus``).
+    ConfigError for numbers out of range.
     """
 
 
 class SubmodelChoice(Choice):
-    """How a tier's submodel is cut out of the model."""
+    """Submodel type of a tier."""
 
 
 class OptimizerChoice(Choice):
-    """What the server makes of the mean of the updates."""
+    """Server optimizer for the mean of the updates."""
 
 
 class Named(Generic[P, C]):
-    """An entry of a catalog: called with the options of its factory, it gives a :class:`Choice`.
+    """Entry of a catalog. A call with the options of its factory returns a :class:`Choice`.
 
-    The factory's own signature says which options there are, so that they stand in one place. ConfigError for an option
-    that it has not, or of another type.
+    The signature of the factory defines the options. ConfigError for an unknown option, or one of another type.
     """
 
     def __init__(
@@ -115,9 +114,15 @@ class Named(Generic[P, C]):
 
 
 def chosen(argument: str, kind: type[C], value: object) -> C:
-    """What an argument names: a choice as it is, an entry of a catalog with its defaults, or a name.
+    """Return the choice that an argument denotes.
 
-    ConfigError, naming the argument, for anything else.
+    Args:
+        argument: Name of the argument, for the error text.
+        kind: Required class.
+        value: A choice, an entry of a catalog (used with its defaults), or a name.
+
+    Raises:
+        ConfigError: ``value`` is anything else.
     """
     if isinstance(value, str) and _WITH_OPTIONS.search(value):
         raise ConfigError(
@@ -140,12 +145,12 @@ def built_upon(
     label: str,
     factory: Callable[Concatenate[Any, P], Any],
 ) -> Named[P, C]:
-    """The entry of a factory whose first parameter is what it builds upon (a model, an objective), and no option."""
+    """Return the entry of a factory whose first parameter is a model or objective, and no option."""
     return Named(kind, name, label, factory, 1)
 
 
 def built_alone(
     kind: Callable[[str, Mapping[str, Any], str], C], name: str, label: str, factory: Callable[P, Any]
 ) -> Named[P, C]:
-    """The entry of a factory that has options only."""
+    """Return the entry of a factory that has options only."""
     return Named(kind, name, label, factory, 0)

@@ -1,8 +1,9 @@
-"""Options that people write into files and command lines, held against the function that takes them."""
+"""Checks of options and hyper-parameters from files and command lines."""
 
 from __future__ import annotations
 
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,9 +16,16 @@ from edgefl.errors import ConfigError
 def check_options(
     what: str, factory: Callable[..., Any], options: Mapping[str, object], *, upon: int = 1
 ) -> None:
-    """ConfigError, naming ``what`` takes them, for an option that ``factory`` has not or that is of another type.
+    """Check options against the signature of the function that takes them.
 
-    The first ``upon`` parameters of the factory are the things that are built upon and no options.
+    Args:
+        what: Name of the thing with the options, for the error text.
+        factory: Function with the options as keyword parameters.
+        options: Values by name.
+        upon: Number of leading parameters that are no options.
+
+    Raises:
+        ConfigError: An option is unknown or has another type.
     """
     parameters = inspect.signature(factory).parameters
     accepted = list(parameters)[upon:]
@@ -36,3 +44,35 @@ def check_options(
             msgspec.convert(value, hints.get(name, Any))
         except msgspec.ValidationError as error:
             raise ConfigError(f"option {name!r} of {what} is {value!r}: {error}", option=name) from error
+
+
+def above_zero(what: str, **values: float) -> None:
+    """Raise ConfigError, naming ``what`` has the option, unless each of ``values`` is finite and above 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value > 0):
+            _refuse(what, name, value, "a finite number above 0")
+
+
+def at_least_zero(what: str, **values: float) -> None:
+    """Raise ConfigError unless each of ``values`` is finite and at least 0."""
+    for name, value in values.items():
+        if not (math.isfinite(value) and value >= 0):
+            _refuse(what, name, value, "a finite number of at least 0")
+
+
+def below_one(what: str, **values: float) -> None:
+    """Raise ConfigError unless each of ``values`` lies in [0, 1): weights of the past, as in a moving mean."""
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            _refuse(what, name, value, "a number in [0, 1)")
+
+
+def counts(what: str, **values: int) -> None:
+    """Raise ConfigError unless each of ``values`` is a whole number of at least 1."""
+    for name, value in values.items():
+        if not (isinstance(value, int) and value >= 1):
+            _refuse(what, name, value, "a whole number of at least 1")
+
+
+def _refuse(what: str, name: str, value: float, wanted: str) -> None:
+    raise ConfigError(f"{what}: {name} is {value!r}; set it to {wanted}", option=name, value=value)

@@ -1,4 +1,4 @@
-"""What a server makes of the averages of an exchange, and how its state is named. Imports torch where a step is taken."""
+"""Server side of an algorithm: scalars per exchange, and the server optimizer. torch is imported at the first step only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from edgefl.contract.schedule import Scalars
 from edgefl.errors import StepError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT
@@ -17,6 +16,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl.contract.tensors import Tensors
+
+
+Scalars = Mapping[str, float]
+
+Schedule = Callable[[int, int], Scalars]
+"""(position, rounds) -> scalars that the server announces for an exchange.
+
+``position`` is the number of completed exchanges of this algorithm, ``rounds`` the planned total.
+"""
+
+
+def constant(_position: int, _rounds: int) -> Scalars:
+    """Return no scalars: the schedule of an algorithm with constant ones."""
+    return {}
+
 
 _Value = TypeVar("_Value")
 
@@ -31,17 +45,19 @@ def _as_sent(update: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class ServerOpt:
-    """What the server makes of the averages of an exchange (ServerOpt of Reddi et al. 2021), float tensors by ``name``.
+    """Server optimizer (ServerOpt of Reddi et al. 2021) over float tensors by name.
 
-    ``state``: what it keeps beside the weights, by name, with the value that its entries begin with; there is one tensor
-    for each trainable parameter of the model, of its shape. ``step(before, mean, hyper)`` gets the weights and the state
-    as the exchange began with them, the same tensors with the mean wherever devices sent something and the old value
-    elsewhere, and the exchange's scalars, to which the server adds ``share``, the part of all devices that reported. It
-    returns the tensors that become something else than that mean. ``unfold(update)`` gives what is averaged in place of
-    one update (the squares of what was sent, for example), by the same names. All are pure functions of named tensors.
-    ``options`` names those of the algorithm that the server alone reads.
+    All functions are pure. The methods are the same functions of arrays, as a server without torch has them.
 
-    The methods are the same functions of arrays, as a server has them: where torch is in another process, so are they.
+    Attributes:
+        name: Name for people.
+        state: Initial value of each state. A state has one tensor per trainable parameter, of its shape.
+        step: ``step(before, mean, hyper)`` returns the tensors that differ from the mean. ``before`` holds weights and state
+            at the start of the exchange. ``mean`` holds the same tensors with the mean of what devices sent, and the old
+            values elsewhere. ``hyper`` holds the scalars of the exchange and ``share``, the fraction of all devices that
+            reported.
+        unfold: ``unfold(update)`` returns the tensors to average instead of one update, such as squares, by the same names.
+        options: Options of the algorithm that only the server reads.
     """
 
     name: str = "mean"
@@ -52,14 +68,20 @@ class ServerOpt:
 
     @property
     def unfolds(self) -> bool:
-        """Whether something else is averaged than what was sent."""
+        """True if other tensors are averaged than those sent."""
         return self.unfold is not _as_sent
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
-        """What ``step`` gives, in the dtypes of the mean.
+        """Return the result of ``step``, in the dtypes of the mean.
 
-        StepError, naming a tensor, if the step fails, or gives what devices could not send back: a tensor that there is
-        not, another shape, or what is not finite or beyond the largest weight.
+        Args:
+            before: Weights and state at the start of the exchange.
+            mean: Averages.
+            hyper: Scalars of the exchange.
+
+        Raises:
+            StepError: The step failed, or returned an unknown tensor, another shape, or values that are not finite or too
+                large for an update.
         """
         if self.step is _mean:
             return {}
@@ -91,26 +113,25 @@ class ServerOpt:
             )
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
-        """What is averaged in place of an update's checked arrays."""
+        """Return the arrays to average for one validated update."""
         return _arrays(self.unfold(_tensors(update))) if self.unfolds else dict(update)
 
     def names_unfolded(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """What :meth:`unfolded` has where an update has these names."""
+        """Return the names of :meth:`unfolded` for an update with these names."""
         return tuple(self.unfolded({name: np.zeros(1, np.float32) for name in names}))
 
 
 MEAN = ServerOpt()
-"""FedAvg's: the mean is the new model."""
+"""Server optimizer of FedAvg: the mean is the new model."""
 
 
 def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Name ``named``, values by parameter, as the server's ``state`` has them: ``{"m/conv.weight": x}`` for ``m``."""
+    """Prefix the names of parameters with a server state: ``{"m/conv.weight": x}`` for ``m``."""
     return {f"{state}/{name}": value for name, value in named.items()}
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return those of ``tensors`` that belong to one ``state``, by parameter, shapes and dtypes as they are: the inverse of
-    :func:`beside`."""
+    """Return the ``tensors`` of one ``state`` by parameter: the inverse of :func:`beside`."""
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

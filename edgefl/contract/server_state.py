@@ -1,4 +1,4 @@
-"""The server's state, kept beside the model: more tensors, averaged, checkpointed and published like the model's own.
+"""Server state: tensors that the server averages, checkpoints and publishes like the model's own.
 
 The tensor of state ``m`` for parameter ``conv.weight`` is ``m/conv.weight``, in unit ``m/conv``.
 """
@@ -9,17 +9,16 @@ from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import ServerOpt
+from edgefl.contract.server import Scalars, ServerOpt
 from edgefl.wire.regions import Placement, Region
 from edgefl.wire.tensors import Array, Arrays
 
 WEIGHTS = ""
-"""Stands for the weights themselves among the names of states."""
+"""Denotes the weights themselves among the names of states."""
 
 
 def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: Iterable[str]) -> Arrays:
-    """Every state before the first round: one tensor for each of the ``trained`` parameters."""
+    """Return every state before the first round: one tensor for each of the ``trained`` parameters."""
     names = sorted(trained)
     return {
         f"{state}/{name}": np.full(weights[name].shape, value, weights[name].dtype)
@@ -29,30 +28,30 @@ def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: 
 
 
 def units_of(states: Iterable[str], units: Iterable[str], trained: Collection[str]) -> tuple[str, ...]:
-    """The units of all states: those of the model that have a trained parameter, once for each."""
+    """Return the units of all states: for each state, the units of the model that have a trained parameter."""
     trained_units = {name.partition(".")[0] for name in trained}
     own = [unit for unit in units if unit in trained_units]
     return tuple(f"{state}/{unit}" for state in states for unit in own)
 
 
 def state_in(name: str, states: Collection[str]) -> str:
-    """Which state a tensor belongs to; :data:`WEIGHTS` for one of the model's."""
+    """Return the state of a tensor, or :data:`WEIGHTS` for one of the model."""
     state, slash, _ = name.partition("/")
     return state if slash and state in states else WEIGHTS
 
 
 def states_of(labels: Iterable[str], states: Collection[str]) -> tuple[str, ...]:
-    """The states (:data:`WEIGHTS`: the weights) that these tensors belong to, each once."""
+    """Return the states (:data:`WEIGHTS`: the weights) of these tensors, each once."""
     return tuple(dict.fromkeys(state_in(label, states) for label in labels))
 
 
 def model_of(arrays: Mapping[str, Array], states: Collection[str]) -> Arrays:
-    """The model's own tensors."""
+    """Return the tensors of the model without the state."""
     return {name: array for name, array in arrays.items() if state_in(name, states) == WEIGHTS}
 
 
 def regions_of(placement: Placement, names: Iterable[str], trained: Collection[str]) -> dict[str, Region]:
-    """Where the tensors of an update lie that holds these states (:data:`WEIGHTS`: the weights) of a placement."""
+    """Return the regions of an update's tensors that hold these states (:data:`WEIGHTS`: the weights) of a placement."""
     regions: dict[str, Region] = {}
     for state in names:
         if state == WEIGHTS:
@@ -67,12 +66,15 @@ def regions_of(placement: Placement, names: Iterable[str], trained: Collection[s
 def stepped(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
-    """The new model and state: the mean, and what the server's step makes of it. StepError as :meth:`ServerOpt.moved`."""
+    """Return the new model and state: the mean with the changes of the server's step.
+
+    Raises StepError as :meth:`ServerOpt.moved`.
+    """
     return {**mean, **server.moved(before, mean, hyper)}
 
 
 def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
-    """The states (and :data:`WEIGHTS`) that an update of ``sends`` holds once it is unfolded."""
+    """Return the states (and :data:`WEIGHTS`) in an unfolded update of ``sends``."""
     parameter = next(iter(trained), None)
     if parameter is None:
         return tuple(sends)

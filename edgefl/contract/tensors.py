@@ -17,8 +17,10 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Static ``shape`` and ``dtype`` of a port or of one sample; shape excludes nothing (batch dimensions are written out).
-    ``below``: valid values are the whole numbers 0 .. below-1, such as token numbers; ``ignored``: one more that may be."""
+    """Static ``shape`` and ``dtype`` of a port or of one sample. The shape of a port includes its batch dimension.
+
+    ``below``: valid values are the whole numbers 0 .. below-1, such as token numbers. ``ignored``: one more valid value.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -31,7 +33,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> TensorSpec:
-        """That of ``tensor``."""
+        """Return the spec of ``tensor``."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
     @classmethod
@@ -40,29 +42,31 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.dtype, values=None if tensor.is_meta else tensor)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
-        """Zeros of the port; those of floats in the dtype ``floats``, where one is given."""
+        """Return zeros of the port. Floats get the dtype ``floats``, if given."""
         other = floats is not None and self.dtype.is_floating_point
         return torch.zeros(self.shape, dtype=floats if other else self.dtype)
 
     def rows(self, count: int) -> TensorSpec:
-        """``count`` of these with a batch dimension in front, for a spec of one sample."""
+        """Return the spec of a batch of ``count`` samples, for a spec of one sample."""
         return TensorSpec((count, *self.shape), self.dtype, self.below, self.ignored)
 
 
 def role_of(port: str) -> str:
-    """Role of a port: the first part of its dotted name."""
+    """Return the role of a port: the first part of its dotted name."""
     return port.partition(".")[0]
 
 
 def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Return those of ``tensors`` whose name begins with ``prefix`` and a dot, by the rest of the name; shapes and dtypes as
-    they are: ``select(t, "state.weights")``."""
+    """Return the ``tensors`` whose name begins with ``prefix`` and a dot, by the rest of the name.
+
+    For example, ``select(t, "state.weights")``.
+    """
     start = prefix + "."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Their values, in the memory of the processor."""
+    """Return the values as arrays in host memory."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 

@@ -13,9 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from edgefl.contract.ranges import above_zero, below_one
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import ServerOpt, beside, state_of
+from edgefl.contract.options import above_zero, below_one
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
 

@@ -1,2 +1,1 @@
-"""A whole federation without a broker: the server's own rounds, and clients that train the algorithms' functions in
-torch."""
+"""Simulation of a whole federation without a broker: the server's own rounds, with clients trained in torch."""

@@ -1,6 +1,6 @@
-"""What algorithms keep on their clients from round to round, on disk: one row for each, as in a device's own store.
+"""Store of the clients' carries from round to round: a row for each, as in a device's own store.
 
-Nothing is final before :meth:`Carries.commit`: a process that is killed leaves what the last one left.
+Nothing is final before :meth:`Carries.commit`, so a killed process leaves the last committed state.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ CREATE INDEX IF NOT EXISTS by_client ON carries(client);
 
 
 class Carries:
-    """``state.sqlite`` in a simulation's folder. ``standing``: where the simulation stands, in its own words; None before
-    the first commit. StoreError for a file that is damaged."""
+    """``state.sqlite`` in a simulation's folder.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path)
@@ -39,17 +42,25 @@ class Carries:
 
     @property
     def standing(self) -> bytes | None:
+        """Encoded state of the simulation, or None before the first commit."""
         row = self._db.execute("SELECT data FROM standing").fetchone()
         return None if row is None else bytes(row[0])
 
     def commit(self, standing: bytes) -> None:
-        """Make everything since the last call final, and ``standing`` with it."""
+        """Make all changes since the last call final, together with the encoded state ``standing``."""
         self._db.execute("INSERT OR REPLACE INTO standing(only, data) VALUES(1, ?)", (standing,))
         self._db.commit()
 
     def choose(self, client: str, begun: RoundToBegin, exchanges: int) -> int | None:
-        """The number of what a round of ``client`` goes on from, for :meth:`read`; None if there is nothing. What is of no
-        use any more is dropped."""
+        """Return the number of the carry that a round of ``client`` starts from, for :meth:`read`, or None.
+
+        Deletes carries that no later round can use.
+
+        Args:
+            client: Name of the client.
+            begun: The round.
+            exchanges: Completed rounds for which a carry is valid. 0: unlimited.
+        """
         rows = self._db.execute(
             "SELECT id, name, nonce, round FROM carries WHERE client = ? ORDER BY id", (client,)
         )
@@ -60,12 +71,12 @@ class Carries:
         return None if choice.carry is None else choice.carry.id
 
     def read(self, number: int) -> Arrays:
-        """It stays until a later round goes on from another one."""
+        """Return a carry. It stays in the store until a later round starts from another one."""
         row = self._db.execute("SELECT data FROM carries WHERE id = ?", (number,)).fetchone()
         return tensors.load(row[0])
 
     def keep(self, client: str, begun: RoundToBegin, nonce: str, carry: Arrays) -> None:
-        """What round ``begun`` left on ``client``, beside what was there before."""
+        """Add the carry of round ``begun`` of ``client``."""
         self._db.execute(
             "INSERT INTO carries(client, name, nonce, round, data) VALUES(?, ?, ?, ?, ?)",
             (client, begun.name, nonce, begun.round, tensors.dump(carry)),

@@ -1,14 +1,21 @@
-"""The clients' data: rows of one dataset, or what each of them has of its own. Nothing of a client is in memory but while
-it trains."""
+"""Simulated clients: their data, their speed and energy, and those that are lost.
+
+The data are rows of one dataset, or files of each client. A client's data are in memory only while it trains.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from statistics import NormalDist
 from typing import Protocol
 
+from edgefl.config.simulation import ClientsTable, SimulationTable
 from edgefl.data.dataset import Dataset
 from edgefl.wire.tensors import Array
 from edgefl_device.data import sources
@@ -16,19 +23,19 @@ from edgefl_device.data.samples import Local, LocalData
 
 
 class ClientData(Protocol):
-    """What the clients hold, by name."""
+    """Data of the clients by name."""
 
     @property
     def samples(self) -> Mapping[str, int]:
-        """Of every client."""
+        """Number of samples of every client."""
 
     def of(self, client: str) -> Local:
-        """DataError says what is wrong with it."""
+        """Return the data of a client. Raises DataError if they cannot be used."""
 
 
 @dataclass(frozen=True, eq=False)
-class Spread:
-    """The training samples of ``dataset``, spread over the clients: ``rows`` (int64) of each."""
+class SharedData:
+    """Training samples of ``dataset``, divided among the clients. ``rows`` holds the indices (int64) of each."""
 
     dataset: Dataset
     rows: Mapping[str, Array]
@@ -46,8 +53,8 @@ class Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Own:
-    """What each client has in ``places``, as a device reads it (:func:`edgefl_device.data.sources.load`)."""
+class OwnData:
+    """Files of each client in ``places``, read as on a device (:func:`edgefl_device.data.sources.load`)."""
 
     places: Mapping[str, Path]
     _samples: dict[str, int] = field(default_factory=dict)
@@ -60,3 +67,105 @@ class Own:
 
     def of(self, client: str) -> Local:
         return sources.load(self.places[client])
+
+
+_BITS = 8
+_DRAWS = 1 << 64
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """Work of a client of ``tier`` in a round: bytes to fetch, local steps, bytes to send."""
+
+    tier: str
+    steps: int
+    down_bytes: int
+    up_bytes: int
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Stage of a round on one client, in seconds and in joules."""
+
+    seconds: float
+    joules: float
+
+    def spent(self, seconds: float) -> float:
+        """Return the joules of its first ``seconds``, spread evenly. A stage without duration spends all at once."""
+        return self.joules if seconds >= self.seconds else self.joules * max(0.0, seconds) / self.seconds
+
+
+@dataclass(frozen=True)
+class SimulatedFleet:
+    """Clients of ``table``, drawn by ``seed``: the slowness of each for the whole run, and the lost ones of each round."""
+
+    table: SimulationTable
+    seed: int
+
+    def slowness(self, tier: str, client: str) -> float:
+        """Return the factor between a client's times and those of a median client. Its logarithm is normal."""
+        drawn = self._uniform("slow", client)
+        return math.exp(self._of_tier(tier).spread * NormalDist().inv_cdf(drawn))
+
+    def absent(self, client: str) -> bool:
+        """Return True if the client never participates."""
+        return any(fnmatchcase(client, pattern) for pattern in self.table.absent)
+
+    def vanishes(self, number: int, tier: str, client: str) -> bool:
+        """Return True if its update of round ``number`` is lost."""
+        return self._uniform("vanish", number, client) < self._of_tier(tier).dropout
+
+    def seconds(self, client: str, work: ClientWork) -> float:
+        """Return the seconds from a round's task to the arrival of the update."""
+        return math.fsum(part.seconds for part in self._parts(client, work))
+
+    def joules(self, number: int, client: str, work: ClientWork, seconds: float) -> float:
+        """Return the joules that a client has spent in round ``number`` at its end, ``seconds`` after its begin.
+
+        Fetching, steps and sending follow each other, and a client that is not ready stops at that time. A lost client has
+        fetched and trained, and sends nothing.
+        """
+        fetch, train, send = self._parts(client, work)
+        spent, left = 0.0, seconds
+        for part in (fetch, train) if self.vanishes(number, work.tier, client) else (fetch, train, send):
+            if left < 0.0:
+                break
+            spent += part.spent(left)
+            left -= part.seconds
+        return spent
+
+    def place(self, number: int, client: str) -> float:
+        """Return the random order of clients with equal times, drawn for each round."""
+        return self._uniform("arrive", number, client)
+
+    def _parts(self, client: str, work: ClientWork) -> tuple[_Stage, _Stage, _Stage]:
+        table, slowness = self._of_tier(work.tier), self.slowness(work.tier, client)
+        fetch, send = (
+            _Stage(
+                slowness * _BITS * nbytes / (mbit * 1e6) if mbit else 0.0,
+                joules_per_mb * nbytes / 1e6,
+            )
+            for nbytes, mbit, joules_per_mb in (
+                (work.down_bytes, table.down_mbit, table.down_joules_per_mb),
+                (work.up_bytes, table.up_mbit, table.up_joules_per_mb),
+            )
+        )
+        training = slowness * 1e-3 * table.step_ms * work.steps
+        return fetch, _Stage(training, table.watts * training), send
+
+    def _of_tier(self, tier: str) -> ClientsTable:
+        return self._tiers.get(tier, self._common)
+
+    @cached_property
+    def _common(self) -> ClientsTable:
+        return self.table.of_tier("")
+
+    @cached_property
+    def _tiers(self) -> dict[str, ClientsTable]:
+        return {name: self.table.of_tier(name) for name in self.table.tiers}
+
+    def _uniform(self, *parts: object) -> float:
+        """Return a uniform number in (0, 1)."""
+        text = "/".join(map(str, (self.seed, *parts)))
+        number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        return min((number + 0.5) / _DRAWS, 1.0 - 1e-16)

@@ -1,4 +1,4 @@
-"""What clients are given of a model: put together from the blobs that would travel, as devices do."""
+"""Weights as clients receive them: decoded from the blobs that a server would send, as on devices."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from edgefl_server.storage.published import PublishedModels
 
 
 @dataclass
-class Blobs:
-    """The blobs of the current model, as they travel."""
+class MemoryBlobs:
+    """Blobs of the current model in memory, as they travel."""
 
     chunk: int
     compression: Compression
@@ -40,38 +40,38 @@ class Blobs:
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """The weights that a tier's clients read, by the labels of ports, and the bytes that brought them."""
+class FetchedWeights:
+    """Weights of a tier's clients by the labels of ports, and the size of their download."""
 
     weights: Arrays
     nbytes: int
 
 
 class Downloads:
-    """Offers one model after the other, in the federation's encoding."""
+    """Publisher of one model after the other, in the federation's encoding."""
 
     def __init__(self, spec: RunSpec, folder: Path, run: str) -> None:
         limits, downlink = spec.limits, spec.downlink
         self._spec = spec
         self._limit = limits.max_blob_bytes
-        self._blobs = Blobs(limits.chunk_bytes, downlink.compression)
+        self._blobs = MemoryBlobs(limits.chunk_bytes, downlink.compression)
         self._downlink = Downlink(downlink, self._blobs, PublishedModels(folder, run), limits.max_blob_bytes)
 
     def publish(self, model: Model) -> None:
-        """Offer a new model."""
+        """Publish a new model."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._blobs.keep_only(self._downlink.units)
 
     def resume(self, model: Model) -> None:
-        """Offer a model as a killed process did."""
+        """Publish a model again after a restart."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
 
     def received(self, model: Model) -> Arrays:
-        """The weights of ``model`` by global name, rounded on their way."""
+        """Return the weights of ``model`` by global name, with the rounding of their encoding."""
         return self._downlink.given(model.weights, model.parts(self._spec))
 
-    def fetch(self, manifest: Manifest) -> Fetched:
-        """What a client of the tier reads in a round, who has nothing of it yet."""
+    def fetch(self, manifest: Manifest) -> FetchedWeights:
+        """Return the weights for a client of the tier that has none yet."""
         names = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
         arrays: Arrays = {}
         nbytes = 0
@@ -82,7 +82,7 @@ class Downloads:
                 whole = patched(whole, self._unpacked(patch))
             arrays |= whole
             nbytes += first.size + sum(ref.size for ref in patches)
-        return Fetched(arrays, nbytes)
+        return FetchedWeights(arrays, nbytes)
 
     def _unpacked(self, ref: BlobRef) -> bytes:
         return decompress(ref, self._blobs.travelling(ref.sha256), self._limit)

@@ -1,4 +1,4 @@
-"""A simulation's folder: its configuration, its rounds, its models, and where it stands."""
+"""Folder of a simulation: its configuration, rounds, models and state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
 from edgefl.setup.digests import code_of
 from edgefl.simulator.carries import Carries
-from edgefl.simulator.row import Row
-from edgefl.simulator.standing import Ended, Standing
+from edgefl.simulator.results import FinishedRound, RoundRow, SimulationState
 from edgefl.system.files import PARTIAL, write_text
 from edgefl.system.structs import digest_of
 from edgefl.wire import tensors
@@ -47,7 +46,7 @@ _LEFT = (
     "mlflow.json",
 )
 _SAVE_EVERY_S = 5.0
-"""A killed simulation loses this much, and no round waits for a disk that is slow."""
+"""Seconds between two saves. A killed simulation loses at most this much, and a slow disk does not delay each round."""
 
 _FREE: Mapping[str, IncEx | bool] = {
     "broker": True,
@@ -57,33 +56,33 @@ _FREE: Mapping[str, IncEx | bool] = {
     "round": {"keep_updates"},
     "simulation": {"tensorboard", "mlflow", "workers", "ray"},
 }
-"""Keys that have no say in the weights of a simulation."""
+"""Keys of the configuration that do not affect the weights of a simulation."""
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``state.sqlite`` says: where the simulation stands, and what code it comes from."""
+    """Content of ``state.sqlite``: the simulation's state, and the digest of its code."""
 
-    standing: Standing
+    standing: SimulationState
     code: str
 
 
-def rows_of(folder: Path) -> tuple[Row, ...]:
-    """The rounds in a folder, in order; half a line, which a killed process left, is passed over."""
+def rows_of(folder: Path) -> tuple[RoundRow, ...]:
+    """Return the rounds in a folder, in order. Skips half a line, which a killed process leaves."""
     path = folder / ROUNDS_NAME
-    rows: list[Row] = []
+    rows: list[RoundRow] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
-            rows.append(msgspec.json.decode(line, type=Row))
+            rows.append(msgspec.json.decode(line, type=RoundRow))
     return tuple(rows)
 
 
 def kept_path(folder: Path, number: int) -> Path:
-    """File of the model after round ``number``, where ``simulation.keep_every`` has it stay."""
+    """Return the file of the model after round ``number``, if ``simulation.keep_every`` keeps it."""
     return folder / KEPT_NAME / f"round-{number:04d}.safetensors"
 
 
 def kept_models(folder: Path) -> dict[int, Path]:
-    """Files of the models that stayed, by the number of the round, in order."""
+    """Return the files of the kept models, by round number, in order."""
     found = {
         path.stem.removeprefix("round-"): path for path in (folder / KEPT_NAME).glob("round-*.safetensors")
     }
@@ -94,7 +93,7 @@ def kept_models(folder: Path) -> dict[int, Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what an earlier simulation left, and nothing else; ConfigError for a folder that holds something else."""
+    """Remove the files of an earlier simulation, and nothing else. Raises ConfigError for a folder with other contents."""
     refuse_foreign(folder)
     for name in _LEFT:
         for path in folder.glob(name):
@@ -102,7 +101,7 @@ def discard(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """ConfigError for a folder that holds more than locks and is none of a simulation."""
+    """Raise ConfigError for a folder that holds more than locks and belongs to no simulation."""
     if not folder.exists() or (folder / CONFIG_NAME).is_file():
         return
     # A process that was killed at once may have left half of its configuration.
@@ -118,14 +117,22 @@ def refuse_held(path: Path) -> None:
     """Raise ConfigError if the folder holds a simulation."""
     if (path / CONFIG_NAME).exists():
         raise ConfigError(
-            f"{path} holds a simulation: `resume` goes on with it, `fresh` discards it, or use another `out`",
+            f"{path} holds a simulation: `resume` continues it, `fresh` discards it, or use another `out`",
             path=str(path),
         )
 
 
 def check(path: Path, federation: Federation, *, resume: bool) -> None:
-    """ConfigError if the folder holds a simulation that is not to go on, one of another configuration, or something
-    else."""
+    """Check that a simulation may use a folder.
+
+    Args:
+        path: Folder.
+        federation: Configuration.
+        resume: Continue the simulation in the folder.
+
+    Raises:
+        ConfigError: The folder holds a simulation and ``resume`` is False, one of another configuration, or other contents.
+    """
     refuse_foreign(path)
     config = path / CONFIG_NAME
     if not resume:
@@ -140,24 +147,24 @@ def check(path: Path, federation: Federation, *, resume: bool) -> None:
 
 @dataclass
 class SimulationFolder:
-    """The folder of ``federation``, begun or taken up."""
+    """Folder of a new or resumed simulation of ``federation``."""
 
     path: Path
     federation: Federation
     carries: Carries
-    standing: Standing
+    standing: SimulationState
     resumed: bool
 
     @classmethod
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
-        """ConfigError as :func:`check`, and if other code began the simulation that is there."""
+        """Open a folder. Raises ConfigError as :func:`check` does, and if other code began the simulation in it."""
         check(path, federation, resume=resume)
         if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
             write_text(path / CONFIG_NAME, dump(federation))
         carries = Carries(path / _STATE_NAME)
         saved = carries.standing
         if saved is None:
-            return cls(path, federation, carries, Standing(), resumed=False)
+            return cls(path, federation, carries, SimulationState(), resumed=False)
         known = msgspec.json.decode(saved, type=_Saved)
         if known.code != digest_of(code_of(federation)):
             carries.close()
@@ -170,24 +177,26 @@ class SimulationFolder:
         return cls(path, federation, carries, known.standing, resumed=True)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
-        """The rounds that it goes on from; what a killed process ran and did not save is run again."""
+    def rows(self) -> tuple[RoundRow, ...]:
+        """Earlier rounds of the simulation. Rounds that a killed process ran and did not save are run again."""
         return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
 
     def weights(self, spec: RunSpec) -> Arrays:
-        """The model that the simulation goes on from, with the server's state."""
+        """Return the initial model of this process, with the server's state."""
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
 
-    def write(self, spec: RunSpec, rounds: Iterable[Ended]) -> Iterator[Row]:
-        """Write every round down, give its row, and save where the simulation stands now and then; at the end write the
-        model."""
+    def write(self, spec: RunSpec, rounds: Iterable[FinishedRound]) -> Iterator[RoundRow]:
+        """Write every round to the folder, and yield its row.
+
+        Saves the simulation's state now and then, and the model at the end.
+        """
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         (self.path / ROUNDS_NAME).write_bytes(lines)
         # A patch of int8 is made from the models before, of which the disk keeps one.
         every = 0.0 if spec.downlink.encoding == "int8" else _SAVE_EVERY_S
-        ended: Ended | None = None
+        ended: FinishedRound | None = None
         with (self.path / ROUNDS_NAME).open("ab") as file:
             for ended in rounds:
                 file.write(msgspec.json.encode(ended.row) + b"\n")
@@ -203,13 +212,13 @@ class SimulationFolder:
         checkpoints.finish(spec.model_of(weights))
         self._tabulate()
 
-    def _save(self, checkpoints: Checkpoints, weights: Arrays, standing: Standing, code: str) -> None:
-        """The model first: what is committed names it."""
+    def _save(self, checkpoints: Checkpoints, weights: Arrays, standing: SimulationState, code: str) -> None:
+        """Save model and state, the model first, because the committed state names it."""
         checkpoints.save(standing.number, weights)
         self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
         checkpoints.prune(standing.number)
 
-    def _keep(self, spec: RunSpec, ended: Ended) -> None:
+    def _keep(self, spec: RunSpec, ended: FinishedRound) -> None:
         every, number = self.federation.simulation.keep_every, ended.row.round
         if every and number % every == 0:
             path = kept_path(self.path, number)
@@ -219,7 +228,7 @@ class SimulationFolder:
     def _tabulate(self) -> None:
         rows = rows_of(self.path)
         measured = dict.fromkeys(name for row in rows for name in row.metrics if name != "accuracy")
-        fields = [name for name in Row.__struct_fields__ if name not in ("metrics", "metric")]
+        fields = [name for name in RoundRow.__struct_fields__ if name not in ("metrics", "metric")]
         with (self.path / TABLE_NAME).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow([*fields, *measured])

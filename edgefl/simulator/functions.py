@@ -1,7 +1,7 @@
-"""What the clients of an exchange run: its functions, each recorded once as a list of operations, for one or for many.
+"""Functions of the clients, recorded as lists of operations, for one client or for many, and the plan of a simulation.
 
-Autograd is gone from a recording: it holds forward, backward and update as they ran. For many clients it is the same list
-with the clients in front of every tensor that is a client's own (:func:`torch.func.vmap`).
+A recording has no autograd: it contains forward, backward and update as they ran. For many clients it is the same list, with
+a leading client dimension on every tensor that belongs to a client (:func:`torch.func.vmap`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from edgefl.config import Federation
 from edgefl.config.simulation import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, role_of
+from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
+from edgefl.setup.bundles import outline_of
 from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
@@ -31,6 +34,10 @@ from edgefl_export.bundle.features import FEATURES, features_of
 from edgefl_export.capture.graph import Table, graph_of
 from edgefl_export.capture.trace import capture, joint_graph
 from edgefl_export.front.tier import Exchange, Tier
+from edgefl_server.compose import composed
+from edgefl_server.coordinator.roster import share
+from edgefl_server.events import Event
+from edgefl_server.run_spec import RunSpec
 
 # A list of operations as one Python function, which calls torch's kernels with as little between as there can be.
 
@@ -38,7 +45,7 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 
 def compiled(module: fx.GraphModule) -> Call:
-    """``module`` as a function of its placeholders, in order. What nobody reads any more is let go at once."""
+    """Return ``module`` as a function of its placeholders, in order. It frees each value after its last use."""
     return _Writer(module).function()
 
 
@@ -77,7 +84,7 @@ class _Writer:
     def _call(self, node: fx.Node) -> str:
         if node.target is operator.getitem:
             return f"{self._text(node.args[0])}[{node.args[1]}]"
-        # An overload's own kernel: what stands around it in Python would cost as much as a small kernel.
+        # An overload's own kernel: its Python wrapper would cost as much as a small kernel.
         target = node.target._op if isinstance(node.target, OpOverload) else node.target
         parts = [self._text(each) for each in node.args]
         parts += [f"{key}={self._text(each)}" for key, each in node.kwargs.items()]
@@ -104,7 +111,7 @@ class _Writer:
 
 
 def move(module: fx.GraphModule, device: torch.device) -> None:
-    """What the list makes and keeps of itself lies on ``device`` then. Inputs have to lie there too."""
+    """Move the constants and new tensors of a list to ``device``. Its inputs must be there too."""
     for node in module.graph.nodes:
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
@@ -115,24 +122,30 @@ def move(module: fx.GraphModule, device: torch.device) -> None:
 
 
 _COMMON = frozenset({"weights", "hyper"})
-"""Roles that are the same for all clients of a round; of all others each client has its own."""
+"""Roles that all clients of a round share. Inputs of all other roles differ per client."""
 
 _IMAGES = frozenset({"batch", "noise"})
 _AS_THEY_RAN: Table = {}
-"""Torch's own operations, none rewritten for an engine of devices."""
+"""Torch's own operations, without rewrites for engines of devices."""
 _MOST_TOGETHER = 16
 _SMALL_STATE = 512 << 10
-"""Bytes of weights and what an optimizer keeps: more take longer to go through than the calls do."""
+"""Bytes of weights and optimizer state up to which calls cost more than arithmetic."""
 _HERE = torch.device("cpu")
 
 Recorded = Callable[[Mapping[str, Tensor]], Tensors]
-"""Inputs by port -> outputs by port. For many clients, all but weights and scalars have these in front."""
+"""Inputs by port -> outputs by port. For many clients all but weights and scalars have a leading client dimension."""
 
 
 @dataclass
 class Functions:
-    """The functions of one exchange of a tier, by the names that graphs have in the manifest of its ``bundle``, which holds
-    none of them. ``wanted``: clients of the tier that a round aims for; ``table``: where they run, and how exactly."""
+    """Functions of one exchange of a tier, by the names of graphs in the manifest of its ``bundle``, which contains none of
+    them.
+
+    Attributes:
+        named: Functions by name.
+        wanted: Clients of the tier that a round aims for.
+        table: Device and precision.
+    """
 
     bundle: Bundle
     named: Mapping[str, Function]
@@ -154,7 +167,7 @@ class Functions:
 
     @property
     def device(self) -> torch.device:
-        """Where everything lies that they read and give."""
+        """Device of all inputs and outputs."""
         return torch.device(self.table.device)
 
     @property
@@ -166,11 +179,11 @@ class Functions:
         return sum(self.manifest.steps_with(min(rows, most or rows)))
 
     def blob(self, ref: BlobRef) -> bytes:
-        """What texts are read by."""
+        """Return the tokenizer's bytes."""
         return self.bundle.blobs[ref.sha256]
 
     def features(self, name: str) -> Callable[[Array], Array]:
-        """What makes a sample of what a file holds."""
+        """Return the function that converts the contents of a file to samples."""
         run = self.recorded(name, 1)
         return lambda rows: (
             run({"batch.0.x": torch.from_numpy(rows).to(self.device)})["record.x"].cpu().numpy()
@@ -178,8 +191,10 @@ class Functions:
 
     @cached_property
     def together(self) -> int:
-        """Clients for one call of each function: several where a client's arithmetic costs less than the calls. The model
-        and the federation decide, whatever machine this is."""
+        """Clients per call of each function: several if a client's arithmetic costs less than the calls.
+
+        Model and federation decide it, independently of the machine.
+        """
         apart = {chunk.graph for chunk in self.manifest.prefix}
         graphs = [each for each in self.manifest.of_round if each.name not in apart]
         held = sum(port.nbytes for port in self.manifest.graph(self.manifest.start).outputs_of("state"))
@@ -196,13 +211,13 @@ class Functions:
 
     @cached_property
     def _steps(self) -> frozenset[str]:
-        """The functions that train: what begins and ends a round is exact."""
+        """Names of the training functions. Those that begin and end a round are always exact."""
         phases = self.manifest.phases
         shorter = {bucket.graph for phase in phases for bucket in phase.shorter}
         return frozenset({phase.graph for phase in phases} | shorter)
 
     def recorded(self, name: str, clients: int) -> Recorded:
-        """The function ``name`` for so many clients at once; 1: for one, without a dimension of clients."""
+        """Return the function ``name`` for ``clients`` clients at once. 1: for one, without a client dimension."""
         key = name, clients
         if key not in self._recorded:
             exact = name not in self._steps or self.table.precision == "float32"
@@ -213,8 +228,17 @@ class Functions:
 def recorded(
     function: Function, clients: int, *, device: torch.device = _HERE, exact: bool = True
 ) -> Recorded:
-    """``function`` as a list of operations on ``device``. Inputs of the role ``state`` that it replaces are given up: their
-    memory is written to. Not ``exact``: products of bfloat16, as torch.autocast makes them; weights stay float32."""
+    """Record a function as a list of operations.
+
+    Args:
+        function: Function of an algorithm.
+        clients: Number of clients.
+        device: Device to run on.
+        exact: False: matrix products in bfloat16, as with torch.autocast; weights stay float32.
+
+    Returns:
+        The recorded function. It overwrites inputs of the role ``state`` that it replaces.
+    """
     with torch.autocast("cpu", torch.bfloat16, enabled=not exact, cache_enabled=False):
         joint = joint_graph(function)
     captured = capture(function, _AS_THEY_RAN, joint)
@@ -243,13 +267,13 @@ def recorded(
 
 
 def _convolves(function: Function) -> bool:
-    """Whether it has convolutions, which for several clients become grouped ones, slower than each on its own."""
+    """Return True if the function has convolutions. For several clients they become grouped ones, slower than one by one."""
     captured = capture(function, _AS_THEY_RAN)
     return any(node.target is torch.ops.aten.convolution.default for node in captured.module.graph.nodes)
 
 
 def _replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
-    """Numbers of the inputs that are state, and those of the outputs in their place."""
+    """Return the index of each state input, and that of the output that replaces it."""
     return {
         place: outputs.index(name)
         for place, name in enumerate(inputs)
@@ -260,7 +284,7 @@ def _replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
 def _for_many(
     function: Function, inputs: Sequence[str], module: torch.fx.GraphModule, clients: int
 ) -> torch.fx.GraphModule:
-    """``module`` with the clients in front of all that is a client's own."""
+    """Return ``module`` with a leading client dimension on all tensors that differ per client."""
     module.recompile()
     common = [role_of(name) in _COMMON for name in inputs]
     specs = [function.inputs[name] for name in inputs]
@@ -283,3 +307,50 @@ def _for_many(
         raise ConfigError(
             f"function {function.name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
         ) from error
+
+
+@dataclass(frozen=True)
+class SimulationPlan:
+    """Run spec of a server, and the functions that a simulation runs instead of bundles.
+
+    ``functions`` is by tier and index of the exchange (:meth:`~edgefl_server.run_spec.RunSpec.index`).
+    """
+
+    spec: RunSpec
+    functions: dict[tuple[str, int], Functions]
+
+    @classmethod
+    def of(
+        cls,
+        federation: Federation,
+        dataset: Dataset,
+        *,
+        emit: Callable[[Event], None] = lambda _: None,
+        progress: Callable[[str], None] = lambda _: None,
+        device: str = "auto",
+    ) -> SimulationPlan:
+        """Return the plan of ``federation``, evaluated on ``dataset``.
+
+        Raises the errors of :func:`edgefl_server.compose.compose`.
+        """
+        made: dict[str, dict[str, Functions]] = {}
+
+        def outline(tier: Tier, exchange: Exchange, _format: str) -> Bundle:
+            own = made.setdefault(exchange.name, {})
+            if tier.name not in own:  # the same functions in every format
+                bundle = outline_of(federation, dataset, tier, exchange, progress=progress)
+                own[tier.name] = Functions.of(
+                    tier, exchange, bundle, _wanted(federation, tier.name), federation.simulation
+                )
+            return own[tier.name].bundle
+
+        spec = composed(federation, dataset, outline, emit=emit, device=device)
+        functions = {
+            (tier, index): each for index, own in enumerate(made.values()) for tier, each in own.items()
+        }
+        return cls(spec, functions)
+
+
+def _wanted(federation: Federation, tier: str) -> int:
+    """Return the clients of the tier that a round aims for, if all tiers are selected alike."""
+    return share(federation.round.fraction, federation.tiers[tier].count)

@@ -1,7 +1,7 @@
-"""A run repeated from its journal: the updates as they came, added in the order in which they came.
+"""Repetition of a run from its journal: the updates as received, added in the order of their arrival.
 
-Sums are whole numbers, so the order decides nothing within a round; it decides which round an update is in, where versions
-wait for nobody, and that the journal keeps. The same updates in the same rounds give the same bits.
+Sums are whole numbers, so the order has no effect within a round. In asynchronous rounds it decides which round counts an
+update, and the journal stores that. The same updates in the same rounds give the same bits.
 """
 
 from __future__ import annotations
@@ -27,8 +27,15 @@ from edgefl_server.storage.journal import Journal, Run
 
 @dataclass(frozen=True)
 class ReplayedRound:
-    """A round that was repeated. ``weights_sha256``: of the model after it, and ``journaled`` what the run had; ``late``:
-    how many updates began from an earlier model; ``weights``: that model."""
+    """A repeated round.
+
+    Attributes:
+        updates: Number of updates.
+        late: Updates that began from an earlier model.
+        weights_sha256: Digest of the model after the round.
+        journaled: Digest in the journal.
+        weights: The model.
+    """
 
     round: int
     outcome: Outcome
@@ -40,13 +47,24 @@ class ReplayedRound:
 
     @property
     def same(self) -> bool:
-        """Whether it came to the same bits."""
+        """True if both digests are equal."""
         return self.weights_sha256 == self.journaled
 
 
 class Replay:
-    """Repeats ``run`` of ``spec`` from ``journal``. ``initial``: the model before the first round; ``folder``: for what is
-    given to devices. ConfigError if the run has another configuration or began from another model."""
+    """Repetition of ``run`` of ``spec`` from ``journal``.
+
+    Args:
+        spec: Run spec with the run's configuration.
+        journal: Journal of the run.
+        run: The run.
+        initial: Model before the first round.
+        folder: Folder for published models.
+        device: Device of the sums.
+
+    Raises:
+        ConfigError: The run has another configuration or began from another model.
+    """
 
     def __init__(
         self, spec: RunSpec, journal: Journal, run: Run, initial: Arrays, folder: Path, device: str = "auto"
@@ -73,7 +91,7 @@ class Replay:
             )
 
     def rounds(self) -> Iterator[ReplayedRound]:
-        """Every round that is over, in order. StoreError where the bytes of updates are gone, or others."""
+        """Yield every finished round, in order. Raises StoreError if the bytes of updates are missing or changed."""
         self._downloads.publish(self._models[1])
         for number, outcome, facts in self._journal.outcomes(self._run):
             if outcome == "open":
@@ -94,7 +112,7 @@ class Replay:
             yield ReplayedRound(number, ending, updates, late, digest, facts["weights_sha256"], weights)
 
     def _repeated(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
-        """The model after a round, the number of its updates, and of those that came late."""
+        """Return the model after a round, and its numbers of updates and late updates."""
         model, spec = self._models[ended.number], self._spec
         start = self._round_model(model)
         active = begin_aggregation(
@@ -125,7 +143,7 @@ class Replay:
 
 
 def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:
-    """How many entries of each tensor differ, of those in which any does."""
+    """Return the number of different entries of each tensor that differs."""
     counts = {
         name: int((array != theirs[name]).sum())
         if name in theirs and theirs[name].shape == array.shape

@@ -1,6 +1,6 @@
 """The rounds of a simulated federation: the coordinator decides, the aggregator sums, and clients train in between.
 
-No clock: time is the federation's own, in seconds since it began (:mod:`edgefl.simulator.fleet`).
+No clock: time is the federation's own, in seconds since it began (:mod:`edgefl.simulator.clients`).
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from functools import partial
 
 from edgefl.errors import EdgeflError, ParticipationError
 from edgefl.simulator.carries import Carries
-from edgefl.simulator.clients import ClientData
-from edgefl.simulator.downlink import Downloads, Fetched
-from edgefl.simulator.fleet import Fleet, Work
+from edgefl.simulator.clients import ClientData, ClientWork, SimulatedFleet
+from edgefl.simulator.downlink import Downloads, FetchedWeights
 from edgefl.simulator.functions import Functions
-from edgefl.simulator.row import Row
-from edgefl.simulator.standing import Ended, Standing, Tally
-from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask, Trainers
+from edgefl.simulator.results import FinishedRound, RoundRow, RoundTally, SimulationState
+from edgefl.simulator.trainers.local_rounds import Portion, Report, RoundTask, Trainers
 from edgefl.simulator.versions import Versions
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import NO_CARRY
@@ -62,7 +60,7 @@ class Rounds:
     carries: Carries
     trainers: Trainers
     _: KW_ONLY
-    fleet: Fleet
+    fleet: SimulatedFleet
     update_bytes: Mapping[str, int]
     together: int = 1
     device: str = "auto"
@@ -75,13 +73,15 @@ class Rounds:
         self._best = Best()
         known = self.spec, self._rules, self.functions, self.data, self.downloads
         self._versions = Versions(*known, self.fleet, self.update_bytes)
-        self._tally = Tally(0.0, {})
+        self._tally = RoundTally(0.0, {})
         self._aggregation: RoundAggregation | None = None
         self._pending: deque[states.Action] = deque()
-        self._ended: list[Ended] = []
+        self._ended: list[FinishedRound] = []
         self._is_finished = False
 
-    def run(self, weights: Arrays, standing: Standing, *, resumed: bool = False) -> Iterator[Ended]:
+    def run(
+        self, weights: Arrays, standing: SimulationState, *, resumed: bool = False
+    ) -> Iterator[FinishedRound]:
         """Simulate every round that is left.
 
         Args:
@@ -143,7 +143,7 @@ class Rounds:
 
     def open_round(self, opened: OpenRound) -> None:
         """Train the clients of a round, and report their answers to the coordinator."""
-        self._tally = Tally(time.perf_counter(), {})
+        self._tally = RoundTally(time.perf_counter(), {})
         if self._rules.buffered:
             self._collect(opened)
         else:
@@ -165,12 +165,12 @@ class Rounds:
             self.warn(done.failed)
         row = self._end(ended, done, "abandoned" if done.failed else "closed", done.failed)
         self._step(states.ModelReady(self._model.version, done.failed, done.undone))
-        self._ended.append(Ended(row, self._model.weights, self._standing(ended.number, self._state)))
+        self._ended.append(FinishedRound(row, self._model.weights, self._standing(ended.number, self._state)))
 
     def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
         """End a round without a new model."""
         row = self._end(ended, RoundConclusion(self._model.weights), "abandoned", text)
-        self._ended.append(Ended(row, self._model.weights, self._standing(ended.number, self._state)))
+        self._ended.append(FinishedRound(row, self._model.weights, self._standing(ended.number, self._state)))
 
     def warn(self, text: str) -> None:
         """Report a warning."""
@@ -258,17 +258,17 @@ class Rounds:
         portions = self._portions(wanted, task.opened, task.opened.number)
         return self.trainers.train(portions, self.carries.read)
 
-    def _work(self, opened: OpenRound, fetched: Mapping[str, Fetched]) -> dict[str, Work]:
+    def _work(self, opened: OpenRound, fetched: Mapping[str, FetchedWeights]) -> dict[str, ClientWork]:
         """What each selected client has to do."""
         index, samples, most = self.spec.index(opened.position), self.data.samples, self._rules.samples
         work = {}
         for each in opened.assignments.values():
             steps = self.functions[each.tier, index].steps(samples[each.device], most)
             sizes = fetched[each.tier].nbytes, self.update_bytes[each.tier]
-            work[each.device] = Work(each.tier, steps, *sizes)
+            work[each.device] = ClientWork(each.tier, steps, *sizes)
         return work
 
-    def _arrivals(self, opened: OpenRound, work: Mapping[str, Work]) -> list[tuple[float, Assignment]]:
+    def _arrivals(self, opened: OpenRound, work: Mapping[str, ClientWork]) -> list[tuple[float, Assignment]]:
         """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
         fleet, arriving = self.fleet, []
         for each in opened.assignments.values():
@@ -327,7 +327,7 @@ class Rounds:
         assert self._aggregation is not None, "the coordinator ends rounds that it has opened"
         return self._aggregation
 
-    def _end(self, ended: OpenRound, done: RoundConclusion, outcome: states.Outcome, text: str) -> Row:
+    def _end(self, ended: OpenRound, done: RoundConclusion, outcome: states.Outcome, text: str) -> RoundRow:
         """Publish the model after a round, evaluate it, and return the round's row."""
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
@@ -342,7 +342,7 @@ class Rounds:
             metrics = {name: value for name, value in found.items() if math.isfinite(value)}
         loss = metrics.pop("loss", None)
         losses = [tally.losses[name] for name in sorted(tally.losses)]
-        return Row(
+        return RoundRow(
             round=ended.number,
             outcome=outcome,
             accuracy=metrics.get("accuracy"),
@@ -366,7 +366,7 @@ class Rounds:
             fairness=state.record.fairness(state.devices.members),
         )
 
-    def _energy(self, ended: OpenRound, tally: Tally) -> float:
+    def _energy(self, ended: OpenRound, tally: RoundTally) -> float:
         """Joules of all selected clients but those that declined, which did nothing."""
         declined = {each.device for each in ended.with_status("declined")}
         took = self._now - ended.opened
@@ -376,8 +376,8 @@ class Rounds:
             if client not in declined
         )
 
-    def _standing(self, number: int, state: State) -> Standing:
-        return Standing(
+    def _standing(self, number: int, state: State) -> SimulationState:
+        return SimulationState(
             number=number,
             position=state.position,
             base=state.base,

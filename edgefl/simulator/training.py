@@ -1,7 +1,7 @@
 """Local rounds of the clients of a tier, as :mod:`edgefl_device.round.runner` runs each of them on its device.
 
-The same batches, noise, passes and facts about the data (:class:`edgefl_device.round.feeds.Feeds`), in the same order;
-what runs are the functions themselves, in torch. Clients that make the same steps make them together.
+Batches, noise, passes and facts about the data (:class:`edgefl_device.round.feeds.Feeds`) are the same, in the same order.
+The functions themselves run in torch. Clients with the same steps make them together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Participant:
-    """A client's part in a round: the seed of its task, the rows it may use, and what it kept of earlier rounds."""
+    """A client in a round: the seed of its task, its rows, and its carry."""
 
     name: str
     seed: int
@@ -36,19 +36,18 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Given:
-    """What all clients of a tier begin a round with: the weights by the labels of ports, where the functions run, and the
-    scalars."""
+class RoundInputs:
+    """Common inputs of all clients of a tier: weights by label, on the functions' device, and scalars."""
 
     weights: Tensors
     hyper: Mapping[str, float]
 
 
 class LocalTraining:
-    """The rounds of one exchange of a tier, ``together`` clients at a time; 0: as many as suit its functions.
+    """Rounds of one exchange of a tier, ``together`` clients at a time. 0: as many as suit its functions.
 
-    A group that is not full is filled up with its last client, so that equal groups give equal bits, whatever else a
-    round has.
+    A group that is not full is filled up with its last client, so that equal groups give equal bits, independently of the
+    rest of the round.
     """
 
     def __init__(self, functions: Functions, together: int = 1) -> None:
@@ -57,9 +56,9 @@ class LocalTraining:
         self._together = together or functions.together
 
     def run(
-        self, given: Given, participants: Sequence[Participant]
+        self, given: RoundInputs, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
-        """Every client's round. BundleError or DataError if weights, data and ports disagree."""
+        """Yield every client's round. Raises BundleError or DataError if weights, data and ports disagree."""
         alike: dict[tuple[int, ...], list[Participant]] = {}
         for each in participants:
             alike.setdefault(self._manifest.steps_with(len(each.data)), []).append(each)
@@ -69,7 +68,7 @@ class LocalTraining:
                 group = clients[first : first + size]
                 yield from zip(group, self._round(given, group, size), strict=True)
 
-    def _round(self, given: Given, group: Sequence[Participant], size: int) -> list[RoundResult]:
+    def _round(self, given: RoundInputs, group: Sequence[Participant], size: int) -> list[RoundResult]:
         manifest = self._manifest
         filled = [*group, *([group[-1]] * (size - len(group)))]
         feeds = [self._feeds(given, each) for each in group]
@@ -102,7 +101,7 @@ class LocalTraining:
     def _fed(
         self, phase: PhaseSpec, feeds: Sequence[Feeds], step: int, first: int
     ) -> tuple[Graph, list[Arrays]]:
-        """The graph of a step and what each client feeds it."""
+        """Return the graph of a step and each client's inputs."""
         whole = self._manifest.graph(phase.graph)
         graph, shorter = whole, None
         if phase.shorter:  # one client at a time
@@ -114,25 +113,25 @@ class LocalTraining:
         ]
         return graph, batches
 
-    def _feeds(self, given: Given, client: Participant) -> Feeds:
+    def _feeds(self, given: RoundInputs, client: Participant) -> Feeds:
         features = self._record(given, client.data).__getitem__ if self._manifest.prefix else None
         return Feeds.of(self._manifest, client.seed, client.data, given.hyper, features)
 
-    def _record(self, given: Given, data: FittedData) -> Array:
-        """The boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
+    def _record(self, given: RoundInputs, data: FittedData) -> Array:
+        """Return the boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
         record: Array | None = None
         for chunk in self._manifest.prefix:
             record = self._forward(chunk, given, data, record)
         assert record is not None
         return record
 
-    def _forward(self, chunk: Chunk, given: Given, data: FittedData, before: Array | None) -> Array:
+    def _forward(self, chunk: Chunk, given: RoundInputs, data: FittedData, before: Array | None) -> Array:
         spec, rows = self._manifest.graph(chunk.graph), len(data)
         (flowing,) = (port for port in spec.inputs_of("batch") if port.label == "0.x")
         others = [port for port in spec.inputs_of("batch") if port is not flowing]
         group, parts = flowing.shape[0], []
         for start in range(0, rows, group):
-            # The last group is filled by wrap-around: batch statistics are those of a full one.
+            # The last group is filled by wrap-around: batch statistics need a full one.
             indices = np.arange(start, start + group) % rows
             batch = {each.name: other_rows(data, each, indices) for each in others}
             batch[flowing.name] = data.rows(indices) if before is None else before[indices]
@@ -140,8 +139,8 @@ class LocalTraining:
             parts.append(out["record.x"].cpu().numpy()[: min(group, rows - start)])
         return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
-    def _call(self, graph: Graph, given: Given, own: Sequence[Arrays], state: Tensors) -> Tensors:
-        """One function for all clients in ``own``. ``state`` is theirs, with the clients in front if they are several."""
+    def _call(self, graph: Graph, given: RoundInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
+        """Run one function for all clients in ``own``. ``state`` has a leading client dimension if they are several."""
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):
             if port.label not in given.weights:

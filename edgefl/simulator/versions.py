@@ -1,7 +1,8 @@
-"""Versions that wait for nobody, in a simulated federation's own time: who is at work, who is done when, and on which model.
+"""Asynchronous rounds (FedBuff) in a simulated federation's own time: running clients, their arrival times and initial
+models.
 
-Which updates a version takes follows from times alone, so its clients are trained once that is known, those together that
-began with the same model. Only an update that is refused is known no sooner: the version is then gone through again.
+Arrival times alone decide which updates a round counts. So its clients are trained once these are known, together if they
+began with the same model. Only the rejection of an update is not known earlier: then the round is repeated.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from edgefl.errors import ParticipationError
-from edgefl.simulator.clients import ClientData
-from edgefl.simulator.downlink import Downloads, Fetched
-from edgefl.simulator.fleet import Fleet, Work
+from edgefl.simulator.clients import ClientData, ClientWork, SimulatedFleet
+from edgefl.simulator.downlink import Downloads, FetchedWeights
 from edgefl.simulator.functions import Functions
-from edgefl.simulator.trainers.tasks import Report, RoundTask
+from edgefl.simulator.trainers.local_rounds import Report, RoundTask
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
@@ -26,15 +26,15 @@ from edgefl_server.rounds import RoundModel
 from edgefl_server.run_spec import RunSpec
 
 _MOST_TICKS = 1_000
-"""Times that tasks of a version end because their time is over, before it is the federation's fault."""
+"""Expired tasks in a round after which the configuration is at fault."""
 
 Arrival = tuple[float, float, Assignment]
-"""When an update is there, who is first of those that are there at the same time, and the task that it answers."""
+"""Arrival time of an update, its order among equal times, and its task."""
 
 
 @dataclass
 class Window:
-    """A version that is gone through: ``taken`` are the tasks whose updates it has, in the order of their arrival."""
+    """An asynchronous round in progress. ``taken`` are the tasks whose updates it counts, in the order of arrival."""
 
     state: State
     now: float
@@ -44,8 +44,7 @@ class Window:
     energy_j: float = 0.0
 
     def together(self) -> Iterator[list[Assignment]]:
-        """What is trained at a time: tasks of different clients that begin with one model, and no client's before its last
-        one."""
+        """Yield the tasks to train at a time: of different clients with one initial model, each client's tasks in order."""
         groups: dict[tuple[int, int], list[Assignment]] = {}
         had: dict[str, int] = {}
         for task in self.taken:
@@ -56,35 +55,35 @@ class Window:
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What clients begin with in a round: by tier what they fetch, the scalars, and the weights as they have them."""
+class _RoundStart:
+    """Inputs of a round's clients: their downloads by tier, the scalars, and the weights as they have them."""
 
     model: Model
-    fetched: Mapping[str, Fetched]
+    fetched: Mapping[str, FetchedWeights]
     hyper: Mapping[str, float]
     received: Arrays
 
 
 @dataclass
 class Versions:
-    """The models that clients train, and the time at which each client is done. ``update_bytes``: of an update, by tier."""
+    """Models that clients train, and the arrival time of each client. ``update_bytes``: size of an update by tier."""
 
     spec: RunSpec
     rules: Rules
     functions: Mapping[tuple[str, int], Functions]
     data: ClientData
     downloads: Downloads
-    fleet: Fleet
+    fleet: SimulatedFleet
     update_bytes: Mapping[str, int]
-    _given: dict[int, _Given] = field(default_factory=dict, init=False)
+    _given: dict[int, _RoundStart] = field(default_factory=dict, init=False)
     _waiting: list[Arrival] = field(default_factory=list, init=False)
 
-    def fetched(self, task: Assignment) -> Fetched:
-        """The weights that a client begins its task with."""
+    def fetched(self, task: Assignment) -> FetchedWeights:
+        """Return the weights that a client begins its task with."""
         return self._given[task.round].fetched[task.tier]
 
     def received(self, number: int) -> Arrays:
-        """The model of round ``number`` by global name, rounded on its way to clients."""
+        """Return the model of round ``number`` by global name, with the rounding of its encoding."""
         return self._given[number].received
 
     def collect(
@@ -97,8 +96,19 @@ class Versions:
         active: Callable[[Mapping[int, RoundModel]], RoundAggregation],
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> tuple[Window, Mapping[str, Report], RoundAggregation]:
-        """A version gone through and its clients trained: what it came to, the reports by the nonces of their tasks, and the
-        sums. ``active`` makes the sums, to which ``train`` adds."""
+        """Run an asynchronous round and train its clients.
+
+        Args:
+            state: State of the coordinator.
+            opened: The round.
+            model: Its model.
+            now: Federation time in seconds.
+            active: Makes the sums.
+            train: Trains clients and adds their updates to the sums.
+
+        Returns:
+            The window, the reports by the nonces of their tasks, and the sums.
+        """
         self._begin(opened, model)
         older = {number: self._began(number) for number in opened.older}
         refused: dict[str, str] = {}
@@ -118,7 +128,7 @@ class Versions:
     def _begin(self, opened: OpenRound, model: Model) -> None:
         tiers = self.spec.exchange(opened.position).tiers
         index = self.spec.index(opened.position)
-        given = _Given(
+        given = _RoundStart(
             model,
             {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers},
             self.spec.hyper_at(opened.number, opened.position),
@@ -139,7 +149,7 @@ class Versions:
         active: RoundAggregation,
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> Iterator[tuple[Assignment, Report]]:
-        """Tasks of different clients that begin with one model, and the reports on them."""
+        """Yield tasks of different clients with one initial model, and their reports."""
         number, own = tasks[0].round, {task.device: task for task in tasks}
         given = self._given[number]
         task = RoundTask(
@@ -158,7 +168,7 @@ class Versions:
     def _gone_through(
         self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
     ) -> Window:
-        """What happens until the version has enough updates, where those of the tasks ``refused`` are no good."""
+        """Return the window at the time when the round has enough updates, without those of the tasks ``refused``."""
         window = Window(state, now, list(self._waiting))
         for task in opened.began:
             self._give(window, task)
@@ -200,22 +210,22 @@ class Versions:
         window.actions = tuple(action for action in actions if not isinstance(action, Reassign))
 
     def _give(self, window: Window, task: Assignment) -> None:
-        """A client begins: its update will be there when it is done, unless it is lost."""
+        """Start a client: its update arrives when it is done, unless it is lost."""
         if not self.fleet.vanishes(_turn(task), task.tier, task.device):
             took = self.fleet.seconds(task.device, self._work(task))
             place = self.fleet.place(_turn(task), task.device)
             heapq.heappush(window.waiting, (window.now + took, place, task))
 
-    def _work(self, task: Assignment) -> Work:
+    def _work(self, task: Assignment) -> ClientWork:
         functions = self.functions[task.tier, 0]  # such a method has one exchange
         steps = functions.steps(self.data.samples[task.device], self.rules.samples)
-        return Work(task.tier, steps, self.fetched(task).nbytes, self.update_bytes[task.tier])
+        return ClientWork(task.tier, steps, self.fetched(task).nbytes, self.update_bytes[task.tier])
 
     def _joules(self, task: Assignment) -> float:
-        """What a client has spent on a task that is over."""
+        """Return the joules that a client spent on a finished task."""
         return self.fleet.joules(_turn(task), task.device, self._work(task), self.rules.deadline_s)
 
 
 def _turn(task: Assignment) -> int:
-    """Stands for the round where chance is drawn anew for each task."""
+    """Return the number that replaces the round in random draws for a task."""
     return int(task.nonce[:12], 16)

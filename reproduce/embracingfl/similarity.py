@@ -14,7 +14,7 @@ from edgefl.data.dataset import Array, Dataset
 from edgefl.data.partition import dirichlet
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.resnet import resnet20
-from edgefl.simulation.partial_synchronization import Scheme, partial_sync, synchronised
+from reproduce.embracingfl.partial_synchronization import Scheme, partial_sync, synchronised
 from reproduce.embracingfl.small_models import pooled_resnet8
 from reproduce.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
 from reproduce.results import Judged, Results, judge_factory

@@ -18,11 +18,11 @@ from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.analysis.charts.svg import line_chart
 from edgefl.contract.algorithm import Algorithm
-from edgefl.simulation.batched_clients import rescheduled, together
-from edgefl.simulation.federated import Client, federated
+from reproduce.batched_clients import rescheduled, together
 from reproduce.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
 from reproduce.fafed import three_clients
 from reproduce.results import Judged, Results, judge_factory
+from tests.support.reference import Client, federated
 
 Path = Mapping[int, float]
 """xbar by the number of completed iterations, at every synchronisation."""

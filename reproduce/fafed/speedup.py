@@ -20,13 +20,12 @@ from edgefl.analysis.charts.svg import line_chart
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation.batched_clients import rescheduled, together
-from edgefl.simulation.federated import Client, federated
-from edgefl.simulation.round import Feed
 from edgefl.wire.tensors import Array
+from reproduce.batched_clients import rescheduled, together
 from reproduce.entry import Claim, Computed, Entry, Found, Points, Scale, Work
 from reproduce.fafed.three_clients import Itself
 from reproduce.results import Judged, Results, judge_factory, told
+from tests.support.reference import Client, Feed, federated
 
 NUMBERS, STEPS, LR = 10, 5, 0.5
 """d, q and eta."""

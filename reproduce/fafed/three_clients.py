@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client
-from edgefl.simulation.round import Feed
+from tests.support.reference import Client, Feed
 
 SLOPES = (3.0, -1.0, -1.0)
 NAME = "point.x"

@@ -17,7 +17,7 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.classification import CROSS_ENTROPY
 from edgefl.objective.objective import Objective
-from edgefl.simulation.batched_clients import together
+from reproduce.batched_clients import together
 
 USERS, SAMPLES, FEATURES, CLASSES = 10, 32, 2, 2
 NAME = "linear.weight"

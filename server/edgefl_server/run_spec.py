@@ -9,8 +9,7 @@ from typing import Literal
 import numpy as np
 
 from edgefl.contract import server_state
-from edgefl.contract.schedule import Schedule, constant
-from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.contract.server import MEAN, Schedule, ServerOpt, constant
 from edgefl.wire.blobs import Compression
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.limits import Limits

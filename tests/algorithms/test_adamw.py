@@ -15,8 +15,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.reference import run_round
 
 STEPS, LR, DECAY = 4, 3e-3, 0.3
 

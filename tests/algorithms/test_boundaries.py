@@ -9,7 +9,7 @@ import pytest
 
 from edgefl import algorithms, optimizers
 from edgefl.algorithms.adaptive.schedules import Constant, Decaying, positive, share
-from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
 from edgefl.errors import ConfigError, EdgeflError
 from tests.algorithms.users import Users
 

@@ -13,10 +13,9 @@ from edgefl.contract.server import state_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, drawn
-from edgefl.simulation.round import RoundResult, run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.algorithms.users import SEED, Users, flat
+from tests.support.reference import Client, RoundResult, drawn, run_round
 
 
 def _gathered(users: Users, user: int, batch: int, *, masked: bool = True) -> RoundResult:

@@ -16,10 +16,10 @@ from edgefl.contract.tensors import role_of
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
+from tests.support.reference import run_round
 
 MODELS = ("resnet8", "resnet8 static", "cnn", "mlp", "bilstm")
 

@@ -21,8 +21,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, Completed, draw, federated
 from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.reference import Client, Completed, draw, federated
 
 Vector = npt.NDArray[np.float64]
 FEATURES = 3

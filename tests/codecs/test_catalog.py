@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from edgefl.codecs.catalog import CODECS
-from edgefl.codecs.sections import Parts
+from edgefl.codecs.packing import UpdateParts
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.layers.norms import make_norm
 from edgefl.models.spec import ModelSpec
@@ -77,7 +77,7 @@ def test_moving_statistics_are_buffers_only() -> None:
     objective = Coding.of("signsgd", frozen()).objective
     assert all("running" in name for name in objective.buffers)
     assert set(objective.fixed) - set(objective.buffers)
-    assert set(Parts.of(objective, binarize_1d=True).statistics) == set(objective.buffers)
+    assert set(UpdateParts.of(objective, binarize_1d=True).statistics) == set(objective.buffers)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, Completed, federated
 from edgefl.submodels import catalog
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
 from examples.feddyn import feddyn
 from tests.rings.rows import mostly_slow
+from tests.support.reference import Client, Completed, federated
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SAMPLES, FEATURES, CLASSES = 12, 3, 2

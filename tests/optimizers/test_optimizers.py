@@ -15,9 +15,9 @@ from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import begun, completed
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.algorithms.users import Users, Vector
+from tests.support.reference import begun, completed
 
 LR, BETA1, BETA2, TAU = 0.3, 0.8, 0.6, 0.05
 ADAPTIVE = {"lr": LR, "beta1": BETA1, "beta2": BETA2, "tau": TAU}

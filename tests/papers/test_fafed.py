@@ -12,7 +12,7 @@ import pytest
 import edgefl
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import Simulation
-from edgefl.simulation.batched_clients import together
+from reproduce.batched_clients import together
 from reproduce.entry import SCALES, Entry, Federated, Scale
 from reproduce.fafed import ENTRIES, speedup
 from reproduce.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned

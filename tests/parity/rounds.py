@@ -17,7 +17,6 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation import round as simulation
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
@@ -34,6 +33,7 @@ from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from edgefl_export.bundle.formats import format_of
 from tests.parity.forms import engine_of
+from tests.support import reference as simulation
 
 CHUNK_BYTES = 4096
 

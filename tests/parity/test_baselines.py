@@ -17,11 +17,11 @@ from edgefl.contract.tensors import Tensors, role_of
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, federated
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from tests.pairs import in_both, in_turn, pairs
 from tests.parity.forms import checked
+from tests.support.reference import Client, federated
 
 MODELS = ["mlp", "cnn with batch norm"]
 ADAPTIVE = ["local_amsgrad", "mimeadam", "mimelite", "adamw"]

@@ -14,7 +14,6 @@ from edgefl.contract.algorithm import Function
 from edgefl.models.exits import ExitSpec, with_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import DataSpec
@@ -25,6 +24,7 @@ from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_both, in_turn
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import by_unit, device_round, local_data
+from tests.support.reference import run_round
 
 NAME = "tier/submodel"
 

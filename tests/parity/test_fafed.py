@@ -17,9 +17,9 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, federated
 from tests.pairs import in_turn, pairs
 from tests.parity.forms import checked, runner_of, written
+from tests.support.reference import Client, federated
 
 BATCH, CLASSES, SIDE = 5, 4, 8
 MAKERS = {

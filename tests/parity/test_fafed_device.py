@@ -14,8 +14,6 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.objective import Objective
-from edgefl.simulation import round as simulation
-from edgefl.simulation.round import Feed
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
@@ -27,6 +25,8 @@ from tests.pairs import in_turn
 from tests.parity.forms import engine_of
 from tests.parity.rounds import by_unit, device_round
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
+from tests.support import reference as simulation
+from tests.support.reference import Feed
 
 SEED, ROWS = 7, 13
 UNITS = ("body", "head")

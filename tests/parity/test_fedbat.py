@@ -15,7 +15,6 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.models.exits import with_exits
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
@@ -33,6 +32,7 @@ from tests.invariants.fiarse.training import (
 from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import local_data
+from tests.support.reference import run_round
 
 STEPS, SEED = 4, 3
 OTHERS = {"granularity": "module", "momentum": 0.9, "weight_decay": 1e-3, "alpha_range": (5e-4, 5e-2)}

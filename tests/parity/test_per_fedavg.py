@@ -22,7 +22,6 @@ from edgefl.models.zoo.transformer import vit
 from edgefl.objective.derivatives import product
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
-from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
@@ -33,6 +32,7 @@ from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_turn, pairs, slow
 from tests.parity.forms import checked
 from tests.parity.rounds import Exported, local_data, on_device
+from tests.support.reference import run_round
 
 BATCH, STEPS = 4, 3
 HF, EXACT = {"mode": "hf"}, {"mode": "exact"}

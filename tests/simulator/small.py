@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable
 
 from edgefl.config import Federation, parse
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 
 
 def federation(**changes: dict[str, object]) -> Federation:
@@ -31,8 +31,8 @@ class Stopped(Exception):
     """The simulation is stopped here."""
 
 
-def stop_after(number: int) -> Callable[[Row], None]:
-    def watch(row: Row) -> None:
+def stop_after(number: int) -> Callable[[RoundRow], None]:
+    def watch(row: RoundRow) -> None:
         if row.round == number:
             raise Stopped
 

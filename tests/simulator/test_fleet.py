@@ -11,10 +11,10 @@ import edgefl
 from edgefl.config.simulation import SimulationTable
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
-from edgefl.simulator.fleet import Fleet, Work
+from edgefl.simulator.clients import ClientWork, SimulatedFleet
 from tests.simulator.small import federation, read_back
 
-WORK = Work("strong", steps=10, down_bytes=2_000_000, up_bytes=500_000)
+WORK = ClientWork("strong", steps=10, down_bytes=2_000_000, up_bytes=500_000)
 COSTS: dict[str, float] = {
     "step_ms": 100,
     "down_mbit": 8,
@@ -26,8 +26,8 @@ COSTS: dict[str, float] = {
 """Two seconds to fetch, one to train and four to send; 6, 2 and 2.5 joules."""
 
 
-def fleet(**table: object) -> Fleet:
-    return Fleet(SimulationTable.model_validate(table), seed=3)
+def fleet(**table: object) -> SimulatedFleet:
+    return SimulatedFleet(SimulationTable.model_validate(table), seed=3)
 
 
 def test_a_round_takes_fetching_steps_and_sending_and_costs_their_energy() -> None:
@@ -60,7 +60,7 @@ def test_a_slow_client_draws_its_power_for_longer_and_its_radio_sends_as_many_by
 
 def test_a_tier_has_its_own_speed_and_the_table_s_for_the_rest() -> None:
     mixed = fleet(**COSTS, tiers={"weak": {"step_ms": 300, "dropout": 1.0}})
-    weak = Work("weak", WORK.steps, WORK.down_bytes, WORK.up_bytes)
+    weak = ClientWork("weak", WORK.steps, WORK.down_bytes, WORK.up_bytes)
 
     assert mixed.seconds("weak-0", weak) == pytest.approx(9.0)
     assert mixed.seconds("strong-0", WORK) == pytest.approx(7.0)
@@ -69,13 +69,13 @@ def test_a_tier_has_its_own_speed_and_the_table_s_for_the_rest() -> None:
 
 def test_draws_belong_to_the_seed_the_client_and_the_round() -> None:
     table = SimulationTable(spread=1.0, dropout=0.5)
-    one, same, other = Fleet(table, 3), Fleet(table, 3), Fleet(table, 4)
+    one, same, other = SimulatedFleet(table, 3), SimulatedFleet(table, 3), SimulatedFleet(table, 4)
     clients = [f"all-{number}" for number in range(400)]
 
-    def slow(drawn: Fleet) -> list[float]:
+    def slow(drawn: SimulatedFleet) -> list[float]:
         return [drawn.slowness("all", client) for client in clients]
 
-    def gone(drawn: Fleet, number: int) -> list[bool]:
+    def gone(drawn: SimulatedFleet, number: int) -> list[bool]:
         return [drawn.vanishes(number, "all", client) for client in clients]
 
     assert slow(one) == slow(same) != slow(other)

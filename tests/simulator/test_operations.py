@@ -18,8 +18,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
-from edgefl.simulator.functions import Functions, recorded
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import Functions, SimulationPlan, recorded
 from tests.rings.rows import mostly_slow
 
 
@@ -38,7 +37,7 @@ def federation(model: str, hidden: int = 8, **changes: dict[str, object]) -> Fed
 
 def functions(chosen: Federation) -> list[Functions]:
     """Of each exchange."""
-    return [*Plan.of(chosen, open_data(chosen)).functions.values()]
+    return [*SimulationPlan.of(chosen, open_data(chosen)).functions.values()]
 
 
 def first(chosen: Federation) -> Functions:

@@ -17,14 +17,14 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ConfigError, ParticipationError, StoreError
 from edgefl.simulator.functions import recorded
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import Stopped, federation, stop_after
 
 
 def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
-    told: list[Row] = []
+    told: list[RoundRow] = []
     made = edgefl.simulate(federation(), tmp_path / "out", watch=told.append)
 
     lines = [json.loads(line) for line in (made.folder / "rounds.jsonl").read_text().splitlines()]
@@ -138,7 +138,7 @@ def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> N
     edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
     with pytest.raises(ConfigError, match=r"federation.seed was 0, is 5"):
         edgefl.simulate(federation(federation={"rounds": 1, "seed": 5}), tmp_path, resume=True)
-    with pytest.raises(ConfigError, match="`resume` goes on with it"):
+    with pytest.raises(ConfigError, match="`resume` continues it"):
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
 
 
@@ -200,7 +200,7 @@ def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Pat
     assert ran.returncode == 0, ran.stderr
     assert [line["round"] for line in ran.events()] == [1, 2]
     again = command("simulate", *arguments)
-    assert again.returncode == ConfigError.exit_code and "--resume goes on with it" in again.stderr
+    assert again.returncode == ConfigError.exit_code and "--resume continues it" in again.stderr
 
 
 def test_a_function_that_cannot_run_for_many_clients_says_what_to_set(

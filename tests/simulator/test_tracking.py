@@ -15,7 +15,7 @@ import pytest
 import edgefl
 from edgefl.config.text import dump
 from edgefl.errors import ConfigError
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
 from tests.simulator.small import Stopped, federation, stop_after
 
@@ -47,7 +47,7 @@ def told(store: str, name: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in history)
 
 
-def rounds(history: tuple[Row, ...], name: str) -> list[tuple[int, Any]]:
+def rounds(history: tuple[RoundRow, ...], name: str) -> list[tuple[int, Any]]:
     return [(row.round, pytest.approx(getattr(row, name))) for row in history]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import edgefl
 from edgefl.errors import ConfigError, ParticipationError
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import federation
 
@@ -40,7 +40,7 @@ def of(*tables: Tables) -> edgefl.config.Federation:
     return federation(**merged)
 
 
-def bits(rows: tuple[Row, ...]) -> list[tuple[object, ...]]:
+def bits(rows: tuple[RoundRow, ...]) -> list[tuple[object, ...]]:
     return [(row.weights_sha256, row.train_loss, row.reports, row.simulated_s, row.staleness) for row in rows]
 
 

@@ -16,11 +16,11 @@ import pytest
 
 import edgefl
 from edgefl.errors import ConfigError, DataError, EdgeflError
+from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import Rounds
-from edgefl.simulator.row import Row
-from edgefl.simulator.trainers.memory import Memory, mapped
-from edgefl.simulator.trainers.pool import Lost, Pool, RemoteWorker
-from edgefl.simulator.trainers.tasks import Portion
+from edgefl.simulator.trainers.local_rounds import Portion
+from edgefl.simulator.trainers.pool import Pool, RemoteWorker, WorkerLost
+from edgefl.simulator.trainers.processes import SharedMemory, mapped
 from edgefl.simulator.trainers.worker import Failed, Method, Worker
 from tests.rings.rows import mostly_slow
 from tests.simulator.test_simulate import Stopped, federation, stop_after
@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, dict[str, object]]] = {
 }
 
 
-def bits(rows: Sequence[Row]) -> list[tuple[object, ...]]:
+def bits(rows: Sequence[RoundRow]) -> list[tuple[object, ...]]:
     """What does not depend on who trained."""
     return [(row.weights_sha256, row.train_loss, row.reports, row.up_bytes, row.down_bytes) for row in rows]
 
@@ -151,7 +151,7 @@ def test_bad_data_of_a_client_are_the_same_error(tmp_path: Path) -> None:
 
 def test_arrays_in_shared_memory_are_mapped_and_not_copied() -> None:
     thing = {"x": np.arange(10_000, dtype=np.float32), "empty": np.zeros((0, 3)), "y": [np.int8(3), "text"]}
-    memory = Memory.of(thing)
+    memory = SharedMemory.of(thing)
     found = mapped(os.dup(memory.file.fileno()))
 
     assert isinstance(found, dict)
@@ -174,7 +174,7 @@ class FakeHand:
         method = self.owed.popleft()
         if method == "train" and self.deaths:
             self.deaths.pop()
-            raise Lost
+            raise WorkerLost
         return [] if method == "train" else None
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ import torch
 from edgefl.config import Federation
 from edgefl.contract.tensors import role_of
 from edgefl.data.dataset import Dataset
-from edgefl.simulator.functions import Functions, Recorded
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import Functions, Recorded, SimulationPlan
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, Outputs, State
@@ -54,6 +53,6 @@ class TorchEngine:
 
 def torch_engines(federation: Federation, dataset: Dataset) -> Mapping[str, Engine]:
     """One for each tier of a federation with a single exchange."""
-    functions = Plan.of(federation, dataset, device="cpu").functions
+    functions = SimulationPlan.of(federation, dataset, device="cpu").functions
     assert {index for _, index in functions} == {0}
     return {tier: TorchEngine(each) for (tier, _), each in functions.items()}

@@ -27,8 +27,6 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.early_exit.fit import early_exit
 from edgefl.submodels.early_exit.submodel import EarlyExit
@@ -39,6 +37,7 @@ from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import Block, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
+from tests.support.reference import partial_average, run_round
 from tests.support.regions import assert_inside
 
 # -- exits -----------------------------------------------------------------------------------------------------

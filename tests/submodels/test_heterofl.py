@@ -25,7 +25,6 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
@@ -36,6 +35,7 @@ from edgefl_export.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import rows
+from tests.support.reference import run_round
 
 RATIO = 0.5
 HIDDEN = {

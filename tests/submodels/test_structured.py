@@ -18,7 +18,6 @@ from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.catalog import build
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.channels.selection import leading
@@ -34,6 +33,7 @@ from edgefl.wire.tensors import Arrays
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, model, rows
 from tests.submodels.nets import whole as one_unit
+from tests.support.reference import run_round
 from tests.support.regions import assert_inside
 
 

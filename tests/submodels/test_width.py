@@ -20,7 +20,6 @@ from edgefl.models.split import split
 from edgefl.models.zoo.basic import bilstm
 from edgefl.models.zoo.resnet import resnet8, resnet18
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import Width, channels_of, width
 from edgefl.wire.regions import Block, pieces
@@ -41,6 +40,7 @@ from tests.submodels.nets import (
     rows,
     whole,
 )
+from tests.support.reference import run_round
 from tests.support.regions import assert_inside
 
 # r, fraction of the maskable parameters, fraction of the multiplications (fiarse.md 3 and 8).

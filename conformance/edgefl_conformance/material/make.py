@@ -10,11 +10,11 @@ from typing import Any, get_args
 
 import msgspec
 
-from edgefl.algorithms.choices import FAFED, SGD, TCBGD, FedBAT, MimeLite, PerFedAvg, Scaffold
+from edgefl.algorithms.catalog import FAFED, SGD, TCBGD, FedBAT, MimeLite, PerFedAvg, Scaffold
 from edgefl.api.compile import compile
 from edgefl.api.model import Model
 from edgefl.api.training import CompileOptions, Target, Training
-from edgefl.codecs.choices import FedPAQ, TopK
+from edgefl.codecs.catalog import FedPAQ, TopK
 from edgefl.submodels.choices import Importance, OutputSide
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl_conformance.material.bundles import FOLDER, SCALE, SHIFT

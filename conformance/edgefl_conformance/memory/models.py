@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from edgefl.algorithms.choices import SGD, TCBGD
+from edgefl.algorithms.catalog import SGD, TCBGD
 from edgefl.api.model import model_spec
 from edgefl.api.training import Training
 from edgefl.contract.tensors import TensorSpec

@@ -1,1 +1,1 @@
-"""FAFED and what it is compared with: recursive momentum, adaptive steps, their schedules."""
+"""FAFED and its baselines: recursive momentum, adaptive steps, their schedules."""

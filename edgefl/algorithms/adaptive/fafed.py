@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps, Theory, positive
-from edgefl.algorithms.adaptive.second_moment import SecondMoment, known
-from edgefl.algorithms.adaptive.storm import FirstStep, Storm
+from edgefl.algorithms.adaptive.storm import FirstStep, SecondMoment, Storm, known
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
@@ -39,23 +38,44 @@ def fafed(
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FAFED: recursive momentum over one preconditioner for all, made anew of averages in every round (Wu et al. 2023).
+    """FAFED (Wu et al. 2023, Algorithm 2): recursive momentum over one preconditioner, rebuilt from averages every round.
 
-    Every iteration t = 1, 2, ..., with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+    Every iteration t = 1, 2, ... uses ONE batch for the gradients gn at x_t and go at x_{t-1}::
 
-        m <- gn + (1 - alpha_t) (m - go)       v <- beta v + (1 - beta) gn^2       x <- x - eta_t m / A
+        m <- gn + (1 - alpha_t) (m - go)
+        v <- beta v + (1 - beta) gn^2
+        x <- x - eta_t m / A
 
-    and every ``steps`` iterations v, m and x are averaged, A = sqrt(v) + rho is made anew from the average for all, and
-    the step of that iteration is made with the averages. m and v begin with the mean of the devices' gradients at x_0
-    and of their squares (an exchange of its own: ``opening_steps`` batches, by default as many as ``steps``).
+    Every ``steps`` iterations v, m and x are averaged, A = sqrt(v) + rho is rebuilt from the average for all, and that
+    iteration steps with the averages. m and v start as the mean of the devices' gradients at x_0 and of their squares, in an
+    opening exchange.
 
-    ``schedule``: "constant" eta = ``lr`` and ``alpha``; "decaying" eta_t = lr / (w + t)^(1/3), w = 1 (lr is the paper's
-    rho h), by iteration or (``decay_unit``) by epoch of ``epoch_steps`` iterations; "theory", Theorem 2 from
-    ``smoothness`` L and the number of ``devices`` N (``h`` if not N^(2/3) / L, w = 3/2), which takes neither lr nor
-    alpha. ``second_moment``: what v is; "elementwise" as above, "scalar", "scalar_mean" and "adagrad_norm" one number
-    for the whole model (:data:`~edgefl.algorithms.adaptive.second_moment.SecondMoment`). ``first_step`` "plain" leaves A
-    out of the step from x_0, as the paper prints it (fafed.md 8.2). ``clip`` and ``ext``: see
-    :class:`~edgefl.algorithms.adaptive.storm.Storm`. ConfigError for numbers out of range.
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Iterations q per exchange.
+        lr: Step size eta, or lr of ``schedule``.
+        alpha: Weight of the fresh gradient, in (0, 1].
+        beta: Weight of the past of v, in [0, 1).
+        rho: Constant added to sqrt(v), above 0.
+        schedule: "constant": eta = ``lr`` and ``alpha``. "decaying": eta_t = lr / (w + t)^(1/3), w = 1, where lr is the
+            paper's rho h. "theory": Theorem 2 from ``smoothness`` and ``devices``, without lr and alpha.
+        w: Offset of the schedule. Default: 1, or 3/2 for "theory".
+        decay_unit: Decay by iteration, or by epoch of ``epoch_steps`` iterations.
+        epoch_steps: Iterations of an epoch.
+        smoothness: L of Theorem 2.
+        devices: N of Theorem 2.
+        h: h of Theorem 2. Default: N^(2/3) / L.
+        first_step: "plain" leaves A out of the step from x_0, as the paper prints it (fafed.md 8.2).
+        second_moment: "elementwise" as above, or one number for the whole model
+            (:data:`~edgefl.algorithms.adaptive.storm.SecondMoment`).
+        opening_steps: Batches of the opening exchange. Default: ``steps``.
+        clip: See :class:`~edgefl.algorithms.adaptive.storm.Storm`.
+        ext: See :class:`~edgefl.algorithms.adaptive.storm.Storm`.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     positive("fafed: rho", rho)
     known("fafed", second_moment)

@@ -1,4 +1,4 @@
-"""Federated AMSGrad: adaptive local steps that all divide by one shared vhat (Chen, Li and Li 2020)."""
+"""Federated AMSGrad: adaptive local steps that share one vhat (Chen, Li and Li 2020)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import torch
 
 from edgefl.algorithms.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import above_zero, below_one, counts
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import ServerOpt, beside, state_of
+from edgefl.contract.options import above_zero, below_one, counts
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports, packed
@@ -27,13 +26,17 @@ def local_amsgrad(
 ) -> Algorithm:
     """Federated (local) AMSGrad: each device keeps its own m and v, all divide by one vhat (fafed.md 3.6).
 
-        m_i <- beta1 m_i + (1 - beta1) g_i,    v_i <- beta2 v_i + (1 - beta2) g_i^2      each of ``steps`` steps
-        x_i <- x_i - lr m_i / sqrt(vhat)                                                 all but the last of a round
-        vhat <- max(vhat, mean v_i),    x <- mean x_i - lr mean m_i / sqrt(vhat)         the server, in the last one's place
+    Each of ``steps`` steps, and the server in place of the last step's move::
 
-    The last step of a round divides by the new vhat, which no device knows, so a device sends x_i before it, with m_i and
-    v_i. Neither m_i nor v_i is synchronised: the formula averages v_i into vhat alone and m_i into the step alone, so both
-    stay in the device's carry, and are 0 for a device without one. vhat = ``eps`` > 0 at first; nothing corrects a bias.
+        m_i <- beta1 m_i + (1 - beta1) g_i
+        v_i <- beta2 v_i + (1 - beta2) g_i^2
+        x_i <- x_i - lr m_i / sqrt(vhat)                          (all steps but the last of a round)
+        vhat <- max(vhat, mean v_i)                               (server)
+        x <- mean x_i - lr mean m_i / sqrt(vhat)                  (server)
+
+    The last step divides by the new vhat, which no device knows, so a device sends x_i before it, with m_i and v_i. The
+    server averages v_i into vhat alone and m_i into the step alone, so both stay in the device's carry, and start at 0
+    without one. vhat = ``eps`` > 0 at first. There is no bias correction.
     """
     counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
     above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
@@ -51,7 +54,7 @@ def local_amsgrad(
 
 
 class _Local:
-    """The device's side."""
+    """Device side of the algorithm."""
 
     def __init__(self, objective: Objective, steps: int, beta1: float, beta2: float, eps: float) -> None:
         self.objective, self.steps = objective, steps
@@ -62,7 +65,7 @@ class _Local:
         self.step_ports = self.moments | prefixed("state.scale", specs) | {"state.moves": SCALAR}
 
     def start(self, tensors: Tensors) -> Tensors:
-        """The weights, the device's m and v, sqrt(vhat), and how many steps move the weights."""
+        """Return the weights, the device's m and v, sqrt(vhat), and the number of steps that move the weights."""
         vhat = received_state(tensors, "vhat", self.objective)
         state = prefixed("state.m", select(tensors, "carry.m"))
         state |= prefixed("state.v", select(tensors, "carry.v"))
@@ -72,7 +75,7 @@ class _Local:
         return state | {"state.moves": moves}
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """m / sqrt(vhat), or 0 in the last step of the round; and the new m and v."""
+        """Return m / sqrt(vhat), or 0 in the last step of the round, and the new m and v."""
         scale, moves = select(tensors, "state.scale"), tensors["state.moves"]
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
         m = {name: self.beta1 * m[name] + (1 - self.beta1) * g for name, g in grads.items()}
@@ -82,14 +85,14 @@ class _Local:
         return {name: share * m[name] / scale[name] for name in m}, left
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """``update.*``, ``update.m/*`` and ``update.v/*``; m and v stay in the carry."""
+        """Return ``update.*``, ``update.m/*`` and ``update.v/*``; m and v stay in the carry."""
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
         update = packed(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
         return update | prefixed("carry.m", m) | prefixed("carry.v", v)
 
 
 def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-    """The step that ends a round. The state m is 0, so that an entry which no device sends next does not move."""
+    """Return the step that ends a round. State m becomes 0, so that entries that no device sends next do not move."""
     after: Tensors = {}
     for name, old in state_of(before, "vhat").items():
         m, vhat = mean[f"m/{name}"], torch.maximum(old, mean[f"v/{name}"])

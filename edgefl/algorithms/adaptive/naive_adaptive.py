@@ -1,4 +1,4 @@
-"""Adaptive steps on every device by itself and averaging of the models only: what FAFED's paper shows to fail."""
+"""Naive adaptive FedAvg: adaptive steps per device, averaged models. FAFED's counter-example."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ def naive_adaptive(
     beta: float = 0.9,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """The naive adaptive FedAvg, which FAFED's paper shows to fail: every device has a preconditioner of its own.
+    """Naive adaptive FedAvg: every device has a preconditioner of its own (fafed.md 2.2, Algorithm 1).
 
-    It is Algorithm 1 there (fafed.md 2.2). With the device's own v, from 0 and kept for ever, every step is::
+    FAFED's paper shows that it fails. With the device's own v, which starts at 0 and is never averaged, every step is::
 
-        v <- beta v + (1 - beta) g^2       x <- x - lr g / sqrt(v),  0/0 := 0
+        v <- beta v + (1 - beta) g^2
+        x <- x - lr g / sqrt(v),  0/0 := 0
 
-    and x is averaged every ``steps`` steps. Normalising by v takes from g what made some devices weigh more than others,
-    so that the models may move away from every stationary point of the mean objective, for any lr and beta.
-    ConfigError for numbers out of range.
+    and x is averaged every ``steps`` steps. Dividing by v removes the weight of devices with large gradients. So the models
+    may move away from every stationary point of the mean objective, for any lr and beta. ConfigError for numbers out of
+    range.
     """
     positive("naive_adaptive: lr", lr)
     if not 0 <= beta < 1:

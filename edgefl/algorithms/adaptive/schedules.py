@@ -1,8 +1,8 @@
-"""Step sizes and momentum parameters of recursive-momentum methods, iteration by iteration, in double precision.
+"""Step sizes and momentum parameters of recursive-momentum methods, per iteration, in double precision.
 
-``eta(t)`` is the step size of iteration t = 0, 1, 2, ...; t = 0 is the first step, which the opening exchange makes.
-``alpha(t)`` is the weight of the fresh gradient at t >= 1; where it follows the step size, it is that of t - 1 (the
-shift is intended: alpha is fixed before the step that it belongs to).
+``eta(t)`` is the step size of iteration t = 0, 1, 2, ...; t = 0 is the first step, in the opening exchange. ``alpha(t)`` is
+the weight of the fresh gradient at t >= 1. If it depends on the step size, it uses that of t - 1, because alpha is fixed
+before the step that it belongs to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DecayUnit = Literal["iteration", "epoch"]
 
 
 class Steps(Protocol):
-    """eta_t and alpha_t."""
+    """Schedule of eta_t and alpha_t."""
 
     def eta(self, t: int) -> float: ...
     def alpha(self, t: int) -> float: ...
@@ -45,9 +45,11 @@ class Constant:
 class Decaying:
     """eta_t = ``size`` / (``w`` + ``sigma``^2 u)^(1/3), where u = t, or the epoch of iteration t, counted from 0.
 
-    alpha_t = ``fresh``, or with ``c`` min(1, c eta_{t-1}^2), STEM's own coupling. FAFED's language model: size = rho h = 1,
-    w = sigma = 1, by iteration; STEM's: size = 20, by epoch. An epoch has ``epoch_steps`` iterations. ConfigError for
-    an epoch without a length, and for numbers that are not above 0.
+    alpha_t = ``fresh``, or with ``c`` min(1, c eta_{t-1}^2), STEM's own coupling. FAFED's language model has size = rho h =
+    1, w = sigma = 1, by iteration; STEM's has size = 20, by epoch. An epoch has ``epoch_steps`` iterations.
+
+    Raises:
+        ConfigError: Epochs have no length, or a number is not above 0.
     """
 
     size: float
@@ -82,7 +84,9 @@ class Decaying:
 
 @dataclass(frozen=True)
 class Theory:
-    """FAFED, Theorem 2 (with the repairs of fafed.md 8.7)::
+    """FAFED's schedule of Theorem 2, with the corrections of fafed.md 8.7.
+
+    ::
 
         h       = N^(2/3) / L
         w_t     = max(w, 1728 L^3 q^3 h^3 - t),  w = 3/2
@@ -90,8 +94,10 @@ class Theory:
         c       = 1 / (12 L q h^3 rho^2) + 60 L^2 / (b N rho^2)
         alpha_t = c eta_{t-1}^2
 
-    ``smoothness`` L, ``devices`` N, ``steps`` q, ``batch`` b. ``h`` other than N^(2/3) / L is possible. ConfigError for
-    numbers that are not above 0, and where alpha would leave (0, 1).
+    ``smoothness`` is L, ``devices`` N, ``steps`` q, ``batch`` b. ``h`` may be set.
+
+    Raises:
+        ConfigError: A number is not above 0, or alpha would leave (0, 1).
     """
 
     smoothness: float
@@ -115,7 +121,7 @@ class Theory:
 
     @property
     def scale(self) -> float:
-        """h."""
+        """h of the schedule."""
         return self.devices ** (2 / 3) / self.smoothness if self.h is None else self.h
 
     @property
@@ -125,7 +131,7 @@ class Theory:
 
     @property
     def flat(self) -> float:
-        """1728 L^3 q^3 h^3: eta is constant while t + w stays below it."""
+        """1728 L^3 q^3 h^3. eta is constant while t + w stays below it."""
         return 1728 * (self.smoothness * self.steps * self.scale) ** 3
 
     def eta(self, t: int) -> float:
@@ -136,7 +142,7 @@ class Theory:
 
 
 def positive(name: str, value: float) -> None:
-    """ConfigError unless ``value`` is a finite number above 0."""
+    """Raise ConfigError unless ``value`` is a finite number above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
             f"{name} is a finite number above 0, found {value}; choose one", name=name, value=value
@@ -144,7 +150,7 @@ def positive(name: str, value: float) -> None:
 
 
 def share(name: str, value: float) -> None:
-    """ConfigError unless ``value`` lies in (0, 1]."""
+    """Raise ConfigError unless ``value`` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(
             f"{name}, the weight of the fresh gradient, lies above 0 and at most at 1, found {value}; 1 is plain SGD",

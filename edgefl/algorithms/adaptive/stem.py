@@ -31,18 +31,22 @@ def stem(
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """STEM: recursive momentum, averaged with the models; FAFED without preconditioner (Khanduri et al. 2021).
+    """STEM (Khanduri et al. 2021): recursive momentum, averaged with the models; FAFED without preconditioner.
 
-    Every iteration, with gn and go the gradients of ONE batch at x_t and at x_{t-1}::
+    Every iteration uses ONE batch for the gradients gn at x_t and go at x_{t-1}::
 
-        m <- gn + (1 - alpha_t) (m - go)       x <- x - eta_t m
+        m <- gn + (1 - alpha_t) (m - go)
+        x <- x - eta_t m
 
-    and every ``steps`` iterations m and x are averaged, and the step of that iteration is made with the averages.
+    Every ``steps`` iterations m and x are averaged, and that iteration steps with the averages.
 
     ``schedule``: "constant"; "decaying" eta_t = lr / (w + sigma^2 t)^(1/3) (lr is the paper's kbar) with constant alpha;
-    "original" the same with alpha_{t+1} = c eta_t^2, at most 1. ``decay_unit`` "epoch" counts epochs of ``epoch_steps``
-    iterations in place of t. ``opening_steps``, ``clip`` and ``ext`` are as in
-    :func:`~edgefl.algorithms.adaptive.fafed.fafed`. ConfigError for numbers out of range.
+    "original" the same with alpha_{t+1} = c eta_t^2, at most 1. With ``decay_unit`` "epoch" t counts epochs of
+    ``epoch_steps`` iterations. ``opening_steps``, ``clip`` and ``ext`` are as in
+    :func:`~edgefl.algorithms.adaptive.fafed.fafed`.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     if schedule == "original" and c is None:
         raise ConfigError(

@@ -1,56 +1,97 @@
-"""Recursive momentum on many devices (STORM, Cutkosky and Orabona 2019): what STEM and FAFED share.
+"""Recursive momentum on many devices (STORM, Cutkosky and Orabona 2019), the common part of STEM and FAFED.
 
 Iteration t of device i, with ONE batch and one dropout mask for both gradients, and A = 1 unless adaptive::
 
     gn = grad f_i(x_t; B)            go = grad f_i(x_{t-1}; B)
     m  = gn + (1 - alpha_t) (m - ext go)
-    v  = beta v + (1 - beta) gn^2                    (adaptive; or another v of edgefl.algorithms.adaptive.second_moment)
+    v  = beta v + (1 - beta) gn^2                    (adaptive; other forms: SecondMoment)
     x_{t+1} = x_t - eta_t m / A
 
-An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one,
-which the server makes for all with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. Until the
-next exchange A stays as it is. What a device keeps for itself is x_{t-1}: after an exchange that is its OWN x_t of
-before, not the average (fafed.md 8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
+An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one. The
+server makes that step for all with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. A is constant
+until the next exchange. The device keeps x_{t-1}: after an exchange that is its OWN earlier x_t, not the average (fafed.md
+8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from edgefl.algorithms.adaptive.schedules import Steps, positive
-from edgefl.algorithms.adaptive.second_moment import SecondMoment, fresh, updated
 from edgefl.algorithms.baselines.steps import clipped, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import ServerOpt, beside, state_of
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
 
+SecondMoment = Literal["elementwise", "scalar", "scalar_mean", "adagrad_norm"]
+"""Second moment v, with ||g|| over all d trained entries of a device::
+
+    elementwise     v <- beta v + (1 - beta) g^2           for each entry (fafed.md 2.3)
+    scalar          v <- beta v + (1 - beta) ||g||^2
+    scalar_mean     v <- beta v + (1 - beta) ||g||^2 / d
+    adagrad_norm    v <- v + ||g||^2                       (without beta)
+
+The last three have one number for the whole model. ``scalar`` and ``adagrad_norm`` measure a step against the whole
+gradient, so their step size is about sqrt(d) times that of ``elementwise``; that of ``scalar_mean`` is equal.
+
+The one number is stored as v of every entry. So graphs, server and averages are those of ``elementwise``, and the mean over
+devices is correct for each entry even if they train parts of different size.
+"""
+
+
+def known(what: str, value: str) -> None:
+    """Raise ConfigError unless ``value`` is a second moment."""
+    if value not in get_args(SecondMoment):
+        raise ConfigError(
+            f"{what}: second_moment is {value!r}; set it to one of {', '.join(get_args(SecondMoment))}",
+            value=value,
+        )
+
+
+def fresh(kind: SecondMoment, grads: Tensors) -> Tensors:
+    """Return the term that one gradient adds to v, in the shape of each tensor: its squares, or their sum."""
+    squares = {name: grad.square() for name, grad in grads.items()}
+    if kind == "elementwise":
+        return squares
+    total = torch.stack([square.sum() for square in squares.values()]).sum()
+    if kind == "scalar_mean":
+        total = total / sum(square.numel() for square in squares.values())
+    return {name: total + torch.zeros_like(square) for name, square in squares.items()}
+
+
+def updated(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Tensors:
+    """Return v after a gradient."""
+    new = fresh(kind, grads)
+    if kind == "adagrad_norm":
+        return {name: v[name] + new[name] for name in new}
+    return {name: beta * v[name] + (1 - beta) * new[name] for name in new}
+
+
 # What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
 
 
 def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
-    """A = sqrt(v) + rho; rho stands outside the root. Rounding on the way may have left v below 0."""
+    """Return A = sqrt(v) + rho. Clamps v at 0, because rounding may have left it below."""
     return v.clamp_min(0.0).sqrt() + rho
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """The functions of one exchange and of the opening one; the equations are those of
-    :mod:`edgefl.algorithms.adaptive.storm`.
+    """Device functions of an exchange and of the opening one, with the equations of this module.
 
-    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs;
-    eta, alpha, beta, rho and ext are scalars, so that all schedules share one graph. ``state``: ``weights``, ``previous``
-    (x_{t-1}), ``m``, ``v``, ``scale`` (A, made once), ``etas`` and ``alphas`` (q,), and ``step`` () int64, which picks
-    this iteration's own of these.
+    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs.
+    eta, alpha, beta, rho and ext are scalars, so all schedules share one graph. ``state`` holds ``weights``, ``previous``
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this iteration
+    in these.
     """
 
     objective: Objective
@@ -62,23 +103,23 @@ class Recursion:
 
     @property
     def adaptive(self) -> bool:
-        """Whether steps are divided by A."""
+        """True if steps are divided by A."""
         return self.second_moment is not None
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """The server's state that devices read and send: its names, in order."""
+        """Names of the server's states that devices read and send, in order."""
         return ("m", "v") if self.adaptive else ("m",)
 
     @property
     def moved(self) -> dict[str, TensorSpec]:
-        """The tensors that gradients move."""
+        """Specs of the trained tensors."""
         return trained_specs(self.objective)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self) -> Function:
-        """``start`` of the opening exchange: the weights, and a sum of gradients of zero."""
+        """Return ``start`` of the opening exchange: the weights, and a sum of gradients of zero."""
 
         def fn(given: Tensors) -> Tensors:
             state = begun(self.objective, given)
@@ -88,7 +129,7 @@ class Recursion:
         return Function("start", fn, weight_ports(self.objective))
 
     def gather(self) -> Function:
-        """One more batch into the sum of gradients at x_0. Moving statistics stay as they are."""
+        """Return the step that adds one batch to the sum of gradients at x_0. Moving statistics stay as they are."""
 
         def fn(given: Tensors) -> Tensors:
             weights, total = select(given, "state.weights"), select(given, "state.m")
@@ -100,7 +141,7 @@ class Recursion:
         return Function("gather", fn, ports)
 
     def opened(self) -> Function:
-        """``finish`` of the opening exchange: sends the mean gradient; x_0 becomes the device's x_{t-1}."""
+        """Return ``finish`` of the opening exchange: it sends the mean gradient, and keeps x_0 as x_{t-1}."""
 
         def fn(given: Tensors) -> Tensors:
             mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
@@ -113,7 +154,9 @@ class Recursion:
     # -- every other exchange --------------------------------------------------------------------------------------
 
     def start(self) -> Function:
-        """m and v of the server, x_{t-1} of the device's own, and A, which stays until the next exchange."""
+        """Return ``start``: m and v of the server, the device's own x_{t-1}, and A, which is constant until the next
+        exchange.
+        """
 
         def fn(given: Tensors) -> Tensors:
             state = begun(self.objective, given) | prefixed("state.previous", select(given, "carry.previous"))
@@ -142,7 +185,7 @@ class Recursion:
         return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
 
     def train(self) -> Function:
-        """One iteration; the step of the last one is left to the server."""
+        """Return one iteration. The move of the last one is left to the server."""
 
         def fn(given: Tensors) -> Tensors:
             weights, gates = select(given, "state.weights"), select(given, "state.gate")
@@ -160,7 +203,7 @@ class Recursion:
         return Function("train", fn, self._train_ports())
 
     def finish(self) -> Function:
-        """Sends x_t, m and v; x_t becomes the device's x_{t-1}."""
+        """Return ``finish``: it sends x_t, m and v, and keeps x_t as x_{t-1}."""
 
         def fn(given: Tensors) -> Tensors:
             update = packed(self.objective, given)
@@ -176,7 +219,7 @@ class Recursion:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
-        """(m, the new ``state.m.*`` and ``state.v.*``). Only the gradient at the new point enters v."""
+        """Return m, and the new ``state.m.*`` and ``state.v.*``. Only the gradient at the new point enters v."""
         before, ext = select(given, "state.m"), given["hyper.ext"]
         past = 1 - _picked(given["state.alphas"], given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
@@ -187,7 +230,7 @@ class Recursion:
         return m, state
 
     def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
-        """x_{t+1}, which in the last iteration is x_t."""
+        """Return x_{t+1}, which is x_t in the last iteration."""
         if self.steps == 1:
             return here
         eta = _picked(given["state.etas"], given["state.step"])
@@ -210,7 +253,7 @@ class Recursion:
 
 
 def _picked(values: Tensor, step: Tensor) -> Tensor:
-    """This step's own of the values (q,)."""
+    """Return the entry of this step out of the values (q,)."""
     return values.gather(0, step.reshape(1)).reshape(())
 
 
@@ -219,14 +262,17 @@ FirstStep = Literal["preconditioned", "plain"]
 
 @dataclass(frozen=True)
 class Storm:
-    """One method of the family, on ``objective``.
+    """One method of the family on an objective.
 
-    ``steps`` is q. ``opening_steps`` batches make the gradient of the opening exchange. ``clip``: the norm over all
-    tensors that a gradient is scaled down to; the factor comes from the gradient at the new point and acts on both,
-    because two factors would break what their difference cancels (fafed.md 8.11). ``ext``: what the old gradient is
-    multiplied by, 1 in the paper; public code of FAFED has it, with 0.95 for images and 1 for its language model. At 0,
-    m is a heavy ball. ``adaptive`` holds beta and rho, and is empty where A = 1; ``second_moment`` says what v is made of.
-    ``announced``: the options of the method that ``schedule`` is made of.
+    Attributes:
+        steps: Iterations q of an exchange.
+        opening_steps: Batches of the opening gradient.
+        clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the new point
+            and scales both, because two factors would break the cancellation in their difference (fafed.md 8.11).
+        ext: Factor of the old gradient, 1 in the paper. Public code of FAFED has 0.95 for images and 1 for its language
+            model. At 0, m is a heavy ball.
+        adaptive: beta and rho. Empty if A = 1.
+        announced: Options of the method that decide ``schedule``.
     """
 
     name: str
@@ -259,7 +305,7 @@ class Storm:
             )
 
     def algorithm(self) -> Algorithm:
-        """The exchange that repeats, with the opening one before it."""
+        """Return the repeated exchange, with the opening one before it."""
         device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
         check = evaluate(self.objective, self.eval_batch or self.batch)
         opening = Algorithm(
@@ -297,7 +343,7 @@ class Storm:
         return Recursion(self.objective, self.batch, self.steps, first, second, self.clip)
 
     def _announced(self, position: int, _rounds: int) -> Scalars:
-        """eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange's iterations, beside the scalars that never change."""
+        """Return eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange, and the constant scalars."""
         done = (position - 1) * self.steps  # the opening exchange is iteration 0
         numbers = range(1, self.steps + 1)
         etas = {f"eta.{k}": self.schedule.eta(done + k) for k in numbers}
@@ -305,7 +351,7 @@ class Storm:
         return {**etas, **alphas, "ext": self.ext, **self.adaptive}
 
     def _unfolded(self, update: Tensors) -> Tensors:
-        """v_0 is the mean of squares, not the square of a mean, and follows from what was sent."""
+        """Return the update with v_0, which is the mean of squares and not the square of a mean."""
         if not self.adaptive:
             return update
         return update | beside("v", fresh(self.second_moment, state_of(update, "m")))
@@ -318,7 +364,7 @@ class Storm:
 
 
 def stepped(mean: Tensors, eta: float, rho: float | None) -> Tensors:
-    """x - eta m / A for every x that has an m; A = sqrt(v) + rho, or 1 without ``rho``."""
+    """Return x - eta m / A for every x that has an m. A = sqrt(v) + rho, or 1 without ``rho``."""
     v = state_of(mean, "v")
     return {
         name: mean[name] - eta * (m if rho is None else m / scaled(v[name], rho))

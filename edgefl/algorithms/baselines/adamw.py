@@ -7,7 +7,7 @@ from functools import cached_property
 
 from edgefl.algorithms.baselines.steps import descent, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed
@@ -28,11 +28,14 @@ def adamw(
 ) -> Algorithm:
     """Local AdamW: Adam with bias correction and decoupled decay on each device (Loshchilov and Hutter 2019).
 
-        m <- beta1 m + (1 - beta1) g,    v <- beta2 v + (1 - beta2) g^2
+    ::
+
+        m <- beta1 m + (1 - beta1) g
+        v <- beta2 v + (1 - beta2) g^2
         y <- y - lr ((m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y)
 
-    Decay acts on kernels only, not on biases, norms and embeddings. m, v and t are new in every round; with ``keep`` a
-    device goes on with its own from one round to the next, at the price of two models in its store.
+    Decay acts on kernels only, not on biases, norms and embeddings. m, v and t are new in every round. With ``keep`` a
+    device continues with its own, at the price of two models in its store.
     """
     counts("algorithm 'adamw'", batch=batch)
     at_least_zero("algorithm 'adamw'", steps=steps, lr=lr, weight_decay=weight_decay)
@@ -52,7 +55,7 @@ def adamw(
 
 @dataclass(frozen=True, eq=False)
 class _AdamW:
-    """``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so that zeros are the state of a new optimizer."""
+    """Device functions. ``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so a new optimizer's state is zeros."""
 
     objective: Objective
     beta1: float
@@ -69,7 +72,7 @@ class _AdamW:
         return prefixed(f"{role}.adam", self.specs)
 
     def start(self, tensors: Tensors) -> Tensors:
-        """The weights, and what was kept of the optimizer, or zeros."""
+        """Return the weights, and the stored optimizer or zeros."""
         state = begun(self.objective, tensors)
         # Of the scalars too, so that models in float64 are trained in it.
         dtype = dtype_of(self.objective, state)
@@ -77,7 +80,7 @@ class _AdamW:
         return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """The corrected moments' quotient and the decay; and the new moments."""
+        """Return the quotient of the corrected moments plus the decay, and the new moments."""
         old, weights = select(tensors, "state.adam"), select(tensors, "state.weights")
         new = {
             f"mass{n}": beta * old[f"mass{n}"] + (1 - beta) for n, beta in ((1, self.beta1), (2, self.beta2))
@@ -92,5 +95,5 @@ class _AdamW:
         return along, prefixed("state.adam", new)
 
     def kept(self, tensors: Tensors) -> Tensors:
-        """``update.*``, and the optimizer for the next round."""
+        """Return ``update.*``, and the optimizer for the next round."""
         return packed(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -1,4 +1,4 @@
-"""FedAvg's local training, and the two forms of it that personalization is compared with (per_fedavg.md 5)."""
+"""FedAvg's local training, and two variants as baselines of personalization (per_fedavg.md 5)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.baselines.steps import check_clip
-from edgefl.algorithms.personal.adapted import STEP, adapted
+from edgefl.algorithms.personal.personalize import STEP, adapted
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.ranges import at_least_zero, counts
+from edgefl.contract.options import at_least_zero, counts
 from edgefl.objective.objective import Objective
 
 
@@ -56,8 +56,8 @@ def fedavg_update(
     """FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
     ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
-    per_fedavg's outer batch, so both see the same samples; both have the same ``lr`` unless told otherwise (one beta
-    for all, per_fedavg.md 3.3).
+    per_fedavg's outer batch, so both see the same samples. Both have the same ``lr`` by default (one beta for all,
+    per_fedavg.md 3.3).
     """
     algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
     return replace(adapted(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")

@@ -1,10 +1,10 @@
-"""FedProx's local training: SGD that is drawn back to the round's weights (Li et al. 2020)."""
+"""FedProx's local training: SGD with a proximal term towards the round's weights (Li et al. 2020)."""
 
 from __future__ import annotations
 
 from edgefl.algorithms.baselines.steps import check_clip, descent, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import at_least_zero, counts
+from edgefl.contract.options import at_least_zero, counts
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import begun, evaluate, finish

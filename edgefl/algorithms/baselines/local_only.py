@@ -1,4 +1,4 @@
-"""Local only: every device trains a model of its own and tells nobody, the baseline without a federation."""
+"""Local only: every device trains a model of its own and sends nothing, the baseline without a federation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from edgefl.algorithms.baselines.steps import descent, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import at_least_zero, counts
+from edgefl.contract.options import at_least_zero, counts
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
@@ -20,13 +20,13 @@ def local(
     lr: float = 0.05,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Local only: every device trains on, round after round, from its own last model; nothing is sent (per_fedavg.md 5).
+    """Local only: every device continues with its own last model, round after round; nothing is sent (per_fedavg.md 5).
 
     A device begins with the server's weights in its first round, then with those in its carry, moving statistics included.
-    An update holds no tensor, so the server's model stays the initial one, and so does what the server evaluates. What a
-    round reports is the training loss of the devices' own models, in the metrics of their steps. A user's own model is in
-    its carry, as ``model.<name>``; to know its accuracy, call ``evaluate`` with these as ``weights.<name>`` on that user's
-    test samples, which a simulation can, and a server, to which no carry is sent, cannot.
+    An update holds no tensor, so the server's model and its evaluation stay the initial ones. A round reports the training
+    loss of the devices' own models in the metrics of their steps. A user's own model is in its carry, as ``model.<name>``.
+    For its accuracy, call ``evaluate`` with these as ``weights.<name>`` on that user's test samples. A simulation can do
+    that; a server, which receives no carry, cannot.
     """
     counts("algorithm 'local'", batch=batch)
     at_least_zero("algorithm 'local'", steps=steps, lr=lr)

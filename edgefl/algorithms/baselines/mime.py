@@ -9,9 +9,8 @@ from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import above_zero, at_least_zero, below_one, counts
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import MEAN, ServerOpt, beside, state_of
+from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.server import MEAN, Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.losses.loss import Loss, among, check_separable, sample_weights
 from edgefl.models.spec import output_spec
@@ -23,13 +22,15 @@ from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, he
 
 
 def accumulate(objective: Objective, batch: int) -> Function:
-    """``state.full.*`` += the sum of the per-sample gradients at ``state.weights`` where ``batch.0.mask`` is 1, and
-    ``state.seen`` += their number, or what they weigh: for a phase over the data, after which :func:`mean_of` is the mean
-    over all samples.
+    """Return the phase over the data that sums the per-sample gradients at ``state.weights``.
 
-    Weights and moving statistics stay as they are. It is a pass of training: batch norm normalizes by the batch, the rows
-    that fill up the last one included, so that with it the result depends on how the samples fall into batches.
-    ModelError for a loss that reduces a batch itself, because rows that fill one up would count.
+    ``state.full.*`` grows by the gradients where ``batch.0.mask`` is 1, and ``state.seen`` by their number or weight.
+    :func:`mean_of` is the mean over all samples afterwards. Weights and moving statistics do not change. It is a training
+    pass: batch norm normalizes by the batch, including the rows that fill up the last one. So with batch norm the result
+    depends on the division into batches.
+
+    Raises:
+        ModelError: The loss reduces a batch itself, so rows that fill one up would count.
     """
     out = output_spec(objective.suffix, objective.boundary)
     check_separable(objective.loss, out, "the gradient of all local samples (mimeadam, mimelite)")
@@ -55,24 +56,24 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
 
 def full_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """What :func:`accumulate` adds up."""
+    """Return the state of :func:`accumulate`."""
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
 def none_yet(objective: Objective, state: Tensors) -> Tensors:
-    """Its values before the first batch, in the dtype of ``state.weights.*``."""
+    """Return the state before the first batch, in the dtype of ``state.weights.*``."""
     dtype = dtype_of(objective, state)
     return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
 
 def mean_of(tensors: Tensors) -> Tensors:
-    """The mean gradient over the samples that were seen, by name."""
+    """Return the mean gradient over the accumulated samples, by name."""
     return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
 
 
 @dataclass(frozen=True)
 class _Masked:
-    """A loss, times ``mask`` (B,); where samples weigh differently, their weights times it."""
+    """A loss times ``mask`` (B,). If samples have weights, the weights are multiplied too."""
 
     loss: Loss
     mask: Tensor
@@ -104,13 +105,14 @@ def mimeadam(
 ) -> Algorithm:
     """MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
 
-    Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then
+    Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then::
 
-        u = g(y; B) - g(x; B) + c,    y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)       ``steps`` times
-        m <- beta1 m + (1 - beta1) c,    v <- beta2 v + (1 - beta2) c^2                             after the round
+        u = g(y; B) - g(x; B) + c
+        y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)       (``steps`` times)
+        m <- beta1 m + (1 - beta1) c,  v <- beta2 v + (1 - beta2) c^2 (after the round)
 
-    on one batch and one draw of noise for both gradients. m = 0 and v = tau^2 at first, as in FedAdam. Where a round takes
-    a part of the devices, c is the mean over those of its first exchange.
+    Both gradients use one batch and one draw of noise. m = 0 and v = tau^2 at first, as in FedAdam. If a round has only some
+    of the devices, c is the mean over those of its first exchange.
     """
     adam = _checked("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
     evaluated = evaluate(objective, eval_batch or batch)
@@ -118,7 +120,7 @@ def mimeadam(
         name="mimeadam",
         start=Function("start", adam.gathering, weight_ports(objective)),
         phases=(Phase("full_gradient", accumulate(objective, batch), 1, over_data=True),),
-        finish=Function("finish", adam.told, full_ports(objective)),
+        finish=Function("finish", adam.send_gradient, full_ports(objective)),
         evaluate=evaluated,
         server=replace(MEAN, name="mean gradient", state={"c": 0.0}),
     )
@@ -148,8 +150,9 @@ def mimelite(
 ) -> Algorithm:
     """MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
 
-    A device takes its full gradient c_i at the round's x, then ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) / (sqrt(v) +
-    tau)``, ``steps`` times, and sends y and c_i; the server makes m and v (``beta2``) of c = mean c_i, as MimeAdam does.
+    A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) /
+    (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c = mean c_i, as in
+    MimeAdam.
     """
     adam = _checked("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
     return Algorithm(
@@ -185,7 +188,7 @@ def _checked(
 
 @dataclass(frozen=True, eq=False)
 class _Adam:
-    """The functions of both, and the server's step. ``state.pull`` and ``state.scale`` are constants of a round."""
+    """Functions of both algorithms, and the server's step. ``state.pull`` and ``state.scale`` are constants of a round."""
 
     objective: Objective
     beta1: float
@@ -202,12 +205,12 @@ class _Adam:
         return prefixed("state.anchor", trained_specs(self.objective))
 
     def gathering(self, tensors: Tensors) -> Tensors:
-        """Before the full gradient: the weights, and nothing seen yet."""
+        """Return the weights, and an empty sum of gradients."""
         state = begun(self.objective, tensors)
         return state | none_yet(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
-        """x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
+        """Return x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
         c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
         weights = select(state, "state.weights")
         anchor = prefixed("state.anchor", {name: weights[name] for name in c})
@@ -215,32 +218,32 @@ class _Adam:
         return state | anchor | prefixed("state.pull", pull) | self._scale(tensors)
 
     def start_lite(self, tensors: Tensors) -> Tensors:
-        """The pull is beta1 m."""
+        """Return the state with the pull beta1 m."""
         pull = prefixed("state.pull", self._momentum(tensors))
         state = begun(self.objective, tensors)
         return state | pull | self._scale(tensors) | none_yet(self.objective, state)
 
     def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
+        """Return ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
         at_x = select(tensors, "state.weights") | select(tensors, "state.anchor")
         old = gradient(self.objective, at_x, tensors)[2]
         return self.plain(tensors, {name: g - old[name] for name, g in grads.items()})
 
     def plain(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """((1 - beta1) g + pull) / (sqrt(v) + tau)."""
+        """Return ((1 - beta1) g + pull) / (sqrt(v) + tau)."""
         pull, scale = select(tensors, "state.pull"), select(tensors, "state.scale")
         return {n: ((1 - self.beta1) * g + pull[n]) / scale[n] for n, g in grads.items()}, {}
 
-    def told(self, tensors: Tensors) -> Tensors:
-        """``update.c/*``, the device's full gradient."""
+    def send_gradient(self, tensors: Tensors) -> Tensors:
+        """Return ``update.c/*``, the device's full gradient."""
         return prefixed("update", beside("c", mean_of(tensors)))
 
     def both(self, tensors: Tensors) -> Tensors:
-        """The model and the full gradient."""
-        return packed(self.objective, tensors) | self.told(tensors)
+        """Return the model and the full gradient."""
+        return packed(self.objective, tensors) | self.send_gradient(tensors)
 
     def server(self, name: str) -> ServerOpt:
-        """m and v after a round, of the c that it had."""
+        """Return the server optimizer that updates m and v with the round's c."""
 
         def step(_before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
             c, m, v = (state_of(mean, state) for state in ("c", "m", "v"))

@@ -1,4 +1,7 @@
-"""SCAFFOLD: local steps corrected by how the device's gradients differ from everybody's (Karimireddy et al. 2020)."""
+"""SCAFFOLD: local steps corrected by the difference between the device's gradients and the mean (Karimireddy et al.
+
+2020).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,8 @@ from collections.abc import Callable
 
 from edgefl.algorithms.baselines.steps import check_clip, descent, received_state, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import above_zero, counts
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import ServerOpt, beside, state_of
+from edgefl.contract.options import above_zero, counts
+from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed
@@ -26,15 +28,16 @@ def scaffold(
 ) -> Algorithm:
     """SCAFFOLD with option II: local steps without the drift of the device's own gradients (Karimireddy et al. 2020).
 
-    With c the server's control variate and c_i the device's, both 0 at first, and K = ``steps`` (fafed.md 3.2):
+    With c the server's control variate and c_i the device's, both 0 at first, and K = ``steps`` (fafed.md 3.2)::
 
-        y <- y - lr (g(y; B) - c_i + c)                  K times, from the round's x
+        y   <- y - lr (g(y; B) - c_i + c)                (K times, from the round's x)
         c_i <- c_i - c + (x - y) / (K lr)
-        x <- x + eta_g mean(y - x),    c <- c + share mean(c_i's change),    share the part of all devices that reported
+        x   <- x + eta_g mean(y - x)
+        c   <- c + share mean(change of c_i)             (share: fraction of all devices that reported)
 
-    What travels in c's place is ``c + c_i's change = (x - y) / (K lr)``. The mean of all c_i is c as long as all take part
-    and keep their carry. A device that lost its own begins again at c_i = 0, of which c does not learn: from then on the
-    mean of the c_i is no longer c, but lies beside it by the part of the mean that was lost.
+    A device sends ``c + change of c_i = (x - y) / (K lr)``. The mean of all c_i is c as long as all devices take part and
+    keep their carry. A device that lost its carry restarts at c_i = 0, unknown to c. From then on the mean of the c_i
+    differs from c by the lost share.
 
     ``clip``: g alone, before the correction, is scaled down to this norm over all tensors.
     """
@@ -57,7 +60,7 @@ def scaffold(
 
 
 class _Scaffold:
-    """The device's side."""
+    """Device side of the algorithm."""
 
     def __init__(self, objective: Objective, steps: int) -> None:
         self.objective, self.steps = objective, steps
@@ -67,7 +70,7 @@ class _Scaffold:
         )
 
     def start(self, tensors: Tensors) -> Tensors:
-        """The weights, and the correction c - c_i of every step."""
+        """Return the weights, and the correction c - c_i of every step."""
         c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})
 
@@ -76,7 +79,7 @@ class _Scaffold:
         return {name: g + correction[name] for name, g in grads.items()}, {}
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """``update.*`` and ``update.c/*``; ``carry.control.*`` becomes c_i."""
+        """Return ``update.*`` and ``update.c/*``. ``carry.control.*`` becomes c_i."""
         objective = self.objective
         left = select(tensors, "state.weights")
         x = select(begun(objective, tensors), "state.weights")

@@ -29,14 +29,24 @@ def sgd(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """EmbracingFL Algorithm 2: ``steps`` momentum-SGD steps on the trained suffix, fresh buffers every round.
+    """SGD with momentum, fresh buffers every round (EmbracingFL Algorithm 2 on the trained suffix).
 
-    Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``.
-    Decay acts on conv and dense kernels only (embracingfl.md 8, row 12); ``decay_all`` extends it to every trained tensor.
-    Without momentum there are no buffers. ``masked_loss``: logits of classes that the device has no sample of are 0
-    in training (HeteroFL). ``self_distillation``: the weight of :class:`SelfDistillation` at ``temperature`` (FjORD).
-    ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``, before decay and momentum.
-    ``batch`` and ``eval_batch`` (default: ``batch``) are static in the graphs.
+    Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``. Without momentum
+    there are no buffers.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step, static in the graphs.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        momentum: Momentum of the buffers.
+        weight_decay: Decay of conv and dense kernels (embracingfl.md 8, row 12).
+        decay_all: Decay every trained tensor.
+        masked_loss: Set logits of classes without local samples to 0 in training (HeteroFL).
+        self_distillation: Weight of :class:`SelfDistillation` (FjORD).
+        temperature: Temperature of the distillation.
+        clip: Norm over all tensors to which g is scaled down, ``g min(1, clip / |g|)``, before decay and momentum.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
     """
     check_clip("algorithm 'sgd'", clip)
     if masked_loss:

@@ -1,4 +1,4 @@
-"""The local step of most baselines: one gradient, a direction made of it, a move against the direction."""
+"""Local step of most baselines: a gradient, a direction computed from it, and a move against the direction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from edgefl.contract.algorithm import Function
-from edgefl.contract.ranges import above_zero
+from edgefl.contract.options import above_zero
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient, norm
@@ -15,7 +15,7 @@ from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, step_ports
 
 Direction = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
-"""(the step's inputs, the gradient by name) -> (direction by name, other state that the step leaves)."""
+"""(the step's inputs, the gradient by name) -> (direction by name, other state of the step)."""
 Specs = dict[str, TensorSpec]
 
 
@@ -27,10 +27,16 @@ def descent(
     *,
     clip: float | None = None,
 ) -> Function:
-    """``y <- y - hyper.lr * direction(g(y; batch.0))`` for every trained tensor; moving statistics are those after the pass.
+    """Return the step ``y <- y - hyper.lr * direction(g(y; batch.0))`` of every trained tensor.
 
-    ``ports`` are what the direction reads beside the weights. ``clip``: g is :func:`clipped` to that norm before the
-    direction is made of it. Of a submodel that holds single entries of a tensor only those move.
+    Moving statistics are updated by the pass. If a submodel holds single entries of a tensor, only those move.
+
+    Args:
+        objective: Objective.
+        batch: Samples per step.
+        direction: Computes the direction from the gradient.
+        ports: Inputs of the direction besides the weights.
+        clip: Norm to which g is :func:`clipped` first.
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -47,7 +53,7 @@ def descent(
 
 
 def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
-    """All of them times min(1, clip / ||first||), the norm over all tensors; without ``clip`` as they are.
+    """Return all gradients times min(1, clip / ||first||), the norm over all tensors. Without ``clip`` they are unchanged.
 
     One factor for all: two gradients whose difference matters stay comparable (fafed.md 8.11).
     """
@@ -58,13 +64,13 @@ def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
 
 
 def check_clip(what: str, clip: float | None) -> None:
-    """ConfigError, naming ``what`` has the option, unless ``clip`` is absent or a finite number above 0."""
+    """Raise ConfigError, naming ``what`` has the option, unless ``clip`` is None or a finite number above 0."""
     if clip is not None:
         above_zero(what, clip=clip)
 
 
 def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
-    """``weights.*``: the payload, and the server's ``states`` of the trained tensors beside it."""
+    """Return the ports ``weights.*``: the payload, and the server's ``states`` of the trained tensors."""
     ports = prefixed("weights", objective.carrier.payload)
     for name in states:
         ports |= prefixed("weights", beside(name, trained_specs(objective)))
@@ -72,15 +78,15 @@ def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
 
 
 def received_state(tensors: Tensors, state: str, objective: Objective) -> Tensors:
-    """``weights.<state>/*`` by the name of the parameter."""
+    """Return ``weights.<state>/*`` by the name of the parameter."""
     return {name: tensors[f"weights.{state}/{name}"] for name in objective.trainable}
 
 
 def root(second: Tensor, least: float = 0.0) -> Tensor:
-    """The root of a second moment that is at least ``least``; rounding on its way may have left it below."""
+    """Return the root of a second moment, clamped at ``least``, because rounding may have left it below."""
     return second.clamp_min(least).sqrt()
 
 
 def trained_specs(objective: Objective) -> dict[str, TensorSpec]:
-    """Shape and dtype of every trained tensor."""
+    """Return the spec of every trained tensor."""
     return {name: objective.weights[name] for name in objective.trainable}

@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from edgefl.algorithms.personal.adaptation import personalize
+from edgefl.algorithms.personal.personalize import personalize
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.ranges import above_zero, at_least_zero, counts
-from edgefl.contract.schedule import Schedule, constant
+from edgefl.contract.options import above_zero, at_least_zero, counts
+from edgefl.contract.server import Schedule, constant
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
@@ -25,8 +25,9 @@ OUTER = 0
 """Stream of the outer batch D', the one that FedAvg trains on."""
 SMALLEST_NORM = 1e-12
 DEFAULT_REACH = {torch.float32: 1e-2, torch.float64: 1e-4}
-"""How far HF looks by default, as a distance between weights: there round-off and curvature leave most digits
-(per_fedavg.md 2.8)."""
+"""Default distance between weights for HF's difference, at which round-off and curvature leave most digits (per_fedavg.md
+2.8).
+"""
 
 MODES = ("hf", "fo", "exact")
 HESSIAN_BATCHES = ("independent", "inner")
@@ -36,7 +37,7 @@ Curvature = Callable[[Tensors, Tensors, Tensors, int], Tensors]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BatchRows:
     """Rows of the outer batch D', of each inner batch D and of each Hessian batch D''."""
 
     outer: int
@@ -65,32 +66,45 @@ def per_fedavg(
 
     ``steps`` times, on batches D', D, D'' drawn independently of each other (eqs. 6 to 8, 112, 120)::
 
-        wt = w - alpha g(w, D)             g~ = g(wt, D')
-        G  = g~                            mode "fo"
-        G  = g~ - alpha H(w, D'') g~       mode "exact"
-        G  = g~ - alpha (g(w + h g~, D'') - g(w - h g~, D'')) / 2h          mode "hf"
+        wt = w - alpha g(w, D)
+        g~ = g(wt, D')
+        G  = g~                            (mode "fo")
+        G  = g~ - alpha H(w, D'') g~       (mode "exact")
+        G  = g~ - alpha (g(w + h g~, D'') - g(w - h g~, D'')) / 2h          (mode "hf")
         w <- w - lr G
 
-    and the mean of the users' models, each of equal weight. With m = ``inner_steps`` there are w_0 = w, ..., w_m, g~ is the
-    gradient at w_m, and G = J_0 ... J_(m-1) g~ with J_j v = v - alpha H(w_j) v, from right to left (per_fedavg.md 2.6).
+    and the mean of the users' models, each of equal weight. With m = ``inner_steps`` there are w_0 = w, ..., w_m. Then g~ is
+    the gradient at w_m, and G = J_0 ... J_(m-1) g~ with J_j v = v - alpha H(w_j) v, from right to left (per_fedavg.md 2.6).
 
-    HF's h is ``delta`` (the paper's form), or ``delta0`` over the norm of the vector that it stands in front of, which
-    is the default: 1e-2 in float32, 1e-4 in float64. ``hessian_batch="inner"``: H on the batch of the inner step, so that
-    "exact" is the gradient of w -> loss(wt, D') itself. D' has ``batch`` rows, D ``inner_batch`` and D''
-    ``hessian_batch_size`` (default: ``batch``). D' is stream ``batch.0``; D and D'' of inner step j = 0, 1, ... are
-    ``batch.<2j+1>`` and ``batch.<2j+2>``. Metrics and moving statistics are those of the outer pass. Dropout, if any, drops
-    the same in all passes of a step: they belong to one function of w.
+    D' is stream ``batch.0``; D and D'' of inner step j = 0, 1, ... are ``batch.<2j+1>`` and ``batch.<2j+2>``. Metrics and
+    moving statistics come from the outer pass. Dropout drops the same entries in all passes of a step: they belong to one
+    function of w.
 
-    ``schedule`` "diminishing": round k = 1, 2, ... has beta_k = ``lr`` / sqrt(k), the O(1 / sqrt(steps k)) of Remark G.1, of
-    which ``lr`` is the first. It is announced for each round in place of what ``round.lr_decay_at`` of a federation file
-    makes of ``lr``, which then has no part in it: choose one of the two.
+    Args:
+        objective: Objective.
+        batch: Rows of D'.
+        steps: Local steps per round.
+        lr: Outer step size beta, a scalar of the round.
+        alpha: Inner step size, a scalar of the round.
+        mode: "hf", "fo" or "exact".
+        delta: h of HF, the paper's form, a scalar of the round.
+        delta0: h of HF times the norm of the vector that it multiplies. Default: 1e-2 in float32, 1e-4 in float64.
+        inner_steps: Inner steps m.
+        hessian_batch: "independent", or "inner": H on the batch of the inner step, so that "exact" is the gradient of
+            w -> loss(wt, D') itself.
+        inner_batch: Rows of D. Default: ``batch``.
+        hessian_batch_size: Rows of D''. Default: ``batch``.
+        schedule: "diminishing": round k = 1, 2, ... has beta_k = ``lr`` / sqrt(k), the O(1 / sqrt(steps k)) of Remark G.1.
+            It replaces ``round.lr_decay_at`` of a federation file: choose one of the two.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
 
-    ``alpha`` and ``delta`` are scalars of a round like the learning rate. ConfigError for values out of range.
+    Raises:
+        ConfigError: A value is out of range.
     """
     mode = _chosen("mode", mode.lower(), MODES)
     _chosen("hessian_batch", hessian_batch, HESSIAN_BATCHES)
     _chosen("schedule", schedule, SCHEDULES)
-    sizes = Sizes(
+    sizes = BatchRows(
         batch,
         batch if inner_batch is None else inner_batch,
         batch if hessian_batch_size is None else hessian_batch_size,
@@ -130,7 +144,7 @@ def _chosen(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _reach(objective: Objective, delta: float | None, delta0: float | None) -> dict[str, float]:
-    """The one scalar that decides h, by name."""
+    """Return the one scalar that decides h, by name."""
     if delta is not None and delta0 is not None:
         raise ConfigError(
             f"{WHAT}: delta is {delta!r} and delta0 is {delta0!r}; set the absolute step, delta, or the scale-free one, "
@@ -148,7 +162,7 @@ def _reach(objective: Objective, delta: float | None, delta0: float | None) -> d
 
 
 def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
-    """How H v is found; None: not at all."""
+    """Return the function for H v, or None if it is not needed."""
     if mode == "fo":
         return None
     if mode == "exact":
@@ -165,13 +179,13 @@ def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
 
 def _step(
     objective: Objective,
-    sizes: Sizes,
+    sizes: BatchRows,
     inner_steps: int,
     curvature: Curvature | None,
     offset: int,
     reach: tuple[str, ...],
 ) -> Function:
-    """``offset``: from inner step j, the Hessian's stream is 2j + offset."""
+    """Return the local step. From inner step j, the Hessian's stream is 2j + ``offset``."""
 
     def fn(tensors: Tensors) -> Tensors:
         weights, alpha = select(tensors, "state.weights"), tensors["hyper.alpha"]
@@ -194,7 +208,7 @@ def _step(
     return Function("train", fn, _ports(objective, sizes, inner_steps, hessians) | scalars)
 
 
-def _ports(objective: Objective, sizes: Sizes, inner_steps: int, hessians: bool) -> dict[str, TensorSpec]:
+def _ports(objective: Objective, sizes: BatchRows, inner_steps: int, hessians: bool) -> dict[str, TensorSpec]:
     ports = held_ports(objective) | batch_ports(objective, sizes.outer, OUTER)
     for j in range(inner_steps):
         ports |= batch_ports(objective, sizes.inner, 2 * j + 1)

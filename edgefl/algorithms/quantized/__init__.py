@@ -1,1 +1,1 @@
-"""Training that knows its update will be binarized or sparse: FedBAT, BiFL, ZeroFL's SWAT."""
+"""Training for binarized or sparse updates: FedBAT, BiFL, ZeroFL's SWAT."""

@@ -1,4 +1,4 @@
-"""An update that is trained to be sent as a bit per entry: its tensors, its step sizes, and FedBAT's ``finish``."""
+"""Binarized update of FedBAT: its tensors, its step sizes, and ``finish``, which sends a bit per entry."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
 from edgefl.codecs.binarize import Groups, StepSize, draw, plus, unpack_signs
-from edgefl.codecs.codec import Codec
-from edgefl.codecs.coder import Change, Coder, parted, spread
-from edgefl.codecs.sections import Parts, arrays, form_of, statistics_coder, statistics_codes
-from edgefl.codecs.signs import signs
+from edgefl.codecs.codec import Change, Codec, Coder, parted, spread
+from edgefl.codecs.coders import signs
+from edgefl.codecs.packing import UpdateParts, arrays, form_of, statistics_coder, statistics_codes
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports
@@ -28,14 +27,14 @@ UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
 @dataclass(frozen=True, eq=False)
 class Binarized:
-    """Which tensors of ``objective`` are binarized (``parts.coded``), and by which step sizes.
+    """Binarized tensors of ``objective`` (``parts.coded``), and their step sizes.
 
-    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups], ``hyper.rho`` is how
-    fast alpha follows. Unless ``learned``, alpha is norm_inf(m), and there is none of them.
+    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups]; ``hyper.rho`` is the
+    learning speed of alpha. Unless ``learned``, alpha is norm_inf(m), without state.
     """
 
     objective: Objective
-    parts: Parts
+    parts: UpdateParts
     groups: Groups
     learned: bool
     bounds: tuple[float, float] | None = None
@@ -45,43 +44,46 @@ class Binarized:
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
-        """The weights that stay, the gates beside them, and m."""
+        """Ports of the frozen weights, the gates, and m."""
         return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
     def size_state(self) -> dict[str, TensorSpec]:
-        """What learned step sizes are made of."""
+        """State of learned step sizes."""
         each = TensorSpec((self.groups.count,))
         return {"state.scale": each, "state.log_scale": each} if self.learned else {}
 
     @property
     def size_ports(self) -> dict[str, TensorSpec]:
-        """What :meth:`step_sizes` reads beside m."""
+        """Inputs of :meth:`step_sizes` besides m."""
         return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
 
     def size(self, tensors: Tensors) -> StepSize:
-        """How learned step sizes are computed and moved."""
+        """Return the formula of learned step sizes."""
         return StepSize(tensors["hyper.rho"], self.bounds)
 
     @property
     def sent_ports(self) -> dict[str, TensorSpec]:
-        """The last step's draw and step sizes, where they are kept for the upload."""
+        """State for the last step's draw and step sizes, if the upload sends them."""
         size = sum(packed_bytes(entries) for entries in self.entries.values())
         codes = TensorSpec((size,), torch.uint8, below=256)
         return {"state.sent.scales": TensorSpec((self.groups.count,)), "state.sent.codes": codes}
 
     @cached_property
     def entries(self) -> dict[str, int]:
-        """Of each binarized tensor, in the shape that it is trained in."""
+        """Number of entries of each binarized tensor, in the trained shape."""
         return {name: math.prod(self.objective.weights[name].shape) for name in self.parts.coded}
 
     def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
-        """||m||_1 / d of each group, [groups], over the entries that the tier holds."""
+        """Return ||m||_1 / d of each group, [groups], over the entries that the tier holds (eq. 13)."""
         counts = {name: self._count(name, held, m[name].dtype) for name in self.parts.coded}
         return self._norms(m) / self.groups.sums(counts).clamp(min=1.0)
 
     def step_sizes(self, tensors: Tensors) -> Tensor:
-        """alpha, [groups]; 0 where a group's m is, NaN where it is not finite (so that nobody takes it for an update)."""
+        """Return alpha, [groups].
+
+        It is 0 for a group with m = 0, and NaN if m is not finite, so that the server rejects the update.
+        """
         m = select(tensors, "state.change")
         norms = self._norms(m)
         if self.learned:
@@ -102,7 +104,7 @@ class Binarized:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """``finish``: the signs of one draw and their step sizes, what is not binarized as float32, moving statistics."""
+    """``finish`` of FedBAT: signs of one draw with their step sizes, other tensors as float32, moving statistics."""
 
     update: Binarized
     codec: Codec
@@ -111,7 +113,7 @@ class Upload:
 
     @property
     def last_draw(self) -> bool:
-        """Whether the steps keep what they draw."""
+        """True if the steps store their draw."""
         return self.mode == "last_forward"
 
     @cached_property
@@ -132,7 +134,7 @@ class Upload:
         return ports | self.update.size_ports | prefixed("noise", self.update.specs(self.update.parts.coded))
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """``update.*`` in :attr:`form`."""
+        """Return ``update.*`` in :attr:`form`."""
         parts, carrier = self.update.parts, self.update.objective.carrier
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
@@ -143,7 +145,7 @@ class Upload:
         return prefixed("update", arrays(self.form, packed, [scales, *others]))
 
     def _drawn(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
-        """(alpha [groups], codes by name): 1.0 for +, 0.0 for -."""
+        """Return alpha [groups], and codes by name: 1.0 for +, 0.0 for -."""
         if self.last_draw:
             return tensors["state.sent.scales"], self._kept(tensors["state.sent.codes"])
         names, m, alpha = (

@@ -32,12 +32,15 @@ def binary(
 ) -> Algorithm:
     """SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
 
-    The options that are not told here are those of :func:`edgefl.algorithms.baselines.sgd.sgd`.
+    The other options are those of :func:`edgefl.algorithms.baselines.sgd.sgd`.
 
     The layers read B = mean|W| sign(W), per tensor, sign(0) = +1, for each kernel W (trained tensors of two and more
-    dimensions, embeddings excepted; :attr:`Objective.kernels`). The gradient passes straight through, dL/dW := dL/dB,
-    with ``clip`` only where |W| <= 1. All other tensors, and activations, are as they are. The update has W itself:
-    what of it travels is a matter of the codec. ModelError for a submodel that is chosen by importance.
+    dimensions, embeddings excepted; :attr:`Objective.kernels`). The gradient passes straight through, dL/dW := dL/dB, with
+    ``clip`` only where |W| <= 1. Other tensors and activations do not change. The update holds W itself; the codec decides
+    its encoding.
+
+    Raises:
+        ModelError: The submodel is chosen by importance.
     """
     trained = binarized(objective, clip=clip)
     algorithm = sgd(
@@ -53,7 +56,7 @@ def binary(
 
 
 def binarized(objective: Objective, *, clip: bool = False) -> Objective:
-    """``objective`` with binary kernels. ModelError as :func:`binary` has it."""
+    """Return ``objective`` with binary kernels. Raises ModelError as :func:`binary` does."""
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):
         raise ModelError(
@@ -68,12 +71,12 @@ def binarized(objective: Objective, *, clip: bool = False) -> Objective:
             "it by sgd",
             tensors=objective.trainable,
         )
-    return replace(objective, carried=Binary(carrier, objective.kernels, clip))
+    return replace(objective, carried=BinaryCarrier(carrier, objective.kernels, clip))
 
 
 @dataclass(frozen=True, eq=False)
-class Binary(Carrier):
-    """``inner``, whose ``kernels`` are read as binary weights. What travels is what ``inner`` has."""
+class BinaryCarrier(Carrier):
+    """Carrier ``inner`` whose ``kernels`` are read as binary weights. Payload and update are those of ``inner``."""
 
     inner: Carrier
     kernels: frozenset[str]
@@ -104,7 +107,10 @@ class Binary(Carrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Binarized first: what ``inner`` leaves out of a step is 0 in it, which no binary weight is."""
+        """Return the weights that layers read.
+
+        Binarizes first, because ``inner`` sets dropped entries to 0, which no binary weight is.
+        """
         read = {name: self._binary(w) if name in self.kernels else w for name, w in weights.items()}
         return self.inner.effective(read, gates, noise, training=training)
 
@@ -126,7 +132,7 @@ class Binary(Carrier):
 
 
 class _Binarize(torch.autograd.Function):
-    """mean|W| sign(W), straight-through."""
+    """mean|W| sign(W) with a straight-through gradient."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""FedBAT: the update is binarized while it is trained, and its step sizes are learned (fedbat.md 2; ICML'24)."""
+"""FedBAT: training binarizes the update with learned step sizes (fedbat.md 2; ICML'24)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl.algorithms.baselines.steps import weight_ports
 from edgefl.algorithms.quantized.binarized_update import Binarized, Upload, UploadMode
 from edgefl.codecs.binarize import Granularity, Groups, draw, inside, pack_signs, slope
 from edgefl.codecs.codec import STATISTICS_BITS, Codec
-from edgefl.codecs.sections import Parts
+from edgefl.codecs.packing import UpdateParts
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ModelError
@@ -43,36 +43,45 @@ def fedbat(
     masked_loss: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedBAT Algorithm 1: the received weights w stay as they are, and an update m is trained, which begins at 0.
+    """FedBAT Algorithm 1: the received weights w are frozen, and an update m, which starts at 0, is trained.
 
-    First floor(``phi`` * ``steps``) steps of SGD in full precision, W = w + m, then steps that draw the signs s of m:
+    First floor(``phi`` * ``steps``) steps of SGD in full precision, W = w + m, then steps that draw the signs s of m::
 
         alpha = alpha' * exp(rho * alpha_e),   alpha' = mean|m| after the warm-up,   alpha_e = 0 at first    (eq. 10, 13)
         s = +1 if zeta < (alpha + m) / (2 alpha) else -1,   W = w + alpha * s,   g = dF/dW                    (eq. 6, 7)
         m       <- m - lr * g * [|m| <= alpha]                                                                (eq. 8)
         alpha_e <- alpha_e - lr * rho * alpha * sum g * (s - m / alpha, or sign(m) where |m| > alpha)         (eq. 9)
 
-    There is one alpha per tensor, module or model (``granularity``). ``finish`` sends a bit per entry and the step sizes
-    (``upload_mode``): of a new draw (``resample_final``), of the last step's (``last_forward``), or sign(m)
-    (``det_sign``; fedbat.md 8.1). Without ``binarize_1d`` biases and norms are trained in full precision and sent as
-    float32 (fedbat.md 2.7); ``statistics``: bits per entry of moving statistics. ``step_size`` "largest" is the variant
-    that the theory covers (fedbat.md 8.11): alpha = norm_inf(m) in each step, nothing to learn.
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        rho: Default of ``hyper.rho``, the learning speed of alpha.
+        phi: Share of warm-up steps.
+        granularity: One alpha per tensor, module or model.
+        binarize_1d: If False, biases and norms are trained in full precision and sent as float32 (fedbat.md 2.7).
+        upload_mode: ``finish`` sends a bit per entry and the step sizes: of a new draw (``resample_final``), of the last
+            step's (``last_forward``), or sign(m) (``det_sign``; fedbat.md 8.1).
+        step_size: "largest" is the variant of the theory (fedbat.md 8.11): alpha = norm_inf(m) in each step, not learned.
+        alpha_range: Bounds of alpha, an addition to the paper. If few entries share an alpha, or the loss is steep, alpha
+            can run away, because its step grows with its own square. ``metric.alpha_growth`` shows that: the largest factor,
+            up or down, between an alpha and its initial value (1 in the warm-up). A runaway reaches a factor of e^20, which
+            no mean over steps hides. ``metric.clamped`` counts step sizes at a limit after a step.
+        statistics: Bits per entry of moving statistics.
+        momentum: Momentum of m, 0 in the paper.
+        weight_decay: Adds weight_decay * W to g of kernels, 0 in the paper.
+        masked_loss: As in ``sgd``.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
 
-    ``alpha_range`` keeps alpha between two numbers, an addition to the paper: where few entries share an alpha, or the loss
-    is steep, it can run away, since its step grows with its own square. ``metric.alpha_growth`` shows that: how far any
-    alpha has moved from its first value, as a factor, up or down, and 1 in the warm-up. A runaway ends at a factor of e^20,
-    which no number of other steps hides in a mean. ``metric.clamped`` says how many step sizes are at a limit after a step.
-
-    ``momentum`` acts on m only, ``weight_decay`` adds weight_decay * W to g of kernels; both are 0 in the paper.
-    ``masked_loss`` as in ``sgd``. ``rho`` is ``hyper.rho``: each round may announce another.
-
-    ModelError for options that contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
+    Raises:
+        ModelError: Options contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
     """
     if masked_loss:
         objective = replace(objective, masked=True)
     warmup = math.floor(phi * steps + 1e-9)  # 0.7 * 90 is a hair below 63
     _check(rho, phi, steps, warmup, upload_mode, step_size, alpha_range)
-    parts = Parts.of(objective, binarize_1d=binarize_1d)
+    parts = UpdateParts.of(objective, binarize_1d=binarize_1d)
     if not parts.coded:
         raise ModelError(
             "fedbat has no tensor to binarize here; set binarize_1d, or train this submodel by sgd"
@@ -81,7 +90,7 @@ def fedbat(
     groups = Groups.of(parts.coded, granularity)
     binarized = Binarized(objective, parts, groups, learned, _bounds(alpha_range))
     upload = Upload(binarized, Codec("fedbat"), upload_mode, statistics)
-    training = _Training(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
+    training = _FedBATSteps(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
     phases = (
         Phase("warmup", Function("warmup", training.warm_up, training.ports), warmup),
         Phase("binarize", Function("binarize", training.binarize, training.binarize_ports), steps - warmup),
@@ -133,8 +142,8 @@ def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | No
 
 
 @dataclass(frozen=True, eq=False)
-class _Training:
-    """``start`` and the steps, none of which returns the trained tensors of ``state.weights``: they stay as they came."""
+class _FedBATSteps:
+    """``start`` and the steps. None returns the trained tensors of ``state.weights``, because they are frozen."""
 
     update: Binarized
     batch: int
@@ -143,7 +152,7 @@ class _Training:
     keeps_draw: bool
 
     def start(self, tensors: Tensors) -> Tensors:
-        """w as it came, and m = 0."""
+        """Return w as received, and m = 0."""
         objective = self.update.objective
         state = begun(objective, tensors)
         weights = select(state, "state.weights")
@@ -157,7 +166,7 @@ class _Training:
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
-        """What a warm-up step reads."""
+        """Inputs of a warm-up step."""
         objective = self.update.objective
         ports = self.update.ports | batch_ports(objective, self.batch)
         if self.momentum:
@@ -166,7 +175,7 @@ class _Training:
         return ports | prefixed("data", objective.facts) | noise | {"hyper.lr": SCALAR}
 
     def warm_up(self, tensors: Tensors) -> Tensors:
-        """One step in full precision, and alpha' of what it leaves."""
+        """Take one step in full precision, and return alpha' of the result."""
         m = select(tensors, "state.change")
         grads, state = self._gradient(tensors, m)
         state |= self._descended(tensors, m, grads)
@@ -184,7 +193,7 @@ class _Training:
         return self.ports | self.update.size_ports | noise
 
     def binarize(self, tensors: Tensors) -> Tensors:
-        """One step through S. Both gradients are those at the (m, alpha) that the step begins with."""
+        """Take one step through S. Both gradients are taken at the (m, alpha) before the step."""
         update, m = self.update, select(tensors, "state.change")
         alpha = update.step_sizes(tensors)
         of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
@@ -204,7 +213,7 @@ class _Training:
         return state
 
     def _signs(self, tensors: Tensors, m: Tensors, alpha: Tensor) -> Tensors:
-        """The draw of each binarized tensor; 0 outside of what the tier holds."""
+        """Return the draw of each binarized tensor, 0 for entries that the tier does not hold."""
         masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
         signs = {}
         for name, size in self.update.groups.spread(alpha).items():
@@ -213,7 +222,7 @@ class _Training:
         return signs
 
     def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:
-        """(g by name at W = w + ``change``, what the pass leaves beside it: moving statistics and metrics)."""
+        """Return g by name at W = w + ``change``, and the moving statistics and metrics of the pass."""
         objective, weights = self.update.objective, select(tensors, "state.weights")
         at = weights | {name: weights[name] + change[name] for name in objective.trainable}
         # The objective takes noise that it does not know for tensors of the layers.
@@ -225,7 +234,7 @@ class _Training:
         return grads, prefixed("state.weights", moved) | {"metric.loss": loss, "metric.correct": correct}
 
     def _descended(self, tensors: Tensors, m: Tensors, grads: Tensors) -> Tensors:
-        """m after a step along ``grads``, and its velocity."""
+        """Return m after a step along ``grads``, and its velocity."""
         velocity = select(tensors, "state.momentum")
         if self.momentum:
             velocity = grads = {name: self.momentum * velocity[name] + grads[name] for name in m}

@@ -38,24 +38,37 @@ def swat(
     dense_inference: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """:func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
+    """SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
 
-    It is SWAT (Raihan and Aamodt 2020; fedbat.md 3). Options that are not told here are those of sgd, ``masked_loss`` too.
+    It is the local training of ZeroFL (Raihan and Aamodt 2020; fedbat.md 3). The other options are those of sgd. top(t)
+    keeps the entries t whose |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor, ties
+    included, and is 0 elsewhere. A layer y = f(x, w, b) of training has::
 
-    With top(t) = t where |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor and 0
-    elsewhere (so ties of the last one are kept too), a layer y = f(x, w, b) of training has
+        y = f(x, top(w), b)
+        dx = f's at top(w)
+        dw = f's at top(x), for every entry of w
+        db unchanged
 
-        y = f(x, top(w), b),    dx = f's at top(w),    dw = f's at top(x), for every entry of w,    db as ever
+    Each step selects the top again, of ``x`` over the whole batch. Every weight may move: an entry outside of the top gets
+    the gradient that it would have inside (straight-through). Layers of other types, those with untrained weights, biases
+    and norms are dense. Entries that a mask of the submodel holds at 0 stay 0, and count in d.
 
-    The top is chosen anew in each step, of ``x`` over the whole batch, as SWAT does. Without ``activations`` dw reads
-    x itself. Every weight may move, since the gradient of an entry outside of the top is the one that it would have
-    inside (straight-through). Layers of other types, those with untrained weights, biases and norms are dense. What a
-    mask of the submodel holds at 0 stays 0, and counts in d.
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        momentum: As in sgd.
+        weight_decay: As in sgd.
+        sparsity: Share of entries outside of the top, in [0, 1).
+        activations: dw reads top(x), else x.
+        masked_loss: As in sgd.
+        dense_inference: Inference reads w instead of top(w). Moving statistics belong to the sparse model, so use it for
+            models without such statistics, or after a training of little sparsity.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
 
-    Inference reads top(w) too: moving statistics are those of the sparse model, with which the dense one is of no use.
-    ``dense_inference`` has it read w, for models without such statistics or after a training of little sparsity.
-
-    ModelError for a sparsity outside [0, 1), and for a submodel without a layer to make sparse.
+    Raises:
+        ModelError: The sparsity is out of range, or the submodel has no layer to make sparse.
     """
     if not 0.0 <= sparsity < 1.0:
         raise ModelError(
@@ -77,14 +90,14 @@ def swat(
 
 @dataclass(frozen=True)
 class Top:
-    """What a layer computes with: the largest ``share`` of its weight's entries and, for gradients, of its input's."""
+    """Selection of the largest ``share`` of a weight's entries and, for gradients, of an input's."""
 
     share: float
     activations: bool = True
     inference: bool = True
 
     def of(self, tensor: Tensor) -> Tensor:
-        """``tensor`` with zeros but for its largest magnitudes; a constant for gradients."""
+        """Return ``tensor`` with zeros except for its largest magnitudes, detached from gradients."""
         tensor = tensor.detach()
         size = tensor.abs()
         count = max(1, Sparse(self.share).kept(size.numel()))
@@ -94,19 +107,19 @@ class Top:
         return torch.where(size >= least, tensor, torch.zeros(()))
 
     def apply(self, product: Product, layer: SparseLayer, x: Tensor) -> Tensor:
-        """The output of ``layer``, with the gradients of :func:`swat`."""
+        """Return the output of ``layer``, with the gradients of :func:`swat`."""
         weight, bias = layer.weight, layer.bias
         if not layer.training:
             return product(x, self.of(weight) if self.inference else weight, bias)
         read = self.of(x) if self.activations else x.detach()
-        result: Tensor = _Product.apply(  # type: ignore[no-untyped-call]
+        result: Tensor = _TopProduct.apply(  # type: ignore[no-untyped-call]
             product, x, weight, bias, read, self.of(weight)
         )
         return result
 
 
-class _Product(torch.autograd.Function):
-    """``product`` of x and the top of the weight; the gradients are those at the top of x and the top of the weight."""
+class _TopProduct(torch.autograd.Function):
+    """``product`` of x and the top of the weight, with the gradients at the top of x and the top of the weight."""
 
     generate_vmap_rule = True
 
@@ -169,7 +182,7 @@ _LAYERS: dict[type[nn.Module], type[SparseLayer]] = {
 
 
 def sparsely(objective: Objective, top: Top) -> Objective:
-    """``objective`` with its layers of these types, where their weights are trained, as their sparse counterparts."""
+    """Return ``objective`` with its trained layers of these types replaced by their sparse counterparts."""
     suffix = skeleton(objective.suffix, training=objective.suffix.training)
     layers = [layer for layer in suffix.modules() if type(layer) in _LAYERS and _weight(layer).requires_grad]
     if not layers:

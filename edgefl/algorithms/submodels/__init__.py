@@ -1,1 +1,1 @@
-"""Training that belongs to a submodel type: FIARSE's TCB-GD, early exits, the frozen forward pass."""
+"""Algorithms for particular submodel types: FIARSE's TCB-GD, early exits, the frozen forward pass."""

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.contract.algorithm import Function
-from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.models.counters import as_integers, counters
 from edgefl.models.inputs import extra_inputs, input_tensors
 from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import skeleton
 from edgefl.models.tied import borrowed, state_of
 from edgefl.models.torch_functions.control_flow import TraceableMode
+from edgefl.wire.bundle.manifest import SAMPLE
 
 
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
-    """Frozen units on a group of rows: ``weights.*``, ``batch.0.x`` (batch, *sample), ``batch.0.*`` of the other inputs
-    that they read -> ``record.x``.
+    """Return the forward pass of frozen units on a group of rows: ``weights.*`` and ``batch.0.*`` -> ``record.x``.
 
-    Nothing is trained or changed (embracingfl.md 2.7): global batch norm uses its moving statistics and leaves them alone,
-    static batch norm uses the statistics of exactly these ``batch`` rows, dropout is off. ``sample`` is one input
-    row, without the batch dimension. Tied weights that a later unit holds are read by its name for them.
+    ``batch.0.x`` is (batch, *sample); other inputs are those that the units read. Nothing is trained or changed
+    (embracingfl.md 2.7): global batch norm uses its moving statistics, static batch norm uses the statistics of exactly
+    these rows, and dropout is off. Tied weights that a later unit holds are read by its name for them.
+
+    Args:
+        units: Consecutive frozen units.
+        sample: Spec of one input row, without the batch dimension.
+        batch: Rows of a group.
     """
     bare = skeleton(units, training=False)
     weights = {name: TensorSpec.of(tensor) for name, tensor in state_of(units).items()}
@@ -42,3 +48,37 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
     parts = {"x": sample, **extra_inputs(units)}
     batches = {name: each.rows(batch) for name, each in parts.items()}
     return Function("forward", fn, prefixed("weights", weights) | prefixed("batch.0", batches))
+
+
+def multi_step_forward(
+    chunks: Sequence[Function],
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    others: Mapping[str, Tensor] | None = None,
+) -> Tensor:
+    """Return the record of all rows of ``x``, one row per sample, in order (EmbracingFL Algorithm 1).
+
+    Rows pass in consecutive groups of the chunk's batch. The last group is filled by wrap-around (rows 0, 1, ...), which
+    matters for static batch norm.
+
+    Args:
+        chunks: Results of :func:`chunk_forward`.
+        weights: Tensors by global name.
+        x: Samples (n, *sample).
+        others: Inputs besides x, by name.
+    """
+    record, beside = x, {SAMPLE: x, **(others or {})}
+    for chunk in chunks:
+        named = {name: weights[name.partition(".")[2]] for name in chunk.inputs if role_of(name) == "weights"}
+        size = chunk.inputs["batch.0.x"].shape[0]
+        groups = torch.arange(-(-len(x) // size) * size).remainder(len(x)).view(-1, size)
+        read = {
+            "x": record,
+            **{name: each for name, each in beside.items() if f"batch.0.{name}" in chunk.inputs},
+        }
+        outputs = []
+        for rows in groups:
+            batch = {name: tensor[rows] for name, tensor in read.items()}
+            outputs.append(chunk(named | prefixed("batch.0", batch))["record.x"])
+        record = torch.cat(outputs)[: len(x)]
+    return record

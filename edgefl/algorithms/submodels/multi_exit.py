@@ -1,4 +1,4 @@
-"""Local training of a model with early exits whose distillation the server can switch on late (ScaleFL, fiarse.md 3)."""
+"""Local training of a model with early exits, with distillation that the server enables late (ScaleFL, fiarse.md 3)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.schedule import Scalars, Schedule
+from edgefl.contract.server import Scalars, Schedule
 from edgefl.errors import ModelError
 from edgefl.models.losses.exit_loss import WEIGHT, ExitLoss
 from edgefl.objective.objective import Objective
 
 BEGIN = 0.25
-"""Distillation begins when this fraction of the rounds has passed."""
+"""Fraction of the rounds after which distillation begins."""
 
 
 def multi_exit(
@@ -28,14 +28,16 @@ def multi_exit(
 ) -> Algorithm:
     """SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
 
-    The weight of distillation is a scalar of the round. The options that are not told here are those of
+    The weight of distillation is a scalar of the round. The other options are those of
     :func:`edgefl.algorithms.baselines.sgd.sgd`.
 
-    Of the exits j = 1..m of the tier the loss is ``sum_j j / (m (m + 1) / 2) * (CE_j + [j < m] kd_weight * KL(p_m || p_j))``
-    (:class:`edgefl.models.losses.exit_loss.ExitLoss`). ``kd_weight`` (default: the model's own, 0 unless it was given one)
-    is the default of ``hyper.kd_weight``, which the server announces once a quarter of the rounds has passed, and 0 before.
-    With a weight of 0 there is neither the scalar nor anything of the divergence in the graphs, and this is
-    ``sgd``. ModelError for a model without exits.
+    Over the exits j = 1..m of the tier the loss is ``sum_j j / (m (m + 1) / 2) * (CE_j + [j < m] kd_weight * KL(p_m ||
+    p_j))`` (:class:`edgefl.models.losses.exit_loss.ExitLoss`). ``kd_weight`` (default: the model's own, else 0) is the
+    default of ``hyper.kd_weight``, which the server announces after a quarter of the rounds, and 0 before. With a weight of
+    0 the graphs have neither the scalar nor the divergence, and this is ``sgd``.
+
+    Raises:
+        ModelError: The model has no exits.
     """
     loss = objective.loss
     if not isinstance(loss, ExitLoss):
@@ -62,7 +64,7 @@ def multi_exit(
 
 
 def _late(weight: float) -> Schedule:
-    """No distillation until the share BEGIN of the rounds has passed."""
+    """Return a schedule without distillation until the share BEGIN of the rounds has passed."""
 
     def at(position: int, rounds: int) -> Scalars:
         return {WEIGHT: weight if position >= BEGIN * rounds - 1e-9 else 0.0}

@@ -13,7 +13,7 @@ from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 
 BETA1, BETA2 = 0.9, 0.95
-"""Of the paper's AdamW (fiarse.md 4.3)."""
+"""Betas of the paper's AdamW (fiarse.md 4.3)."""
 
 
 def tcbgd(
@@ -33,13 +33,26 @@ def tcbgd(
 ) -> Algorithm:
     """FIARSE's local SGD on an importance submodel: the mask follows the weights, the gradient flows through the mask.
 
-    In each step M = M0 and |x| >= theta (``remask``), and x moves by the loss's gradient at x * M, times M and
-    1 + 2 |x| theta / (|x| + theta)^2 (``bias``, eq. 3). theta stays as it came. With both switches off this is
-    pruning-greedy, which is what ``sgd`` does there too (fiarse.md 2.5). ``freeze_dropped``: momentum and decay do not
-    move what the mask has dropped (fiarse.md A6). ``masked_loss`` as in ``sgd``. On a submodel without thresholds, the
-    full model included, it is plain SGD. ``adamw``: AdamW along the same gradient in place of SGD, as the paper has it for
-    texts, with its betas (0.9, 0.95) and no momentum. Defaults are the paper's batch and the released code's steps and
-    learning rate (fiarse.md 4.3).
+    In each step M = M0 and |x| >= theta, and x moves by the loss's gradient at x * M, times M and 1 + 2 |x| theta / (|x| +
+    theta)^2 (eq. 3). theta is constant. Defaults are the paper's batch and the released code's steps and learning rate
+    (fiarse.md 4.3). On a submodel without thresholds, the full model included, it is plain SGD.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        momentum: As in ``sgd``.
+        weight_decay: As in ``sgd``.
+        remask: Compute M in each step. Without ``remask`` and ``bias`` this is pruning-greedy, like ``sgd`` (fiarse.md 2.5).
+        bias: Multiply the gradient by the factor of eq. 3.
+        freeze_dropped: Momentum and decay do not move entries that the mask dropped (fiarse.md A6).
+        masked_loss: As in ``sgd``.
+        adamw: AdamW along the same gradient instead of SGD, as in the paper for texts, with its betas (0.9, 0.95).
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: Both ``adamw`` and ``momentum`` are set.
     """
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):

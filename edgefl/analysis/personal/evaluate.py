@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.algorithms.personal.adaptation import ALPHA
+from edgefl.algorithms.personal.personalize import ALPHA
+from edgefl.algorithms.submodels.frozen_forward import multi_step_forward
 from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.errors import ConfigError, DataError
-from edgefl.simulation.round import multi_step_forward
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
@@ -103,7 +103,7 @@ class Adapter:
         if self.algorithm.personalize is None:
             raise ConfigError(
                 f"algorithm {self.algorithm.name!r} has no personalize function; give it one by "
-                "edgefl.algorithms.personal.adaptation.personalize",
+                "edgefl.algorithms.personal.personalize.personalize",
                 algorithm=self.algorithm.name,
             )
 

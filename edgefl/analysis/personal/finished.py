@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edgefl.algorithms.personal.adaptation import ALPHA
-from edgefl.algorithms.personal.adapted import STEP, adapted
+from edgefl.algorithms.personal.personalize import ALPHA, STEP, adapted
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
 from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
 from edgefl.config import Federation, load

@@ -9,7 +9,7 @@ from html import escape
 
 from edgefl.analysis.charts.html import document, table
 from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
-from edgefl.contract.ranges import at_least_zero
+from edgefl.contract.options import at_least_zero
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire.text import SHARES, metric_value
 from edgefl_device.data import support

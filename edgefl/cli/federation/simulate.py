@@ -16,7 +16,7 @@ from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
-    from edgefl.simulator.row import Row
+    from edgefl.simulator.results import RoundRow
 
 
 def simulate(
@@ -128,7 +128,7 @@ def _watch(simulated: Simulated) -> None:
     print_table(str(ended.folder), [_facts(row) for row in ended.history[-10:]])
 
 
-def _facts(row: Row) -> dict[str, object]:
+def _facts(row: RoundRow) -> dict[str, object]:
     return {
         "round": row.round,
         "outcome": row.outcome,

@@ -1,1 +1,1 @@
-"""Recorded lists of operations made shorter: the same values to rounding, in less time."""
+"""Passes that shorten recorded lists of operations: the same values to rounding, in less time."""

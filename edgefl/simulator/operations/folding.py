@@ -1,4 +1,4 @@
-"""Operations that a list need not make: what no input decides is made once, and what changes nothing is left out."""
+"""Folding of constants, removal of operations without effect, and pooling before ReLU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _RELU_BACK = _aten.threshold_backward.default
 
 
 def pool_first(module: fx.GraphModule) -> None:
-    """Where a maximum is below 0 its position may be another one, and what its gradient is multiplied with is 0."""
+    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))``, over a quarter of the entries.
+
+    Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by 0.
+    """
     for pool in [node for node in module.graph.nodes if node.target is _POOL]:
         relu = pool.args[0]
         if relu.target is _aten.relu.default and (backward := _backward(relu, pool)) is not None:
@@ -30,7 +33,7 @@ def pool_first(module: fx.GraphModule) -> None:
 
 
 def _backward(relu: fx.Node, pool: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
-    """Gradients of the pooling, each with that of ``relu`` after it; None where somebody else reads either."""
+    """Return the gradients of the pooling, each with that of ``relu`` after it, or None if another node reads either."""
     others = [node for node in relu.users if node is not pool]
     pools = [node for node in others if node.target is _POOL_BACK and node.args[1] is relu]
     relus = [node for node in others if node.target is _RELU_BACK and node.args[1:] == (relu, 0)]
@@ -63,19 +66,19 @@ def _exchange(graph: fx.Graph, relu: fx.Node, pool: fx.Node, backward: list[tupl
 
 
 _MOST_BYTES = 1 << 16
-"""Of a value that is kept between calls."""
+"""Most bytes of a value that is kept between calls."""
 _OF_A_SHAPE = frozenset(
     {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
     | {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
 )
-"""Of their first argument these read shape and type alone."""
+"""Ops that read only shape and type of their first argument."""
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
 _SWAPS = frozenset({_aten.t.default, _aten.transpose.int})
 _COPIES = frozenset({_aten.alias.default, _aten.detach.default})
 
 
 def fold(module: fx.GraphModule) -> None:
-    """Shorten the list. No op of ``module`` writes into what it is given."""
+    """Shorten the list. No op of ``module`` may write to its inputs."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
@@ -87,7 +90,7 @@ def fold(module: fx.GraphModule) -> None:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """The earlier node that has the value of this one already."""
+    """Return the earlier node that has the same value."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None
@@ -108,7 +111,7 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 
 def _value(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """What the node gives whatever the inputs are; None if they decide, or if it is large."""
+    """Return the value of a node that does not depend on the inputs, or None if it does or is large."""
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or found.nbytes > _MOST_BYTES:
         return None

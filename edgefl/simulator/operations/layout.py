@@ -1,5 +1,4 @@
-"""What torch's kernels for processors are fastest with: channels innermost around convolutions, and the larger factor of a
-product in front."""
+"""Layouts that torch's CPU kernels prefer: channels last around convolutions, and the larger factor of a product first."""
 
 from __future__ import annotations
 
@@ -29,14 +28,20 @@ _ADDED_ONE_BY_ONE = frozenset(
     }
     | {_aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats}
 )
-"""Means and deviations of images: with channels innermost torch adds them entry by entry, and loses one or two digits."""
+"""Means and deviations of images. With channels last torch adds them entry by entry, and loses one or two digits."""
 _FEW_ROWS = 64
 _MANY_WEIGHTS = 1 << 18
 
 
 def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
-    """Lay out what two-dimensional convolutions read so; all else follows by itself. ``images`` says which inputs may be
-    images, or noise for them. A list with ops whose values depend on the layout stays as it is."""
+    """Use channels last for the inputs of two-dimensional convolutions; other layouts follow.
+
+    A list with ops whose values depend on the layout stays as it is.
+
+    Args:
+        module: Recorded list.
+        images: True for each input that may be an image, or noise for one.
+    """
     graph = module.graph
     targets = {node.target for node in graph.nodes}
     if targets & (_BOUND_TO_STRIDES | _ADDED_ONE_BY_ONE) or _aten.convolution.default not in targets:
@@ -59,7 +64,7 @@ def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
 
 
 def _turn(graph: fx.Graph, given: fx.Node, turned: dict[fx.Node, fx.Node]) -> None:
-    """``given`` with channels innermost, for all that read it."""
+    """Convert ``given`` to channels last for all its readers."""
     if not _is_image(given):
         return
     turned[given] = _last(graph, given)
@@ -84,7 +89,7 @@ def _after(
 
 
 def large_first(module: fx.GraphModule) -> None:
-    """A dense layer on few rows as the product of its weights, which are many, with them: ``(W x')'`` for ``x W'``."""
+    """Replace a dense layer ``x W'`` on few rows by ``(W x')'``, the product with its many weights first."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is not _aten.addmm.default or node.kwargs:

@@ -1,4 +1,4 @@
-"""Steps of optimizers in fewer passes over the weights: ``w - lr * g`` is one, and none of its own where g is a product."""
+"""Optimizer steps in fewer passes over the weights: ``w - lr * g`` in one pass, or none if g is a product."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def fuse(module: fx.GraphModule) -> None:
-    """Sums with multiples in one pass each, and what a mask leaves."""
+    """Fuse sums with multiples into one pass each, and masks into thresholds."""
     negated: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target is _aten.sub.Tensor and len(node.args) == 2 and not node.kwargs:
@@ -39,7 +39,7 @@ def fuse(module: fx.GraphModule) -> None:
 
 
 def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) -> None:
-    """``w - rate * g``, the rate a scalar that is a tensor."""
+    """Fuse ``w - rate * g``, with ``rate`` a scalar tensor."""
     weights, multiple = node.args
     if not _only(multiple, _aten.mul.Tensor):
         return
@@ -59,7 +59,7 @@ def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) ->
 
 
 def _added_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
-    """``w + rate * (a b)``, of which the smaller factor is multiplied in place of the product."""
+    """Return ``w + rate * (a b)``. Multiplies the smaller factor by the rate instead of the product."""
     left, right = node_argument(product, 0), node_argument(product, 1)
     with graph.inserting_before(node):
         if fake_value(left).numel() <= fake_value(right).numel():
@@ -70,7 +70,7 @@ def _added_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.No
 
 
 def _sum_with_multiple(node: fx.Node) -> None:
-    """``c * a + b`` with a number c."""
+    """Fuse ``c * a + b`` with a number c."""
     for multiple, other in (node.args, tuple(reversed(node.args))):
         if not _only(multiple, _aten.mul.Tensor):
             continue
@@ -81,7 +81,7 @@ def _sum_with_multiple(node: fx.Node) -> None:
 
 
 def _kept_above(module: fx.GraphModule, node: fx.Node) -> None:
-    """``where(x >= c, y, 0)`` as a threshold, which has a kernel of its own: dropout, with its noise for x."""
+    """Replace ``where(x >= c, y, 0)`` by a threshold, which has a kernel of its own: dropout, with its noise for x."""
     mask, kept, otherwise = node.args
     if not (isinstance(mask, fx.Node) and mask.target is _aten.ge.Scalar and _is_zero(module, otherwise)):
         return
@@ -115,7 +115,7 @@ def _new(
 
 
 def _only(node: object, *targets: Any) -> bool:
-    """Whether it is one of these ops, and has one reader."""
+    """Return True if it is one of these ops, and has one reader."""
     return isinstance(node, fx.Node) and node.target in targets and len(node.users) == 1
 
 
@@ -134,8 +134,10 @@ def _alike(node: object, like: fx.Node) -> bool:
 
 
 def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
-    """Give each result that is ``owned`` memory of its own, so that it may be written to; drop copies of all others. No
-    result is bfloat16, which ports never are."""
+    """Give each result that is ``owned`` its own memory, so that it may be overwritten, and drop copies of all others.
+
+    No result is bfloat16, which ports never are.
+    """
     graph, output = module.graph, module.graph.output_node()
     found: list[fx.Node] = []
     for node, own in zip(results(graph), owned, strict=True):
@@ -156,8 +158,12 @@ def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
 
 
 def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
-    """Write new values over old ones: ``replaced`` has, by the number of a placeholder, that of the result that takes its
-    place. Whoever calls gives these inputs up."""
+    """Write new values over old ones. The caller gives up these inputs.
+
+    Args:
+        module: Recorded list.
+        replaced: Index of the result that replaces a placeholder, by the placeholder's index.
+    """
     order = {node: place for place, node in enumerate(module.graph.nodes)}
     inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
     made = results(module.graph)
@@ -168,7 +174,7 @@ def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
 
 
 def _last(old: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> bool:
-    """Whether nothing reads ``old`` or a view of it after ``new``, nor ``new`` a view of it."""
+    """Return True if nothing reads ``old`` or a view of it after ``new``, and ``new`` reads no view of it."""
     views = [old]
     for view in views:  # which grows
         for reader in view.users:
@@ -186,7 +192,7 @@ def _last(old: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Whether its result may lie in the memory of an argument."""
+    """Return True if its result may share memory with an argument."""
     if node.op != "call_function":
         return False
     schema = getattr(node.target, "_schema", None)

@@ -1,4 +1,4 @@
-"""Workers as actors on a Ray cluster, or on a Ray that is started here."""
+"""Workers as actors on a Ray cluster, or on a local Ray."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from types import ModuleType
 from typing import Any
 
 from edgefl.errors import ConfigError
-from edgefl.simulator.trainers.pool import Lost, RemoteWorker
+from edgefl.simulator.trainers.pool import RemoteWorker, WorkerLost
 from edgefl.simulator.trainers.worker import Method, Worker
 from edgefl_server.shards import ray_cluster
 
 
 class RayWorker:
-    """A worker in an ``actor``."""
+    """Worker in a Ray ``actor``."""
 
     def __init__(self, ray: ModuleType, actor: Any) -> None:
         self._ray = ray
@@ -29,18 +29,24 @@ class RayWorker:
         try:
             return self._ray.get(self.due.popleft())
         except (errors.RayActorError, errors.WorkerCrashedError, errors.ObjectLostError) as error:
-            raise Lost from error
+            raise WorkerLost from error
 
     def close(self) -> None:
         self._ray.kill(self._actor)
 
 
 class RayWorkers:
-    """Factory of workers on the cluster at ``address``: so many ``workers``, each of which takes a core and ``gpus``.
+    """Factory of workers on the cluster at ``address``.
 
-    A Ray that the process is connected to already is used as it is.
+    A Ray that the process is already connected to is used.
 
-    ConfigError where Ray is not installed, is not there, or has less than they take.
+    Args:
+        address: Address of the cluster.
+        workers: Number of workers, each of which takes a core.
+        gpus: GPUs of each worker.
+
+    Raises:
+        ConfigError: Ray is not installed, cannot be reached, or has too few resources.
     """
 
     def __init__(self, address: str, workers: int, gpus: int = 0) -> None:
@@ -53,7 +59,7 @@ class RayWorkers:
         except ConfigError:
             self.close()
             raise
-        # A new one is hired in place of one that died: Ray would call methods again that were told something before.
+        # The pool replaces a dead worker itself, because Ray would repeat calls on one without its state.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
         self._hired = self._ray.remote(**options)(Worker)
 
@@ -63,8 +69,8 @@ class RayWorkers:
     def share(self, thing: object) -> object:
         return self._ray.put(thing)
 
-    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
-        by_due = {hand.due[0]: hand for hand in hands if isinstance(hand, RayWorker)}
+    def ready(self, workers: Collection[RemoteWorker]) -> RemoteWorker:
+        by_due = {worker.due[0]: worker for worker in workers if isinstance(worker, RayWorker)}
         (first,), _ = self._ray.wait(list(by_due), num_returns=1)
         return by_due[first]
 

@@ -1,4 +1,4 @@
-"""Who trains the clients of a simulation, as its federation says."""
+"""Selection of the trainers from the federation's configuration."""
 
 from __future__ import annotations
 
@@ -9,21 +9,25 @@ from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
 from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.trainers.actors import RayWorkers
-from edgefl.simulator.trainers.local_rounds import LocalRounds
+from edgefl.simulator.trainers.local_rounds import (
+    LocalRounds,
+    Portion,
+    ReadCarry,
+    Report,
+    RoundTask,
+    Trainers,
+)
 from edgefl.simulator.trainers.pool import Pool
 from edgefl.simulator.trainers.processes import Processes
-from edgefl.simulator.trainers.tasks import Portion, ReadCarry, Report, RoundTask, Trainers
-from edgefl.simulator.trainers.worker import Told
+from edgefl.simulator.trainers.worker import WorkerSetup
 from edgefl_server.round_aggregation import RoundAggregation
-
-# Clients train in this process, one portion after the other.
 
 
 @dataclass
-class Here:
-    """:class:`~edgefl.simulator.trainers.tasks.Trainers` without another process."""
+class InProcessTrainer:
+    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` without another process: one portion after the other."""
 
     rounds: LocalRounds
     _active: RoundAggregation | None = field(default=None, init=False)
@@ -38,14 +42,14 @@ class Here:
             yield from self.rounds.train(self._active, portion, portion.carries(read))
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
-def trainers(plan: Plan, federation: Federation, dataset: Dataset, clients: ClientData) -> Trainers:
-    """Of the simulation of ``federation``, to be closed. ConfigError for a Ray that cannot be had."""
+def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, clients: ClientData) -> Trainers:
+    """Return the trainers of a simulation, which the caller closes. Raises ConfigError if Ray is not available."""
     table = federation.simulation
     if table.workers == 1 and not table.ray:
-        return Here(LocalRounds(plan.spec, plan.functions, clients, table.together))
+        return InProcessTrainer(LocalRounds(plan.spec, plan.functions, clients, table.together))
     gpus = 1 if table.device == "cuda" else 0
-    crew = RayWorkers(table.ray, table.workers, gpus) if table.ray else Processes()
-    return Pool(crew, table.workers, Told(federation, dataset, clients, code_of(federation)))
+    factory = RayWorkers(table.ray, table.workers, gpus) if table.ray else Processes()
+    return Pool(factory, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation)))

@@ -1,11 +1,16 @@
-"""The local rounds of clients, from their data to the sums of a round: what every trainer does, wherever it is."""
+"""Local rounds of clients from their data to the sums of a round, on every kind of trainer, and the messages for trainers.
+
+Messages are plain data that can be pickled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,8 +19,7 @@ from edgefl.config.simulation import SimulationTable
 from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
-from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
-from edgefl.simulator.training import Given, LocalTraining, Participant
+from edgefl.simulator.training import LocalTraining, Participant, RoundInputs
 from edgefl.wire import tensors
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
@@ -25,28 +29,123 @@ from edgefl_device.data.samples import LabelSpec
 from edgefl_device.round.runner import RoundResult
 from edgefl_server.coordinator.claims import Claim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.publish.model import Model
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.rounds import RoundModel
 from edgefl_server.run_spec import RunSpec
 
-# What dishonest clients of a simulation send in place of what they trained, to see what a federation stands.
+ReadCarry = Callable[[int], Arrays]
+"""Function that reads a carry by the number in :class:`Portion`."""
+
+
+@dataclass(frozen=True)
+class RoundTask:
+    """A round in progress.
+
+    Attributes:
+        weights: Downloads of the clients by tier and label of the port.
+        received: The model as clients have it, if the sums depend on that (:func:`edgefl_server.rounds.compares_updates`),
+            else empty.
+        since: Model of an earlier round that these clients began with. None: ``model``.
+    """
+
+    opened: OpenRound
+    model: Model
+    weights: Mapping[str, Arrays]
+    hyper: Mapping[str, float]
+    received: Arrays
+    since: Model | None = None
+
+    @property
+    def began(self) -> Model:
+        """Model that its clients begin with."""
+        return self.since or self.model
+
+    @property
+    def start(self) -> RoundModel:
+        """Model of the round."""
+        received = self.received
+        return RoundModel(self.model, lambda: received)
+
+    @property
+    def older(self) -> Mapping[int, RoundModel]:
+        """Model of an earlier round that its clients begin with, by number of the round."""
+        since, received = self.since, self.received
+        return {} if since is None else {since.number + 1: RoundModel(since, lambda: received)}
+
+
+@dataclass(frozen=True)
+class Portion:
+    """Clients of a tier that one trainer takes at a time.
+
+    Rounds are divided into portions independently of the trainers, because the clients of a portion train together.
+    ``kept``: number of each client's carry, if it has one.
+    """
+
+    tier: str
+    clients: tuple[str, ...]
+    kept: Mapping[str, int] = field(default_factory=dict)
+
+    def carries(self, read: ReadCarry) -> dict[str, Arrays]:
+        """Return the carries of its clients."""
+        return {client: read(number) for client, number in self.kept.items()}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of a client.
+
+    ``refused``: reason for rejecting its update, else empty. The other fields describe accepted updates.
+    """
+
+    client: str
+    refused: str = ""
+    loss: float = math.nan
+    up_bytes: int = 0
+    up_float32_bytes: int = 0
+    carry: Arrays = field(default_factory=dict)
+
+
+class Trainers(Protocol):
+    """Interface of trainers: they train clients, check each update as it would travel, and add it to the round."""
+
+    def begin(self, task: RoundTask, active: RoundAggregation) -> None:
+        """Start a round. Updates are added to ``active``."""
+
+    def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
+        """Yield every client's report once, in any order. After the last one all sums are in the round.
+
+        Errors of data and bundles are those of the first portion with one.
+        """
+
+    def close(self) -> None:
+        """Release all workers."""
 
 
 @dataclass(frozen=True)
 class Attack:
-    """By the clients that ``table`` calls hostile. Each sends an update that passes every check of its form."""
+    """Attack by the clients that ``table`` calls hostile. Each sends an update that passes every check of its form."""
 
     table: SimulationTable
 
     def by(self, client: str) -> bool:
-        """Whether it is one of them."""
+        """Return True if the client is hostile."""
         return any(fnmatchcase(client, pattern) for pattern in self.table.hostile)
 
     def sent(
         self, update: Arrays, weights: Mapping[str, Array], regions: Mapping[str, Region], form: Form
     ) -> Arrays:
-        """In place of ``update``, which began from the model's ``weights``, of which it holds ``regions``.
+        """Return the hostile update.
 
-        ConfigError for an update of codes or changes, which would have to be coded again.
+        Args:
+            update: Honest update.
+            weights: Model that it began from.
+            regions: Regions of its tensors.
+            form: Its form.
+
+        Raises:
+            ConfigError: The update has codes or changes, which would need another encoding.
         """
         if form.sections or form.change:
             raise ConfigError(
@@ -62,13 +161,13 @@ class Attack:
 
 
 def _flipped(base: Array, trained: Array, strength: float) -> Array:
-    """The change, turned round and so many times as long."""
+    """Return the negated change, scaled by ``strength``."""
     away = base - np.float32(strength) * (trained - base)
     return np.clip(away, -VALUE_LIMIT, VALUE_LIMIT).astype(trained.dtype)
 
 
 def _ruined(name: str, array: Array) -> Array:
-    """Statistics that no norm counts, as far as the checks of an update let them be."""
+    """Return statistics, which norms do not count, at the limits that the checks allow."""
     kind = name.rpartition(".")[2]
     if kind not in ("running_mean", "running_var"):
         return array
@@ -76,7 +175,7 @@ def _ruined(name: str, array: Array) -> Array:
 
 
 class LocalRounds:
-    """Of the clients in ``data``, with the functions of ``spec`` by tier and number of the exchange."""
+    """Local rounds of the clients in ``data``, with the functions of ``spec`` by tier and index of the exchange."""
 
     def __init__(
         self,
@@ -90,7 +189,7 @@ class LocalRounds:
         self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
         self._data = data
         self._attack = Attack(next((each.table for each in functions.values()), SimulationTable()))
-        self._given: dict[str, Given] = {}
+        self._given: dict[str, RoundInputs] = {}
 
     def begin(self, task: RoundTask) -> None:
         self._task = task
@@ -99,7 +198,7 @@ class LocalRounds:
     def train(
         self, active: RoundAggregation, portion: Portion, carries: Mapping[str, Arrays]
     ) -> list[Report]:
-        """Train the clients of ``portion`` and add their updates to ``active``, which is of the task that was begun."""
+        """Train the clients of ``portion`` and add their updates to ``active``, which belongs to the current task."""
         key = portion.tier, self._spec.index(self._task.opened.position)
         with _one_thread():
             taking = [
@@ -109,12 +208,12 @@ class LocalRounds:
             results = self._training[key].run(self._given_to(portion.tier, self._functions[key]), taking)
             return [self._reported(active, client.name, result) for client, result in results]
 
-    def _given_to(self, tier: str, functions: Functions) -> Given:
+    def _given_to(self, tier: str, functions: Functions) -> RoundInputs:
         if tier not in self._given:
             # Copies: what came is read-only, and may lie where torch would not have put it.
             arrays, device = self._task.weights[tier], functions.device
             weights = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
-            self._given[tier] = Given(weights, self._task.hyper)
+            self._given[tier] = RoundInputs(weights, self._task.hyper)
         return self._given[tier]
 
     def _participant(self, client: str, functions: Functions, carry: Arrays) -> Participant:
@@ -153,7 +252,7 @@ class LocalRounds:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """torch adds in another order with another number of threads: with one, all trainers get the same bits."""
+    """Run torch with one thread: the order of additions depends on their number, and all trainers must get the same bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

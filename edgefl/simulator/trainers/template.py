@@ -1,8 +1,9 @@
-"""The process that workers are forked from: it has imported everything and computed nothing, so that a worker begins in
-milliseconds, and torch's threads and gradients work there as in a new process.
+"""Process that workers are forked from. It has imported everything and computed nothing.
 
-``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor that comes through the socket is the connection
-of a new worker. It ends with the socket, and a worker with its connection.
+So a worker starts in milliseconds, and torch's threads and gradients work there as in a new process.
+
+``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor received through the socket is the connection of a
+new worker. The process ends with the socket, and a worker with its connection.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
-from edgefl.simulator.trainers.memory import Shared, mapped
+from edgefl.simulator.trainers.processes import SharedReference, mapped
 from edgefl.simulator.trainers.worker import Method, Worker
 from edgefl_export.decompositions import first_table
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
@@ -29,7 +30,7 @@ Asked = tuple[Method, tuple[object, ...]]
 
 
 def main(descriptor: int) -> None:
-    """Fork until the socket closes."""
+    """Fork workers until the socket closes."""
     torch.set_num_threads(1)
     os.dup2(2, 1)  # what a user's model prints is no line of the command's
     _load_the_rest()
@@ -46,7 +47,7 @@ def main(descriptor: int) -> None:
 
 
 def _load_the_rest() -> None:
-    """What is imported, or loaded as compiled code, by the first that needs it: it takes as long as torch itself."""
+    """Import lazily loaded modules and compiled code now: they take as long as torch itself."""
     first_table()
     with torch.no_grad():
         torch.nn.Linear(1, 1, device="meta")(torch.zeros(1, 1, device="meta"))
@@ -57,10 +58,10 @@ def _load_the_rest() -> None:
 
 
 def _work(connection: Connection) -> None:
-    """Answer what comes, in its order."""
+    """Answer the calls in order."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     asked: SimpleQueue[Asked] = SimpleQueue()
-    # Whoever sends never waits for a portion to end, and a worker ends as soon as nobody wants its work.
+    # A thread reads, so that the sender never waits for a portion, and the worker ends with the connection.
     threading.Thread(target=_read, args=(connection, asked), daemon=True).start()
     worker = Worker()
     try:
@@ -75,7 +76,10 @@ def _read(connection: Connection, asked: SimpleQueue[Asked]) -> None:
     try:
         while True:
             method, given = connection.recv()
-            whole = (mapped(recv_handle(connection)) if isinstance(each, Shared) else each for each in given)
+            whole = (
+                mapped(recv_handle(connection)) if isinstance(each, SharedReference) else each
+                for each in given
+            )
             asked.put((method, tuple(whole)))
     except (EOFError, OSError):
         os._exit(0)

@@ -1,6 +1,6 @@
-"""The other side: a process or an actor that trains portions, and gives what they add as one partial sum.
+"""Worker of a simulation: a process or an actor that trains portions and returns their partial sum.
 
-Whatever calls it sends (name of a method, arguments) and gets what it gives, or a :class:`Failed`.
+A caller sends (name of a method, arguments) and gets its result, or a :class:`Failed`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
-from edgefl.simulator.plan import Plan
-from edgefl.simulator.trainers.local_rounds import LocalRounds
-from edgefl.simulator.trainers.tasks import Portion, Report, RoundTask
+from edgefl.simulator.functions import SimulationPlan
+from edgefl.simulator.trainers.local_rounds import LocalRounds, Portion, Report, RoundTask
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import PartialSum
@@ -30,12 +29,15 @@ from edgefl_server.run_spec import RunSpec
 
 Method = Literal["build", "begin", "train", "collect"]
 Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]
-"""Portions, and what their clients go on from."""
+"""Portions, and the carries of their clients."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a worker builds its functions from. ``code`` is that of the simulation (:func:`edgefl.setup.digests.code_of`)."""
+class WorkerSetup:
+    """Input for building a worker's functions.
+
+    ``code``: digests of the simulation's code (:func:`edgefl.setup.digests.code_of`).
+    """
 
     federation: Federation
     dataset: Dataset
@@ -45,23 +47,23 @@ class Told:
 
 @dataclass(frozen=True)
 class Failed:
-    """The error that a method ended with."""
+    """Error of a method."""
 
     error: Exception
 
 
 class Worker:
-    """Trains the clients of a simulation, for another process."""
+    """Trainer of a simulation's clients, called from another process."""
 
     def answer(self, method: Method, *given: object) -> object:
-        """Return what ``method`` gives, or its :class:`Failed`."""
+        """Return the result of ``method``, or its :class:`Failed`."""
         try:
             return getattr(self, method)(*given)
         except Exception as error:
             return Failed(_portable(error))
 
-    def build(self, told: Told) -> None:
-        """ConfigError where the code here is not that of the simulation."""
+    def build(self, told: WorkerSetup) -> None:
+        """Build the functions. Raises ConfigError if the code here is not that of the simulation."""
         torch.set_num_threads(1)
         if code_of(told.federation) != list(told.code):
             raise ConfigError(
@@ -69,7 +71,7 @@ class Worker:
                 "is another one there; install the same on every node",
                 expected=list(told.code),
             )
-        plan = Plan.of(told.federation, told.dataset, device="cpu")
+        plan = SimulationPlan.of(told.federation, told.dataset, device="cpu")
         # The cores are taken by processes.
         self._spec: RunSpec = replace(plan.spec, aggregate=replace(plan.spec.aggregate, threads=1))
         together = told.federation.simulation.together
@@ -77,13 +79,13 @@ class Worker:
         self._sums: Accumulator | None = None
 
     def begin(self, task: RoundTask) -> None:
-        """The round whose portions come next."""
+        """Start a round."""
         self._rounds.begin(task)
         self._task = task
         self._active: RoundAggregation | None = None
 
     def train(self, dealt: Dealt) -> list[Report]:
-        """The reports of the clients in ``dealt``."""
+        """Return the reports of the clients in ``dealt``."""
         if self._active is None:
             task = self._task
             self._active = begin_aggregation(
@@ -95,7 +97,7 @@ class Worker:
         ]
 
     def collect(self) -> PartialSum | None:
-        """What the portions since the last call add; None if that is nothing."""
+        """Return the partial sum of the portions since the last call, or None if there is none."""
         if self._active is None:
             return None
         partial = self._active.aggregator.partial()
@@ -104,7 +106,7 @@ class Worker:
 
 
 def _portable(error: Exception) -> Exception:
-    """``error`` as it can be sent: those that nobody foresaw say where they came from."""
+    """Return ``error`` in a form that can be pickled. Unexpected errors get a note with their traceback."""
     told = isinstance(error, EdgeflError)
     if not told:
         error.add_note(f"in a worker of the simulation:\n{''.join(traceback.format_exception(error))}")

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from edgefl.config import Federation
-from edgefl.contract.schedule import Scalars, Schedule, constant
-from edgefl.contract.server import MEAN
+from edgefl.contract.server import MEAN, Scalars, Schedule, constant
 from edgefl.errors import ConfigError
 from edgefl.models.user_factory import files_of, remember
 from edgefl.setup.data import open_data

@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl import errors
 from edgefl.config import Federation
-from edgefl.contract.schedule import Scalars
+from edgefl.contract.server import Scalars
 from edgefl.errors import EdgeflError
 from edgefl.wire.tensors import Arrays
 from edgefl_server.events import Event

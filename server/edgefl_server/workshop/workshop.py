@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgefl.config import Federation
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.errors import StepError, WorkshopError
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.regions import Placement

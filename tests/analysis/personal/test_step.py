@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from edgefl.algorithms.personal.adaptation import personalize
+from edgefl.algorithms.personal.personalize import personalize
 from edgefl.algorithms.quantized.binary import binarized
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.zoo.basic import bilstm
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.catalog import build
 from tests.analysis.personal.users import BATCH, personal, whole
 from tests.invariants.embracingfl.tiny import samples, tiny
+from tests.support.reference import run_round
 
 
 def _given(name: str, alpha: float = 0.1) -> tuple[Tensors, Tensors]:

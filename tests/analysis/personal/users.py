@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.algorithms.personal.adaptation import personalize
+from edgefl.algorithms.personal.personalize import personalize
 from edgefl.analysis.personal.evaluate import User
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec

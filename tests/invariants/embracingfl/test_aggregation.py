@@ -10,10 +10,10 @@ import torch
 
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.resnet import resnet8
-from edgefl.simulation.average import partial_average
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from tests.support.reference import partial_average
 
 CUTS = {"strong": 0, "moderate": 2, "weak": 3}
 Uploads = list[tuple[OutputSide, Arrays]]

@@ -10,10 +10,9 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import record, samples, tiny, walk
+from tests.support.reference import partial_average, run_round
 
 
 def test_i14_static_mode_has_no_moving_statistics_anywhere() -> None:

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward, multi_step_forward
 from edgefl.models.zoo.resnet import resnet20
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import multi_step_forward, run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import chunkings, record, samples, tiny, walk
 from tests.rings.rows import mostly_slow
+from tests.support.reference import run_round
 
 MODELS = ("resnet8", "resnet8 static", "cnn", "mlp", "bilstm")
 

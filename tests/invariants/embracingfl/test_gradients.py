@@ -15,11 +15,10 @@ from edgefl.contract.tensors import Tensors
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from tests.invariants.embracingfl.tiny import local_gradient, record, samples, tiny, walk, weights_of
 from tests.rings.rows import mostly_slow
+from tests.support.reference import partial_average, run_round
 
 
 @pytest.mark.sample(2)

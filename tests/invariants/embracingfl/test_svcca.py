@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.partial_synchronization import averaged, similarities, svcca, synchronised
+from reproduce.embracingfl.partial_synchronization import averaged, similarities, svcca, synchronised
 from tests.invariants.embracingfl.tiny import samples, tiny
 
 

@@ -15,13 +15,12 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import Block, extract, local_shape
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.support.reference import partial_average, run_round
 from tests.support.regions import assert_inside
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward, multi_step_forward
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.initial import initialize
@@ -18,8 +18,8 @@ from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import Feed, multi_step_forward
 from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.reference import Feed
 
 
 def tiny(name: str) -> ModelSpec:

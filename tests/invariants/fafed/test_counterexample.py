@@ -13,8 +13,7 @@ import torch
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.batched_clients import together
-from edgefl.simulation.federated import Completed, Standing, federated
+from reproduce.batched_clients import together
 from reproduce.fafed import three_clients
 from reproduce.fafed.counterexample import (
     BETAS,
@@ -28,6 +27,7 @@ from reproduce.fafed.counterexample import (
 )
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
 from tests.rings.rows import mostly_slow
+from tests.support.reference import Completed, FederationState, federated
 
 CLIENTS = three_clients.clients()
 START = three_clients.weights()
@@ -60,7 +60,7 @@ def naive_together() -> Algorithm:
     return together(naive(), 3)
 
 
-def exchanges(algorithm, rounds: int, standing: Standing | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
+def exchanges(algorithm, rounds: int, standing: FederationState | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
     run = federated(algorithm, START, CLIENTS, rounds=rounds, feed=three_clients.feed, standing=standing)
     return list(run)
 
@@ -179,7 +179,7 @@ def test_23_the_bias_of_a_constant_step_shrinks_with_it_to_the_spec_s_limits(
     eta: float, alpha: float
 ) -> None:
     """The whole run in plain numbers, and the algorithm itself on stretches from its beginning to its end."""
-    states: dict[int, Standing] = dict.fromkeys((0, 5_000, 39_980))  # type: ignore[arg-type]
+    states: dict[int, FederationState] = dict.fromkeys((0, 5_000, 39_980))  # type: ignore[arg-type]
     bars = list(scalar(40_000, states, eta=eta, rho=0.01, alpha=alpha))
     assert bars[-1] == pytest.approx(LIMITS[eta, alpha], abs=6e-5)
     for at, standing in states.items():
@@ -198,7 +198,7 @@ def theorys() -> dict[str, float]:
 
 
 def scalar(
-    steps: int, states: dict[int, Standing], *, eta: float, rho: float, alpha: float
+    steps: int, states: dict[int, FederationState], *, eta: float, rho: float, alpha: float
 ) -> Iterator[float]:
     """FAFED with constant parameters as 20 lines of plain numbers: xbar after 0, 5, 10, ... iterations.
 
@@ -230,18 +230,18 @@ def scalar(
         yield bar
 
 
-def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> Standing:
+def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> FederationState:
     def tensor(value: float) -> Tensors:
         return torch.full((1,), value, dtype=torch.float64)  # type: ignore[return-value]
 
     x = three_clients.NAME
     carries = {i: {f"previous.{x}": tensor(value)} for i, value in enumerate(previous)}
-    return Standing({x: tensor(bar)}, {f"m/{x}": tensor(m), f"v/{x}": tensor(v)}, carries, t // 5 + 1)
+    return FederationState({x: tensor(bar)}, {f"m/{x}": tensor(m), f"v/{x}": tensor(v)}, carries, t // 5 + 1)
 
 
 def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
     """The whole run in plain numbers, and the algorithm itself on three stretches of it."""
-    states: dict[int, Standing] = dict.fromkeys((0, 22_500, 30_000))  # type: ignore[arg-type]
+    states: dict[int, FederationState] = dict.fromkeys((0, 22_500, 30_000))  # type: ignore[arg-type]
     bars = list(scalar(50_000, states, **theorys()))
     assert bars[200] == pytest.approx(9.61619, abs=6e-6)
     assert bars[2_000] == pytest.approx(6.16532, abs=6e-6)

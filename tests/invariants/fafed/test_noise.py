@@ -17,13 +17,12 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client
-from edgefl.simulation.round import Feed
 from edgefl.submodels.output_side.submodel import OutputSide
 from reproduce.fafed.three_clients import Itself
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fafed.tiny import X, traced, with_step
 from tests.rings.rows import mostly_slow
+from tests.support.reference import Client, Feed
 
 D, Q, ROUNDS, SIGMA = 4000, 5, 20, 1.0
 

@@ -12,8 +12,8 @@ from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm
-from edgefl.simulation.federated import Client, Completed, Standing, federated
 from tests.invariants.fafed.tiny import Bowls, X
+from tests.support.reference import Client, Completed, FederationState, federated
 
 PROBLEM = Bowls.drawn(clients=3, d=4, seed=6)
 SAMPLES = 12
@@ -28,12 +28,12 @@ def people() -> list[Client]:
     return [Client(number, row, torch.zeros(SAMPLES, dtype=torch.float64)) for number, row in enumerate(rows)]
 
 
-def run(algorithm: Algorithm, rounds: int, standing: Standing | None = None) -> list[Completed]:
+def run(algorithm: Algorithm, rounds: int, standing: FederationState | None = None) -> list[Completed]:
     return list(federated(algorithm, START, people(), rounds=rounds, seed=4, standing=standing))
 
 
-def stands(done: Completed) -> Standing:
-    return Standing(done.weights, done.server_state, done.carries, done.number)
+def stands(done: Completed) -> FederationState:
+    return FederationState(done.weights, done.server_state, done.carries, done.number)
 
 
 def same(one: list[Completed], other: list[Completed]) -> bool:

@@ -13,9 +13,9 @@ from edgefl.algorithms.adaptive.schedules import Constant, Decaying, Theory
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
-from edgefl.simulation.federated import federated
 from reproduce.fafed import three_clients
 from tests.invariants.fafed.tiny import GOLDEN, Bowls, X, close, whole
+from tests.support.reference import federated
 
 PAPER = Theory(smoothness=2.0, devices=20, steps=10, batch=50, rho=1.0)
 SMALL = Theory(smoothness=3.0, devices=1, steps=1, batch=4, rho=0.5)

@@ -17,8 +17,8 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.federated import federated
 from tests.invariants.fafed.tiny import Bowls, Trace, X, close, traced, whole, with_start
+from tests.support.reference import federated
 
 PROBLEM = Bowls.drawn(clients=4, d=5, seed=1)
 START = {X: torch.linspace(-1, 2, 5, dtype=torch.float64)}

@@ -13,9 +13,8 @@ from edgefl.algorithms.adaptive.storm import scaled, stepped
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, Completed, MakeFeed, Standing, federated
-from edgefl.simulation.round import Feed
 from reproduce.fafed.three_clients import Itself
+from tests.support.reference import Client, Completed, FederationState, Feed, MakeFeed, federated
 
 X = "point.x"
 Rows = Sequence[Sequence[float]]
@@ -117,7 +116,7 @@ def traced(
     rounds: int,
     feed: MakeFeed = whole,
     hyper: dict[str, float] | None = None,
-    standing: Standing | None = None,
+    standing: FederationState | None = None,
 ) -> Trace:
     """``rounds`` exchanges in all, the opening one among them, and what each iteration of each client did."""
     seen: list[Iteration] = []

@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgefl.codecs.binarize import draw
-from edgefl.codecs.coder import Change, Coder
-from edgefl.codecs.levels import NearestLevels, StochasticLevels
-from edgefl.codecs.sections import largest
-from edgefl.codecs.signs import FixedSign, NoisySign, ScaledSign, StochasticSign
+from edgefl.codecs.codec import Change, Coder
+from edgefl.codecs.coders import (
+    FixedSign,
+    NearestLevels,
+    NoisySign,
+    ScaledSignCoder,
+    StochasticLevels,
+    StochasticSign,
+)
+from edgefl.codecs.packing import largest
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.round import RoundResult, run_round
 from edgefl.wire.update.form import Codes, Sparse
 from tests.codecs.coding import Coding, difference
 from tests.invariants.fedbat.tiny import Feed, drawing
+from tests.support.reference import RoundResult, run_round
 
 DRAWS = 40_000
 
@@ -287,7 +293,7 @@ def test_i26_sparse_update_says_three_percent_of_each_tensor_and_zero_elsewhere(
         assert np.abs(change[kept]).min() >= np.abs(change[~kept]).max(initial=0.0)
 
 
-@pytest.mark.parametrize("coder", [FixedSign(0.5), ScaledSign()])
+@pytest.mark.parametrize("coder", [FixedSign(0.5), ScaledSignCoder()])
 def test_i26_zero_becomes_either_sign_by_chance(coder: Coder) -> None:
     m = torch.zeros(3)
     m[1:] = torch.tensor([2.0, -2.0])
@@ -299,7 +305,7 @@ def test_i26_zero_becomes_either_sign_by_chance(coder: Coder) -> None:
     assert torch.all(found[:, 1] == 1) and torch.all(found[:, 2] == -1)
 
 
-@pytest.mark.parametrize("coder", [FixedSign(0.5, "plus"), ScaledSign("plus")])
+@pytest.mark.parametrize("coder", [FixedSign(0.5, "plus"), ScaledSignCoder("plus")])
 def test_i26_zero_becomes_plus_where_that_is_the_policy(coder: Coder) -> None:
     assert not coder.random
     assert told(coder, torch.tensor([0.0, -0.0, 1.0, -1.0])).sign().tolist() == [1, 1, 1, -1]

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from edgefl.codecs.binarize import EPS, LIMIT, Groups, StepSize, draw, inside, slope
-from edgefl.codecs.coder import Change
-from edgefl.codecs.signs import signs
+from edgefl.codecs.codec import Change
+from edgefl.codecs.coders import signs
 from tests.invariants.fedbat.tiny import algorithm_of, floor_form, golden_spec, other_tail, step
 
 LARGEST_ZETA = 1 - 2.0**-24

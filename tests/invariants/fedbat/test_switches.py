@@ -15,13 +15,13 @@ from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.errors import ConfigError, ModelError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.simulation.round import run_round
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.update.form import Codes, Values
 from tests.invariants.embracingfl.tiny import tiny, weights_of
 from tests.invariants.fedbat.tiny import BATCH, Feed, algorithm_of, decoded, drawing, uniform, walk
 from tests.invariants.fiarse.training import small_net
+from tests.support.reference import run_round
 
 SPEC = tiny("cnn")
 NORMED = small_net()

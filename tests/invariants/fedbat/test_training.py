@@ -15,8 +15,6 @@ from edgefl.codecs.binarize import StepSize, draw, inside
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import tiny, weights_of
 from tests.invariants.fedbat.tiny import (
@@ -31,6 +29,7 @@ from tests.invariants.fedbat.tiny import (
     uniform,
     walk,
 )
+from tests.support.reference import partial_average, run_round
 
 SPEC = tiny("cnn")
 FEED, STEPS, RHO = Feed.of(SPEC), 6, 6.0

@@ -20,8 +20,6 @@ from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import run_round
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.importance.submodel import importance
@@ -50,6 +48,7 @@ from tests.invariants.fiarse.training import (
 from tests.parity.rounds import local_data
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
+from tests.support.reference import partial_average, run_round
 
 X, G, HALF = torch.tensor([[0.6, -0.8]]), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])
 GAMMA, LR = 0.4, 0.3

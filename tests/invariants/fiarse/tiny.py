@@ -13,11 +13,11 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from edgefl.models.spec import ModelSpec, on_meta
-from edgefl.simulation.average import partial_average
 from edgefl.submodels.importance.learnable import own_weights
 from edgefl.submodels.importance.thresholds import Cut, Mask, cut
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
+from tests.support.reference import partial_average
 
 Vector = npt.NDArray[np.float32]
 

@@ -17,7 +17,6 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.derivatives import Counts, counting
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, drawn, federated
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.invariants.fafed.quadratic import (
@@ -32,6 +31,7 @@ from tests.invariants.fafed.quadratic import (
 )
 from tests.invariants.per_fedavg.wrong import TWO_BATCHES, wrong
 from tests.rings.rows import mostly_slow
+from tests.support.reference import Client, drawn, federated
 
 D = 3
 

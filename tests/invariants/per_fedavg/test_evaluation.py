@@ -14,10 +14,10 @@ import torch
 from edgefl.analysis.personal.evaluate import User, evaluate_users
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed
-from edgefl.simulation.federated import Client, federated
 from edgefl_device.data.support import Protocol, Shards, held_out, split
 from tests.analysis.personal.users import users_of, whole
 from tests.pairs import by_default
+from tests.support.reference import Client, federated
 
 SIZES = {0: (20, 9), 1: (12, 14), 2: (3, 6)}
 PROTOCOLS: tuple[Protocol, ...] = ("train_support", "split_test", "paper_literal")

@@ -12,10 +12,10 @@ from torch import Tensor
 from edgefl.algorithms.baselines.fedavg import fedavg
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.algorithm import Algorithm
-from edgefl.simulation.federated import Client, federated
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, user
 from tests.invariants.per_fedavg.wrong import FROM_ADAPTED, WRONG, wrong
 from tests.rings.rows import mostly_slow
+from tests.support.reference import Client, federated
 
 POWER = {"fedavg": 0, "fo": 1, "exact": 2, "hf": 2}
 

@@ -14,16 +14,6 @@ from torch import Tensor
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
-from edgefl.simulation.federated import (
-    Client,
-    Completed,
-    Standing,
-    completed,
-    drawn,
-    federated,
-    selection,
-)
-from edgefl.simulation.round import run_round
 from tests.invariants.fafed.quadratic import (
     NAME,
     batches,
@@ -38,6 +28,16 @@ from tests.invariants.fafed.quadratic import (
     user,
 )
 from tests.invariants.per_fedavg.wrong import FROM_ADAPTED, wrong
+from tests.support.reference import (
+    Client,
+    Completed,
+    FederationState,
+    completed,
+    drawn,
+    federated,
+    run_round,
+    selection,
+)
 
 D = 3
 MODES = ("fo", "hf", "exact")
@@ -168,7 +168,7 @@ def test_35_a_run_that_was_resumed_ends_where_an_uninterrupted_one_does(pause: i
     whole = run(algorithm, clients, w, **options)
 
     left = whole[pause - 1]
-    standing = Standing(left.weights, left.server_state, left.carries, completed=pause)
+    standing = FederationState(left.weights, left.server_state, left.carries, completed=pause)
     resumed = run(algorithm, clients, {}, **options, standing=standing)
 
     assert [done.number for done in resumed] == list(range(pause + 1, 5))

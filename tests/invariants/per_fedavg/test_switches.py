@@ -14,10 +14,10 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import federated
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, user
+from tests.support.reference import federated
 
 
 @pytest.mark.parametrize(

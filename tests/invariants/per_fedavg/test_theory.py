@@ -30,8 +30,8 @@ from edgefl.analysis.heterogeneity.theory import (
     smoothness,
 )
 from edgefl.errors import ConfigError
-from edgefl.simulation.federated import Client, federated, selection
 from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, sample
+from tests.support.reference import Client, federated, selection
 
 D = 3
 ONES = Landscape(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from edgefl.contract import server_state
-from edgefl.contract.schedule import Scalars
-from edgefl.contract.server import MEAN, ServerOpt
+from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import StepError
 from edgefl.wire.regions import Block, Placement

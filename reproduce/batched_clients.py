@@ -1,4 +1,4 @@
-"""Many clients in one call: small problems with thousands of rounds, where the calls cost more than the arithmetic."""
+"""Many clients in one call, for small problems with thousands of rounds, whose calls cost more than the arithmetic."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, sele
 _aten = torch.ops.aten
 _SAME_VALUE = frozenset({_aten.alias.default, _aten.detach.default, _aten.clone.default})
 _COMMON = frozenset({"weights", "hyper"})
-"""Roles that are the same for all clients; of all others each has its own."""
+"""Roles that all clients share. Inputs of all other roles differ per client."""
 
 
 def together(algorithm: Algorithm, clients: int, dtype: torch.dtype = torch.float64) -> Algorithm:
-    """``algorithm`` for ONE client that stands for ``clients`` of them, all of which take part in every exchange.
+    """Return ``algorithm`` for ONE client that represents ``clients`` of them, all of which take part in every exchange.
 
-    Its own tensors (carry, state, batches, noise) have the clients in front, (clients, *shape); the update is their
-    plain mean, and there are no metrics. Each function is vectorised and recorded once as a list of operations on
-    ``dtype``, without autograd.
-    ValueError for an algorithm that passes over the data, which may have another length for each.
+    Its own tensors (carry, state, batches, noise) have a leading client dimension, (clients, *shape). The update is their
+    plain mean, without metrics. Each function is vectorised and recorded once as a list of operations on ``dtype``, without
+    autograd.
+
+    Raises:
+        ValueError: The algorithm passes over the data, whose length may differ per client.
     """
     if any(phase.over_data for phase in algorithm.phases):
         raise ValueError(f"{algorithm.name} passes over the data of each client; simulate its clients apart")
@@ -50,7 +52,7 @@ def together(algorithm: Algorithm, clients: int, dtype: torch.dtype = torch.floa
 
 
 def rescheduled(recorded: Algorithm, algorithm: Algorithm) -> Algorithm:
-    """``recorded``, made by :func:`together`, with the scalars of ``algorithm``, which has the same functions otherwise."""
+    """Return ``recorded``, made by :func:`together`, with the scalars of ``algorithm``, which has the same functions."""
     return replace(
         recorded,
         hyper=algorithm.hyper,

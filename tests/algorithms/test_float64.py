@@ -20,9 +20,8 @@ from edgefl.contract.tensors import Tensors
 from edgefl.models.exits import with_exits
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.simulation.federated import Client, begun, drawn, federated
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
+from tests.support.reference import Client, begun, drawn, federated, run_round
 
 EXACT = {"aten._to_copy.default"}
 """Of whole numbers, on their way to bytes."""

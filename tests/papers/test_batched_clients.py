@@ -13,9 +13,9 @@ from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm, Phase
-from edgefl.simulation.batched_clients import rescheduled, together
-from edgefl.simulation.federated import Client, federated
+from reproduce.batched_clients import rescheduled, together
 from tests.invariants.fafed.tiny import Bowls, X, whole
+from tests.support.reference import Client, federated
 
 PROBLEM = Bowls.drawn(clients=4, d=3, seed=2)
 START = {X: torch.ones(3, dtype=torch.float64)}

@@ -25,11 +25,10 @@ from edgefl.errors import ModelError
 from edgefl.models.exits import channel_dim
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.objective.objective import Objective
-from edgefl.simulation.average import partial_average
-from edgefl.simulation.round import Feed, run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import Region, extract
+from tests.support.reference import Feed, partial_average, run_round
 
 # SVCCA: how similar two models' layers are, from what they give for the same inputs (embracingfl.md 2.10).
 
@@ -120,7 +119,7 @@ def similarities(
     probed = tuple(layers) or spec.units
     pairs = list(combinations(range(len(models)), 2))
     sums = {layer: torch.zeros(len(pairs), dtype=torch.float64) for layer in probed}
-    probe = _Probe(spec, probed)
+    probe = _LayerProbe(spec, probed)
     for x in batches:
         by_model = [probe.directions(weights, x) for weights in models]
         for layer in probed:
@@ -130,8 +129,8 @@ def similarities(
     return {layer: Similarity(float(mean.mean()), float(mean.max())) for layer, mean in means.items()}
 
 
-class _Probe:
-    """A model without values that notes what some of its submodules give."""
+class _LayerProbe:
+    """Model without values that records the outputs of some submodules."""
 
     def __init__(self, spec: ModelSpec, layers: tuple[str, ...]) -> None:
         self._module = skeleton(spec.module, training=False)
@@ -208,7 +207,7 @@ def half_cut(spec: ModelSpec) -> int:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How alike the clients' models are after ``step`` local steps, right after an average."""
+    """Similarity of the clients' models after ``step`` local steps, right after an average."""
 
     step: int
     layers: Mapping[str, Similarity]

@@ -1,4 +1,4 @@
-"""The rounds of a simulation as a run of MLflow: the configuration as its parameters, each round's numbers as metrics."""
+"""Rounds of a simulation as a run of MLflow: the configuration as its parameters, each round's numbers as metrics."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mlflow.exceptions import MlflowException
 from edgefl.config import Federation
 from edgefl.config.text import by_key
 from edgefl.errors import ConfigError
-from edgefl.simulator.row import Row, scalars
+from edgefl.simulator.results import RoundRow, scalars
 from edgefl.system.distribution import version
 from edgefl.system.files import write_text
 
 NAME = "mlflow.json"
 _PARAMS_AT_A_TIME = 100
 _MARK = "reports"
-"""The metric that is sent last: a round that has it is there as a whole."""
+"""Metric that is sent last: a round that has it is complete."""
 _AGAIN_S = 60.0
-"""A server that failed is not tried with every round."""
+"""Seconds until a failed server is tried again, so that not every round waits for it."""
 
 
-class _Known(msgspec.Struct, frozen=True):
-    """``mlflow.json``: the run that a simulation is told to."""
+class _MlflowFile(msgspec.Struct, frozen=True):
+    """``mlflow.json``: the run that records a simulation."""
 
     uri: str
     run: str
@@ -37,9 +37,13 @@ class _Known(msgspec.Struct, frozen=True):
 
 @dataclass
 class MlflowRun:
-    """One run at one MLflow. A server that fails later costs no round: what it lacks is sent when it is back.
+    """One run on one MLflow server. If the server fails later, no round is lost: missing ones are sent when it is back.
 
-    ``last``: the last round that it has; ``again``: not before this time (monotonic) is it tried again.
+    Attributes:
+        last: Last round on the server.
+        warn: User's function for warnings.
+        waiting: Rounds to send.
+        again: Earliest time (monotonic) of the next attempt.
     """
 
     client: MlflowClient
@@ -47,22 +51,25 @@ class MlflowRun:
     run: str
     last: int
     warn: Callable[[str], None]
-    waiting: list[Row] = field(default_factory=list)
+    waiting: list[RoundRow] = field(default_factory=list)
     again: float = 0.0
 
     @classmethod
     def open(
         cls, folder: Path, federation: Federation, dataset: str, warn: Callable[[str], None]
     ) -> MlflowRun:
-        """The run that ``mlflow.json`` in ``folder`` names, or a new one. ConfigError if MLflow cannot be reached, or has
-        lost it."""
+        """Return the run that ``mlflow.json`` in ``folder`` names, or a new one.
+
+        Raises:
+            ConfigError: MLflow cannot be reached, or does not have the run.
+        """
         uri, path = federation.simulation.mlflow, folder / NAME
         try:
             client = MlflowClient(uri)
-            known = msgspec.json.decode(path.read_bytes(), type=_Known) if path.exists() else None
+            known = msgspec.json.decode(path.read_bytes(), type=_MlflowFile) if path.exists() else None
             if known is None or known.uri != uri:
                 run = _begun(client, federation, dataset, folder)
-                write_text(path, msgspec.json.encode(_Known(uri, run)).decode())
+                write_text(path, msgspec.json.encode(_MlflowFile(uri, run)).decode())
                 return cls(client, uri, run, 0, warn)
             client.update_run(known.run, status="RUNNING")
             told = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
@@ -74,11 +81,11 @@ class MlflowRun:
                 uri=uri,
             ) from error
 
-    def begin(self, rows: Sequence[Row]) -> None:
+    def begin(self, rows: Sequence[RoundRow]) -> None:
         self.waiting.extend(row for row in rows if row.round > self.last)
         self._send()
 
-    def take(self, row: Row) -> None:
+    def take(self, row: RoundRow) -> None:
         self.waiting.extend([row] if row.round > self.last else [])
         if time.monotonic() >= self.again:
             self._send()
@@ -92,7 +99,7 @@ class MlflowRun:
             self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
 
     def _send(self) -> None:
-        """What waits, in order."""
+        """Send the waiting rounds, in order."""
         try:
             while self.waiting:
                 self._log(self.waiting[0])
@@ -102,7 +109,7 @@ class MlflowRun:
                 self.warn(f"{self.uri} takes no rounds now: {_short(error)}; they are sent when it does")
             self.again = time.monotonic() + _AGAIN_S
 
-    def _log(self, row: Row) -> None:
+    def _log(self, row: RoundRow) -> None:
         numbers = dict(scalars(row))
         numbers[_MARK] = numbers.pop(_MARK)
         now = int(1000 * time.time())
@@ -111,7 +118,7 @@ class MlflowRun:
 
 
 def _begun(client: MlflowClient, federation: Federation, dataset: str, folder: Path) -> str:
-    """A new run with the whole configuration, in the experiment that has the federation's name."""
+    """Return a new run with the whole configuration, in the experiment with the federation's name."""
     name = federation.federation.name
     found = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if found is None else found.experiment_id

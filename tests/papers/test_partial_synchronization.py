@@ -11,7 +11,9 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
-from edgefl.simulation.partial_synchronization import (
+from edgefl.submodels.width.submodel import Width
+from edgefl.wire.regions import Block
+from reproduce.embracingfl.partial_synchronization import (
     Samples,
     averaged,
     half_cut,
@@ -21,8 +23,6 @@ from edgefl.simulation.partial_synchronization import (
     svcca,
     synchronised,
 )
-from edgefl.submodels.width.submodel import Width
-from edgefl.wire.regions import Block
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.support.regions import assert_inside
 

@@ -1,0 +1,193 @@
+"""Coders of single entries: signs (one bit) and even levels (a few bits), applied after training (fedbat.md, section 3).
+
+Sign codes are 1 for + and 0 for -. All norms are of one tensor (fedbat.md 8.8). ``sign0`` decides the sign of an unchanged
+entry, since one bit has no zero (fedbat.md 8.7).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edgefl.codecs.codec import Change, Coded
+from edgefl.errors import ConfigError
+from edgefl.wire.update.form import SIGNS, Codes
+
+Sign0 = Literal["random", "plus"]
+
+
+@dataclass(frozen=True)
+class FixedSign:
+    """SignSGD: ``alpha * sign(m)``. One ``alpha`` for all tensors, so only the bits are sent."""
+
+    alpha: float = 0.001
+    sign0: Sign0 = "random"
+
+    @property
+    def encoding(self) -> Codes:
+        return Codes(1, SIGNS, self.alpha)
+
+    @property
+    def random(self) -> bool:
+        return self.sign0 == "random"
+
+    def code(self, change: Change) -> Coded:
+        return _coded(signs(change, self.sign0))
+
+
+@dataclass(frozen=True)
+class ScaledSignCoder:
+    """``mean|m| * sign(m)``: EF-SignSGD's compressor. With feedback m is the change plus the residual."""
+
+    sign0: Sign0 = "random"
+    encoding = Codes(1, SIGNS)
+
+    @property
+    def random(self) -> bool:
+        return self.sign0 == "random"
+
+    def code(self, change: Change) -> Coded:
+        return _coded(signs(change, self.sign0), change.mean_size())
+
+
+@dataclass(frozen=True)
+class NoisySign:
+    """Noisy-SignSGD: ``alpha * sign(m + xi)``, xi normal of deviation ``sigma``.
+
+    The sign is + with probability Phi(m / sigma), so one uniform number decides it.
+    """
+
+    alpha: float = 0.01
+    sigma: float = 0.01
+    random = True
+
+    @property
+    def encoding(self) -> Codes:
+        return Codes(1, SIGNS, self.alpha)
+
+    def code(self, change: Change) -> Coded:
+        chance = 0.5 * (1 + torch.erf(change.value / (self.sigma * math.sqrt(2))))
+        return _coded(_happens(change.draws(), chance))
+
+
+@dataclass(frozen=True)
+class StochasticSign:
+    """Stoc-SignSGD: ``alpha * sign(m + xi)``, xi uniform in +-norm_inf(m): + with probability 1/2 + m / (2 norm_inf)."""
+
+    alpha: float = 0.01
+    random = True
+
+    @property
+    def encoding(self) -> Codes:
+        return Codes(1, SIGNS, self.alpha)
+
+    def code(self, change: Change) -> Coded:
+        largest = change.spread(above_zero(change.largest()))
+        return _coded(_happens(change.draws(), 0.5 + change.value / (2 * largest)))
+
+
+@dataclass(frozen=True)
+class MeanSign:
+    """BiFL's upload: sign(W) and mean|W| of the weights themselves; sign(0) is +, as in its forward pass."""
+
+    encoding = Codes(1, SIGNS)
+    random = False
+
+    def code(self, change: Change) -> Coded:
+        return _coded((change.value >= 0).to(torch.float32), change.mean_size())
+
+
+def signs(change: Change, sign0: Sign0) -> Tensor:
+    """Return 1 for positive values and 0 for negative ones. A zero becomes either at random, or 1."""
+    value = change.value
+    positive = value > 0 if sign0 == "random" else value >= 0
+    if sign0 == "random":
+        positive = positive | ((value == 0) & (change.draws() < 0.5))
+    return positive.to(torch.float32)
+
+
+def above_zero(scale: Tensor) -> Tensor:
+    """Return ``scale``, or 1 if it is 0, for a safe division."""
+    return torch.where(scale > 0, scale, torch.ones(()))
+
+
+def _coded(codes: Tensor, scale: Tensor | None = None) -> Coded:
+    return Coded(codes, 2 * codes - 1, scale)
+
+
+def _happens(uniform: Tensor, chance: Tensor) -> Tensor:
+    return (uniform < chance).to(torch.float32)
+
+
+def even_levels(bits: int) -> Codes:
+    """Return 2 q + 1 even levels from -1 to 1, q = 2**(bits - 1) - 1: code c is (c - q) / q.
+
+    The last code is unused, and 1.
+    """
+    if not 2 <= bits <= 8:
+        raise ConfigError(
+            f"levels take 2 to 8 bits, found {bits}; for one bit choose a sign codec", bits=bits
+        )
+    q = 2 ** (bits - 1) - 1
+    return Codes(bits, (*((code - q) / q for code in range(2 * q + 1)), 1.0))
+
+
+@dataclass(frozen=True)
+class StochasticLevels:
+    """FedPAQ: ``A * sign(m) * (floor(y) + Bernoulli(y - floor(y))) / q`` with y = |m| / A * q and A = norm_inf(m).
+
+    Unbiased, with a variance of at most A^2 / (4 q^2) per entry.
+    """
+
+    bits: int = 4
+    random = True
+
+    @property
+    def encoding(self) -> Codes:
+        return even_levels(self.bits)
+
+    def code(self, change: Change) -> Coded:
+        q, largest = _steps(self.bits), change.largest()
+        y = change.value.abs() / change.spread(above_zero(largest)) * q
+        low = torch.floor(y)
+        level = low + (change.draws() < y - low).to(torch.float32)
+        return _coded_level(torch.where(change.value < 0, -level, level), q, largest)
+
+
+@dataclass(frozen=True)
+class NearestLevels:
+    """The level next to m / norm_inf(m).
+
+    ``same_sign``: base plus the level never has another sign than base plus the change. A moving variance must stay above
+    zero, so the next level towards the change is used instead.
+    """
+
+    bits: int = 8
+    same_sign: bool = False
+    random = False
+
+    @property
+    def encoding(self) -> Codes:
+        return even_levels(self.bits)
+
+    def code(self, change: Change) -> Coded:
+        q, largest = _steps(self.bits), change.largest()
+        level = torch.round(change.value / change.spread(above_zero(largest)) * q)
+        if self.same_sign:
+            goal = change.base + change.value
+            outcome = change.base + level * change.spread(largest / q)
+            level = torch.where((goal >= 0) & (outcome < 0), level + 1, level)
+            level = torch.where((goal <= 0) & (outcome > 0), level - 1, level)
+        return _coded_level(level.clamp(-q, q), q, largest)
+
+
+def _coded_level(level: Tensor, q: float, largest: Tensor) -> Coded:
+    return Coded(q + level, level / q, largest)
+
+
+def _steps(bits: int) -> float:
+    return float(2 ** (bits - 1) - 1)

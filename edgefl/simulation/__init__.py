@@ -1,1 +1,0 @@
-"""The same algorithms, many clients, one process; here, one client's round in torch, the oracle for the device."""
