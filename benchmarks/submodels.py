@@ -28,9 +28,9 @@ from edgefl.models.tied import state_of
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
+from edgefl.submodels.catalog import Size, sizes
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
-from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
 from edgefl_export.artifact import Artifact
@@ -49,7 +49,7 @@ SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
 class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind at one size. Counts and bytes are those of :class:`edgefl.submodels.cost.Cost`.
+    """One kind at one size. Counts and bytes are those of :class:`edgefl.submodels.cost.RoundCost`.
 
     ``gamma`` is the share that was asked for, of the parameters or (``match``) of the multiplications;
     ``parameter_share`` and ``mac_share`` are what it came to. ``artifact_bytes`` are the ONNX

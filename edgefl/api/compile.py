@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
-from edgefl.submodels.choices import OutputSide
+from edgefl.submodels.catalog import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl_export.bundle.formats import format_of

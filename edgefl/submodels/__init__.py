@@ -1,6 +1,8 @@
-"""Which entries of the global model a tier holds: output-side suffixes, width slices, the most important entries, exits.
+"""Submodels: the entries of the global model that a tier holds.
 
-``edgefl.submodels.Width(gamma=0.5)`` names a kind with its options. A model of your own is split into units by
+Output-side suffixes, width slices, important entries, exits.
+
+``edgefl.submodels.Width(gamma=0.5)`` names a submodel type with its options. A model of your own is split into units by
 :func:`split`, or is a :class:`ModelSpec`.
 """
 
@@ -14,10 +16,10 @@ if TYPE_CHECKING:
     from edgefl.contract.tensors import TensorSpec
     from edgefl.models.spec import ModelSpec
     from edgefl.models.split import split
-    from edgefl.submodels.choices import EarlyExit, Importance, ImportanceStructured, OutputSide, Width
+    from edgefl.submodels.catalog import EarlyExit, Importance, ImportanceStructured, OutputSide, Width
 
 _PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.submodels.choices": (
+    "edgefl.submodels.catalog": (
         "OutputSide",
         "Width",
         "Importance",

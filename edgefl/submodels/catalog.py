@@ -1,15 +1,19 @@
-"""The submodel kinds by name, as federation files have them."""
+"""Submodel types by name, as in federation files, as objects with their options (``Width(gamma=0.5)``), and their sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from edgefl.contract.choice import SubmodelChoice, built_upon
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.early_exit.fit import early_exit
+from edgefl.submodels.early_exit.submodel import early_exit
 from edgefl.submodels.importance.submodel import importance
+from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES
 from edgefl.submodels.output_side.submodel import output_side
 from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.submodel import Submodel
@@ -25,10 +29,76 @@ KINDS: Mapping[str, Callable[..., Submodel]] = {
 
 
 def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
-    """The submodel ``kind`` of ``spec``. ConfigError, with what exists, for a wrong name or option; ModelError where
-    the model cannot be cut so."""
+    """Return the submodel ``kind`` of ``spec``.
+
+    Raises:
+        ConfigError: The name or an option is unknown. The error lists the alternatives.
+        ModelError: The model cannot be cut like this.
+    """
     factory = KINDS.get(kind)
     if factory is None:
         raise ConfigError(f"no submodel kind {kind!r}; there are: {', '.join(sorted(KINDS))}", kind=kind)
     check_options(f"submodel kind {kind!r}", factory, options)
     return factory(spec, **options)
+
+
+OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
+Width = built_upon(SubmodelChoice, "width", "Width", width)
+Importance = built_upon(SubmodelChoice, "importance", "Importance", importance)
+ImportanceStructured = built_upon(
+    SubmodelChoice, "importance_structured", "ImportanceStructured", importance_structured
+)
+EarlyExit = built_upon(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
+
+
+GAMMAS: tuple[float, ...] = tuple(sorted({*FOUR_SIZES, *FIVE_SIZES}))
+"""Capacities of the paper (fiarse.md 2.10)."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """A submodel type and the options for one size."""
+
+    kind: str
+    options: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """Options for people: ``gamma 0.25``, ``cut 5``, ``whole model``."""
+        if self.kind == "width" and self.options.get("gamma") == 1.0:
+            return "whole model"
+        options = [f"{name} {_human(value)}" for name, value in self.options.items()]
+        return ", ".join(options) or "as it is"
+
+    @property
+    def finer(self) -> Size | None:
+        """The same cut with a chunk per frozen unit: more downloads, least memory in the forward pass."""
+        cut = self.options.get("cut", 0)
+        return None if cut < 2 or "chunks" in self.options else Size(self.kind, {"cut": cut, "chunks": cut})
+
+    def of(self, spec: ModelSpec) -> Submodel:
+        """Return the submodel. Raises ConfigError or ModelError if it does not exist."""
+        return build(spec, self.kind, **self.options)
+
+
+def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = ()) -> list[Size]:
+    """Return every size of the ``kinds`` (default: all), largest first, without building or checking them.
+
+    A type with ``gamma`` has a size for each of ``gammas`` (default: :data:`GAMMAS`), one with ``cut`` for every cut.
+    """
+    all_sizes: list[Size] = []
+    for kind in kinds or KINDS:
+        factory = KINDS.get(kind)
+        takes = inspect.signature(factory).parameters if factory else {}
+        if "gamma" in takes:
+            shares = sorted(set(gammas) or GAMMAS, reverse=True)
+            all_sizes += [Size(kind, {"gamma": gamma}) for gamma in shares]
+        elif "cut" in takes:
+            all_sizes += [Size(kind, {"cut": cut}) for cut in range(len(spec.units))]
+        else:
+            all_sizes.append(Size(kind, {}))
+    return all_sizes
+
+
+def _human(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
-"""What one round of a submodel costs, beside memory: parameters, multiplications and bytes, of whichever kind it is.
+"""Cost of one round of a submodel of any type, except memory: parameters, multiplications and bytes.
 
-Counted from what the kind says of itself: its trained units, its frozen chunks, and its placement of the initial weights.
+It is computed from the submodel's trained units, its frozen chunks, and its placement of the initial weights.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ from edgefl.wire.regions import Entries, Placement, Region, extract, pieces
 from edgefl.wire.tensors import Array
 
 TRAINING = 3
-"""Multiplications of a training step over those of its forward pass: one for the outputs, one for the gradient of what
-was read, one for that of the weights."""
+"""Multiplications of a training step per one of its forward pass: outputs, gradients of inputs, and of weights."""
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
 _ROWS = 2
 NO_WEIGHT = ""
-"""Under this name stand products of activations with activations, such as attention scores."""
+"""Name of products of activations with activations, such as attention scores."""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """A submodel's cost in a round.
+class RoundCost:
+    """Cost of a submodel in a round.
 
-    ``parameters`` counts trained entries, moving statistics not among them. ``macs`` are multiply-accumulate operations
-    of one sample's forward pass through the trained units as a runtime executes them, ``kept_macs`` those with weights
-    that the tier holds (fiarse.md 8.2: a runtime that skipped zeros would need no more), ``prefix_macs`` those of the
-    frozen units. Bytes are those of the blobs, headers included (:func:`edgefl.wire.tensors.dump`); the frozen units
-    are downloaded too.
+    Attributes:
+        parameters: Trained entries, without moving statistics.
+        macs: Multiply-accumulates of one sample's forward pass through the trained units, as a runtime executes them.
+        kept_macs: Those with weights that the tier holds (fiarse.md 8.2), the need of a runtime that skips zeros.
+        prefix_macs: Those of the frozen units.
+        download_bytes: Blobs with headers (:func:`edgefl.wire.tensors.dump`), frozen units included.
+        upload_bytes: Blob of the update.
     """
 
     parameters: int
@@ -57,11 +58,17 @@ class Cost:
     upload_bytes: int
 
     def round_macs(self, *, batch: int, steps: int, samples: int) -> int:
-        """Of a whole round: ``steps`` training steps, and one pass of ``samples`` rows through the frozen units."""
+        """Return the multiply-accumulates of a round.
+
+        Args:
+            batch: Samples per step.
+            steps: Training steps.
+            samples: Rows that pass once through the frozen units.
+        """
         return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
 
 
-def cost(submodel: Submodel, forwards: Forwards | None = None) -> Cost:
+def cost(submodel: Submodel, forwards: Forwards | None = None) -> RoundCost:
     """Return the cost of ``submodel`` in round 1, at the initial weights of its model.
 
     Args:
@@ -79,7 +86,7 @@ def cost(submodel: Submodel, forwards: Forwards | None = None) -> Cost:
         count * sparse[name] // math.prod(shapes[name]) if name in sparse else count
         for name, count in by_weight.items()
     )
-    return Cost(
+    return RoundCost(
         parameters=sum(entry_counts.get(name, 0) for name in trainable(submodel.spec)),
         macs=sum(by_weight.values()),
         kept_macs=kept_macs,
@@ -90,18 +97,18 @@ def cost(submodel: Submodel, forwards: Forwards | None = None) -> Cost:
 
 
 def whole(spec: ModelSpec) -> tuple[int, int]:
-    """Parameters and multiplications (one sample's forward pass) of the whole model."""
+    """Return parameters and multiplications (one sample's forward pass) of the whole model."""
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
     return sum(sizes[name] for name in trainable(spec)), macs(spec.module, spec.sample)
 
 
 def trainable(spec: ModelSpec) -> tuple[str, ...]:
-    """Names of the global tensors that gradients move."""
+    """Return the names of the trained global tensors."""
     return tuple(name for name, parameter in spec.module.named_parameters() if parameter.requires_grad)
 
 
 def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """How many entries of each global tensor the regions hold; 0 for one that is listed and holds none."""
+    """Return the number of entries of each global tensor that the regions hold."""
     counts: dict[str, int] = {}
     for name, region in regions.items():
         for part, positions in pieces(name, region, shapes):
@@ -111,7 +118,7 @@ def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
-    """Bytes of the payload, or of the units' blobs; a unit that is in a chunk and trained is fetched once."""
+    """Return the bytes of the payload, or of the units' blobs. A unit in a chunk and in the suffix is fetched once."""
     units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
     sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
     for unit in units:
@@ -125,8 +132,7 @@ def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Place
 
 @dataclass(frozen=True)
 class Forward:
-    """Forward pass of one sample: multiply-accumulate operations by the state tensor that they multiply with, and the
-    bytes of all results. Two samples take twice as many bytes."""
+    """Forward pass of one sample: multiply-accumulates by state tensor, and the bytes of all results."""
 
     macs: Mapping[str, int]
     nbytes: float
@@ -157,9 +163,9 @@ class Forwards:
 
 
 def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> Mapping[str, int]:
-    """Return the multiply-accumulate operations of one sample's forward pass by the state tensor that they multiply with.
+    """Return the multiply-accumulates of one sample's forward pass by state tensor.
 
-    Convolutions, products and recurrent cells; an op with several weights is shared out by their sizes.
+    Counts convolutions, products and recurrent cells. An op with several weights is divided by their sizes.
     """
     return _together(_forwards(module, sample)).macs
 
@@ -170,7 +176,7 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
 
 
 def _forwards(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
-    """Return the forward pass of each unit of ``module``, of which all run, one after the other."""
+    """Run ``module`` and return the forward pass of each unit."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     made: list[Forward] = []
@@ -189,7 +195,7 @@ def _together(parts: Sequence[Forward]) -> Forward:
 
 
 class _Counting(TorchDispatchMode):
-    """Counts per weight. A weight is known by its storage: ops read views of it, such as its transpose."""
+    """Counter per weight. A weight is identified by its storage, because ops read views of it, such as its transpose."""
 
     def __init__(self, module: nn.Sequential) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -199,7 +205,7 @@ class _Counting(TorchDispatchMode):
         self._nbytes = 0
 
     def take(self) -> Forward:
-        """Return what was counted since the last call."""
+        """Return the counts since the last call."""
         taken = Forward({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
         self._macs, self._nbytes = {}, 0
         return taken

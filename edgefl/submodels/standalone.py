@@ -1,4 +1,4 @@
-"""A submodel of a trained global model on its own: a plain module for inference, of any kind and size."""
+"""Submodel of a trained global model as a plain module for inference, of any type and size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgefl.wire.metrics import added, measured
 from edgefl.wire.tensors import Array
 
 FIRST_ROUND = 1
-"""Where a window rolls, deployment takes its first place."""
+"""Round of a deployed rolling window."""
 
 
 def standalone(
@@ -30,12 +30,19 @@ def standalone(
     number: int = FIRST_ROUND,
     inference: Function | None = None,
 ) -> nn.Sequential:
-    """What ``submodel`` reads in inference of the global ``weights``, in modules of its own, in inference mode. ``number``:
-    the round in whose place a rolling window stands. ``inference``: that of the algorithm that trained the submodel.
+    """Return the module of ``submodel`` with its part of ``weights``, in inference mode.
 
-    Nothing has to have been trained in this size. Entries that the submodel lacks are zero where its tensors keep their
-    shape. A submodel that freezes units at the input side is the whole model then. ModelError if ``weights`` are not
-    those of the submodel's model.
+    The size need not have been trained. Entries that the submodel lacks are zero if its tensors keep their shape. A submodel
+    with frozen units at the input side becomes the whole model.
+
+    Args:
+        submodel: Submodel.
+        weights: Global weights.
+        number: Round that decides a rolling window.
+        inference: Inference function of the algorithm that trained the submodel.
+
+    Raises:
+        ModelError: ``weights`` do not belong to the submodel's model.
     """
     _check(submodel.spec, weights)
     whole = bool(submodel.prefix)
@@ -47,8 +54,10 @@ def standalone(
 
 
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
-    """The metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``, which hold inputs by name,
-    the first as ``x``, and labels ``y``; {} without any."""
+    """Return the metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``.
+
+    A batch holds inputs by name, the first as ``x``, and labels ``y``. Without batches the result is empty.
+    """
     return scores_of(partial(call_with_inputs, module), loss, batches)
 
 
@@ -69,7 +78,7 @@ def scores_of(
 def _read(
     submodel: Submodel, weights: Mapping[str, Array], number: int, inference: Function | None
 ) -> Tensors:
-    """The tensors that the suffix computes with in inference, by local name."""
+    """Return the tensors that the suffix uses in inference, by local name."""
     local = _tensors(submodel.place(weights, number).payload or weights)
     if inference is not None:
         given = prefixed("weights", local)

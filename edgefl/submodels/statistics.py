@@ -47,7 +47,7 @@ class Statistics:
         return Statistics(passes, sums)
 
     def __radd__(self, zero: int) -> Statistics:
-        """So that ``sum`` can begin with 0."""
+        """Return self, so that ``sum`` can begin with 0."""
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""The one shape of a submodel: which entries of which global tensors a tier holds, and how they travel."""
+"""Interface of submodels: the entries of global tensors that a tier holds, and their transport."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
+class FrozenChunk:
     """Consecutive frozen units that are fetched, run forward over the local data and dropped together.
 
-    ``units`` are those with weights, followed by later ones that hold tensors these read too.
+    ``units`` are units with weights, followed by later ones that hold tensors these read too.
     """
 
     units: tuple[str, ...]
@@ -51,11 +51,11 @@ class Submodel(ABC):
 
     @property
     def carrier(self) -> Carrier | None:
-        """Transport and use of the suffix's tensors; None: as they are."""
+        """Transport and use of the suffix's tensors. None: unchanged."""
         return None
 
     @property
-    def prefix(self) -> tuple[Chunk, ...]:
+    def prefix(self) -> tuple[FrozenChunk, ...]:
         """Units that are run forward, frozen, before training; empty if the whole depth is trained."""
         return ()
 
@@ -66,13 +66,13 @@ class Submodel(ABC):
 
     @property
     def moves(self) -> bool:
-        """Return True if the tier may hold other entries in each round, so that a device keeps nothing per entry."""
+        """True if the tier may hold other entries in each round, so that a device cannot keep state per entry."""
         return False
 
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, object]:
-        """All that decides the tier's graphs, beside the model, in types that JSON knows."""
+        """All settings that decide the tier's graphs, besides the model, in JSON types."""
 
     @abstractmethod
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:

@@ -19,10 +19,10 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.choice import AlgorithmChoice
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.cost import Cost, Forwards, cost, whole
+from edgefl.submodels.catalog import Size, sizes
+from edgefl.submodels.cost import Forwards, RoundCost, cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
 from edgefl.submodels.importance.submodel import Importance
-from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
@@ -136,7 +136,7 @@ class _Sketch:
 
     size: Size
     submodel: Submodel
-    cost: Cost
+    cost: RoundCost
     choice: AlgorithmChoice
     functions: Functions
     told: str

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgefl.errors import ModelError
-from edgefl.submodels.sizes import Size
+from edgefl.submodels.catalog import Size
 from edgefl.system.sizes import mebibytes
 
 DEAD = "dead at the initial weights"

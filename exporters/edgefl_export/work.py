@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from edgefl.contract.algorithm import Algorithm, Phase
-from edgefl.submodels.cost import Cost
+from edgefl.submodels.cost import RoundCost
 from edgefl_export.bundle.build import batch_size
 
 
-def round_work(algorithm: Algorithm, found: Cost, samples: int = 0) -> int:
+def round_work(algorithm: Algorithm, found: RoundCost, samples: int = 0) -> int:
     """Multiplications of a round on ``samples`` rows; 0: as many as the round's steps draw.
 
     A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` say.

@@ -21,7 +21,7 @@ from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.compaction.compact import Compacted, compact
-from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.importance.strategy import maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.wire.tensors import Arrays
 from edgefl_export.capture.trace import capture

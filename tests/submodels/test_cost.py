@@ -10,8 +10,8 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
+from edgefl.submodels.catalog import GAMMAS, Size, sizes
 from edgefl.submodels.cost import NO_WEIGHT, Forwards, cost, entries, macs, macs_by_weight, whole
-from edgefl.submodels.sizes import GAMMAS, Size, sizes
 from edgefl.wire import bits, tensors
 from edgefl.wire.regions import Block, Entries
 

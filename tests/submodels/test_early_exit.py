@@ -28,9 +28,8 @@ from edgefl.objective.objective import Objective
 from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels import catalog
-from edgefl.submodels.early_exit.fit import early_exit
-from edgefl.submodels.early_exit.submodel import EarlyExit
-from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.early_exit.submodel import EarlyExit, early_exit
+from edgefl.submodels.importance.strategy import maskable
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width

@@ -25,8 +25,7 @@ from edgefl.submodels.cost import cost as cost_of_submodel
 from edgefl.submodels.cost import macs
 from edgefl.submodels.cost import whole as cost_of_whole
 from edgefl.submodels.structured.carrier import THETA
-from edgefl.submodels.structured.counts import cost_of, layouts, search
-from edgefl.submodels.structured.scores import Score, strongest
+from edgefl.submodels.structured.counts import Score, cost_of, layouts, search, strongest
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import Block, extract
 from edgefl.wire.tensors import Arrays

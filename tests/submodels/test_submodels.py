@@ -113,7 +113,7 @@ def test_a_file_says_the_lstm_weak_tier_and_its_preset_is_that_one() -> None:
     assert table.options == {"skip": 0.5}
     assert submodel_of(spec, "weak", table).identity == weak.identity
     with pytest.raises(
-        ModelError, match=r"records states of 8 tokens, and is asked for one of 4: leave out data\.lengths"
+        ModelError, match=r"records states of 8 tokens, and this input has 4: leave out data\.lengths"
     ):
         submodel_of(spec.shortened(4), "weak", table)
     text = parse_tiers("weak", "bilstm")["weak"]

@@ -15,7 +15,7 @@ from edgefl.api.compile import compile
 from edgefl.api.model import Model
 from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.codecs.catalog import FedPAQ, TopK
-from edgefl.submodels.choices import Importance, OutputSide
+from edgefl.submodels.catalog import Importance, OutputSide
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl_conformance.material.bundles import FOLDER, SCALE, SHIFT
 

@@ -28,8 +28,7 @@ from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.exits import with_exits
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.catalog import build
-from edgefl.submodels.choices import EarlyExit, Importance, OutputSide, Width
+from edgefl.submodels.catalog import EarlyExit, Importance, OutputSide, Width, build
 from edgefl_conformance.memory.measure import RoundMemory, measured
 from edgefl_conformance.memory.models import SUBJECTS, MeasuredModel
 from edgefl_conformance.play.broker import Broker, running_broker

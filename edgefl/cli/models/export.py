@@ -205,7 +205,7 @@ def _export_fitting(
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.samples import model_with_samples
-    from edgefl.submodels.sizes import Size
+    from edgefl.submodels.catalog import Size
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_export.bundle.formats import check_installed
 

@@ -1,1 +1,1 @@
-"""Which dimensions of a model's tensors hang together, found from the operations that it runs, and slices of them."""
+"""Channel analysis by tracing: dimensions of a model's tensors that must be cut together, and slices."""

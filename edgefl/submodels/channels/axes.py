@@ -1,9 +1,9 @@
-"""What the indices of one dimension are made of, and how knowledge of it grows.
+"""Structure of a dimension's indices, refined as operations are traced.
 
-A dimension is an :data:`Axis`: an :class:`Atom` (one group of indices that nothing tells apart, such as the channels of
-a layer), a :class:`Product` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of
-axes one after the other. Dimensions whose indices must be kept alike share atoms. An atom can turn out to be
-something finer, and then is so everywhere; what cannot be told is *pinned*: kept whole.
+A dimension is an :data:`Axis`: an :class:`Atom` (one group of indices that are alike, such as the channels of a layer), a
+:class:`Product` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of axes one after
+the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or concatenation,
+and is refined everywhere then. A dimension of unknown structure is *pinned*: kept whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 
 class Atom:
-    """``size`` indices that belong together. ``reason`` says why none may be left out; None where some may."""
+    """``size`` indices that belong together. ``reason``: why none may be left out, or None."""
 
     __slots__ = ("_meaning", "reason", "size")
 
@@ -25,7 +25,7 @@ class Atom:
         self._meaning: Axis | None = None
 
     def become(self, axis: Axis) -> None:
-        """From now on this atom is ``axis``, of the same size."""
+        """Refine this atom to ``axis``, of the same size."""
         if self.reason is not None:
             pin(axis, self.reason)
         self._meaning = axis
@@ -49,7 +49,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Concat:
-    """The parts' indices one after the other."""
+    """Indices of the parts one after the other."""
 
     parts: tuple[Axis, ...]
 
@@ -60,14 +60,14 @@ ONE = Product(())
 
 
 class UnalignedError(Exception):
-    """Two ways to see the same indices have no common refinement as products and concatenations."""
+    """Two structures of the same indices have no common refinement as products and concatenations."""
 
 
 def resolve(axis: Axis) -> Axis:
-    """``axis`` as it is known now, in normal form.
+    """Return the current structure of ``axis`` in normal form.
 
-    No product in a product, no concatenation in a concatenation, none of a single member, no factor of size 1, and a
-    product whose first factor is a concatenation is the concatenation of products.
+    It has no product in a product, no concatenation in a concatenation, no single members and no factors of size 1. A
+    product whose first factor is a concatenation becomes a concatenation of products.
     """
     if isinstance(axis, Atom):
         return axis.resolved()
@@ -95,7 +95,7 @@ def size(axis: Axis) -> int:
 
 
 def atoms(axis: Axis) -> Iterator[Atom]:
-    """The atoms of ``axis``, in order, with repetitions."""
+    """Yield the atoms of ``axis``, in order, with repetitions."""
     axis = resolve(axis)
     if isinstance(axis, Atom):
         yield axis
@@ -105,7 +105,7 @@ def atoms(axis: Axis) -> Iterator[Atom]:
 
 
 def pin(axis: Axis, reason: str) -> None:
-    """Keep all of ``axis``; the first reason stays."""
+    """Keep all of ``axis``. An earlier reason stays."""
     for atom in atoms(axis):
         if atom.reason is None:
             atom.reason = reason
@@ -116,7 +116,7 @@ def is_pinned(axis: Axis) -> bool:
 
 
 def unify(one: Axis, other: Axis) -> None:
-    """Note that the same indices of both must be kept. Pins both where their structures have no common refinement."""
+    """Record that the same indices of both must be kept. Pins both if their structures have no common refinement."""
     one, other = resolve(one), resolve(other)
     if one == other:
         return
@@ -160,7 +160,7 @@ def _ends(axis: Concat) -> list[int]:
 
 
 def take(axis: Axis, start: int, stop: int) -> Axis:
-    """The indices ``start:stop`` of ``axis``, which learns that it is cut there. Raises :class:`UnalignedError`."""
+    """Return the indices ``start:stop`` of ``axis``, which is refined there. Raises :class:`UnalignedError`."""
     axis = resolve(axis)
     if (start, stop) == (0, size(axis)):
         return axis
@@ -192,7 +192,7 @@ def _taken(atom: Atom, start: int, stop: int) -> Axis:
 
 
 def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
-    """``axis`` as a product of two, the second of size ``inner``; it learns so. Raises :class:`UnalignedError`."""
+    """Return ``axis`` as a product of two, the second of size ``inner``. Refines it. Raises :class:`UnalignedError`."""
     axis = resolve(axis)
     if inner == 1:
         return axis, ONE
@@ -222,7 +222,7 @@ def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
 
 
 def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
-    """Each part divided alike; where a part ends inside a group, the groups are alike and all of them stay."""
+    """Divide each part alike. If a part ends inside a group, the groups are alike and all of them stay."""
     if any(size(part) % inner for part in axis.parts):
         groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]
         for group in groups[1:]:
@@ -235,7 +235,7 @@ def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
-    """The axes of a tensor seen in another ``shape`` of as many elements, as by ``view``."""
+    """Return the axes of a tensor in another ``shape`` of as many elements, as by ``view``."""
     new_axes: list[Axis] = []
     left = [axis for axis in axes if size(axis) != 1]
     wanted: list[int] = []

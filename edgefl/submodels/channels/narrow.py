@@ -1,4 +1,4 @@
-"""The model that is left of a selection: the same modules with smaller tensors, run once to see that they fit."""
+"""Model for a selection of channels: the same modules with smaller tensors, verified by a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
 
 
 def channels_of(spec: ModelSpec) -> Channels:
-    """How the dimensions of the model's tensors hang together; found once per model.
+    """Return the channels of a model, cached per model.
 
-    Where the code gives sizes to tensors (a first state of zeros, a token that it expands), one slice is tried: they
-    follow, or what depends on them stays whole.
+    If the code gives sizes to tensors (an initial state of zeros, a token that it expands), one slice is tried: either these
+    sizes follow, or the dimensions that depend on them stay whole.
     """
     if spec not in _known:
         _known[spec] = _found(spec)
@@ -55,10 +55,9 @@ def _halves(spec: ModelSpec, channels: Channels) -> bool:
 def fitted(
     spec: ModelSpec, channels: Channels, keep: Callable[[int], int]
 ) -> tuple[Mapping[Atom, int], nn.Sequential]:
-    """How many indices of each atom stay, about ``keep`` of its size, and the model of the leading ones.
+    """Return the number of kept indices of each atom, about ``keep`` of its size, and the model of the leading ones.
 
-    That is the first of a few ways to choose what to cut that :func:`narrow` accepts; the ModelError of the first way
-    if it accepts none.
+    It is the first of several cuts that :func:`narrow` accepts. Raises the ModelError of the first cut if it accepts none.
     """
     refused: ModelError | None = None
     tried: list[Mapping[Atom, int]] = []
@@ -75,11 +74,19 @@ def fitted(
 
 
 def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequential:
-    """What a selection leaves of ``spec.module``, under the same names and with the selected values.
+    """Return the model for a selection, under the same names and with the selected values.
 
-    It is run without values, and its own channels must then be those that were selected. If they are not, the same
-    is tried once more with the sizes that the code keeps in attributes adapted. Raises ModelError, with the unit and
-    the line, for code that holds a size in another way or that would read the kept entries in another order.
+    A run without values checks that its channels are those selected. If they are not, sizes in attributes of the code are
+    adapted, and it is tried once more.
+
+    Args:
+        spec: Model.
+        channels: Its channels.
+        selection: Kept indices of atoms.
+
+    Raises:
+        ModelError: The code stores a size in another way, or would read the kept entries in another order. The error names
+            the unit and the line.
     """
     try:
         return _fitting(spec, channels, selection, adapted=False)
@@ -109,7 +116,7 @@ def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapt
 
 
 def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
-    """A deep copy; what it finds in its memo, the cut tensors, it takes from there."""
+    """Return a deep copy. Its memo contains the cut tensors."""
     memo: dict[int, object] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         cut = _cut(tensor.detach(), parts[name])
@@ -135,13 +142,13 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
         if not selection.keys().isdisjoint(atoms(before)) and _form(axis) != wanted:
             raise ModelError(
                 f"dimension {dim} of {name!r} would be read in another order: the whole model takes it for "
-                f"{_told(before)}, what is left of it for {_told(axis)}",
+                f"{_shape_text(before)}, what is left of it for {_shape_text(axis)}",
                 tensor=name,
             )
 
 
 def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
-    """``axis`` in the sizes that the selection leaves."""
+    """Return ``axis`` in the sizes of the selection."""
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
     if isinstance(axis, Product):
@@ -150,7 +157,7 @@ def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
 
 
 def _form(axis: Axis) -> Any:
-    """Sizes and how they are nested; what is pinned as a whole may be known in more or less detail."""
+    """Return sizes and their nesting. Two analyses may know pinned axes in different detail."""
     if isinstance(axis, Atom):
         return axis.size
     if axis == ONE:
@@ -159,8 +166,9 @@ def _form(axis: Axis) -> Any:
     return (type(axis).__name__, *map(_form, inner))
 
 
-def _told(axis: Axis) -> str:
+def _shape_text(axis: Axis) -> str:
+    """Return an axis as text for an error."""
     if isinstance(axis, Atom) or axis == ONE:
         return str(axis.size if isinstance(axis, Atom) else 1)
     sign, inner = (" x ", axis.factors) if isinstance(axis, Product) else (" + ", axis.parts)
-    return "(" + sign.join(map(_told, inner)) + ")"
+    return "(" + sign.join(map(_shape_text, inner)) + ")"

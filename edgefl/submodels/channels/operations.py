@@ -1,4 +1,4 @@
-"""What is known of every tensor of one run, and one operation of it with its arguments by name."""
+"""Axes of every tensor in one run, and one operation with its arguments by name."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ UNITS = "run_units"
 
 
 def whole(shape: Iterable[int], reason: str) -> Axes:
-    """Dimensions of which nothing may be left out."""
+    """Return dimensions that must be kept whole."""
     return tuple(resolve(Atom(length, reason)) for length in shape)
 
 
 def free(shape: Iterable[int]) -> Axes:
-    """Dimensions of which nothing is known yet."""
+    """Return dimensions of unknown structure."""
     return tuple(resolve(Atom(length)) for length in shape)
 
 
 @dataclass
 class Book:
-    """The axes of tensors. It holds the tensors too, so that no other can get the identity of one that is gone."""
+    """Axes of tensors. It holds the tensors too, so that none can get the id of a freed one."""
 
     _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
     # Tensors that an operation has read.
@@ -49,20 +49,20 @@ class Book:
         return self.peek(tensor)
 
     def peek(self, tensor: Tensor) -> Axes:
-        """The axes of ``tensor``, which nothing reads by that."""
+        """Return the axes of ``tensor`` without marking it as read."""
         if id(tensor) not in self._known:
             self.note(tensor, whole(tensor.shape, "a constant of the model"))
         return self._known[id(tensor)][1]
 
     def note(self, tensor: Tensor, axes: Axes) -> Axes:
-        """``axes`` belong to ``tensor``, together with what was known of it before. Returns what is known now."""
+        """Unify the axes of ``tensor`` with ``axes``, and return them."""
         known = self._known.setdefault(id(tensor), (tensor, axes))[1]
         for one, other in zip(known, axes, strict=True):
             unify(one, other)
         return known
 
     def renote(self, tensor: Tensor, axes: Axes) -> None:
-        """``axes`` belong to ``tensor`` from now on."""
+        """Replace the axes of ``tensor``."""
         self._known[id(tensor)] = tensor, axes
 
     def is_read(self, tensor: Tensor) -> bool:
@@ -70,8 +70,8 @@ class Book:
 
 
 @dataclass(frozen=True, eq=False)
-class Op:
-    """One operation: its arguments by the names of torch's schema, and the tensors it gave."""
+class OpCall:
+    """One operation: its arguments by the names of torch's schema, and its result tensors."""
 
     book: Book
     func: Any
@@ -79,7 +79,9 @@ class Op:
     results: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, book: Book, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any) -> Op:
+    def of(
+        cls, book: Book, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
+    ) -> OpCall:
         declared = func._schema.arguments
         arguments = {
             argument.name: argument.default_value for argument in declared if argument.has_default_value()
@@ -101,32 +103,32 @@ class Op:
         return self.book.axes(self.given[name])
 
     def dim(self, name: str, rank: int) -> int:
-        """The dimension that the argument ``name`` numbers, from 0."""
+        """Return the dimension in the argument ``name``, counted from 0."""
         return int(self.given[name]) % rank
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """The tensors among the arguments."""
+        """Tensors among the arguments."""
         return (leaf for leaf in pytree.tree_leaves(dict(self.given)) if isinstance(leaf, Tensor))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first result."""
+        """Shape of the first result."""
         return tuple(self.results[0].shape)
 
     def pin(self, axes: Iterable[Axis], what: str) -> None:
         """Keep all of ``axes``, because of ``what`` this operation does."""
         wide_axes = [axis for axis in axes if size(axis) > 1]
         if wide_axes:
-            reason = f"{what} ({self.told})"
+            reason = f"{what} ({self.description})"
             for axis in wide_axes:
                 pin(axis, reason)
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:
-        return whole(shape, f"{what} ({self.told})")
+        return whole(shape, f"{what} ({self.description})")
 
     def given_size(self, length: int) -> Axis:
-        """A dimension that has its size from the code, not from a tensor that is read here."""
+        """Return a dimension whose size comes from the code, not from a tensor."""
         if self.book.fixed:
             return self.whole((length,), "a size that the code gives")[0]
         (axis,) = free((length,))
@@ -134,21 +136,21 @@ class Op:
         return axis
 
     @property
-    def told(self) -> str:
-        """What people know the operation by: its name, the submodule and the line that called it."""
+    def description(self) -> str:
+        """The operation for people: its name, the submodule and the calling line."""
         inside = f" in {self.book.path[-1]}" if self.book.path and self.book.path[-1] else ""
         source = _source(sys._getframe(1))
         return f"{self.func}{inside}" + (f" at {source}" if source else "")
 
     def fits(self, axes: Sequence[Axes]) -> bool:
-        """Whether ``axes`` can be those of the results."""
+        """Return True if ``axes`` have the shapes of the results."""
         shapes = [tuple(map(size, each)) for each in axes]
         return shapes == [tuple(result.shape) for result in self.results]
 
 
 def _source(frame: FrameType | None) -> str:
-    """``file:line`` of the innermost line of the user's code that is running; empty if there is none."""
-    # What runs outside a unit is whoever asked for this run.
+    """Return ``file:line`` of the innermost running line of user code, or ""."""
+    # Operations outside a unit belong to the caller of this run.
     while frame is not None and frame.f_code.co_name != UNITS:
         if _is_user_file(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""Layers and graphs made for one width, told that their tensors have other sizes now."""
+"""Adaptation of layers and graphs to the new sizes of their tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Conv = nn.modules.conv._ConvNd
 
 
 def resize(module: nn.Module) -> None:
-    """Set the size attributes of every layer of torch's in ``module`` after the shapes of its tensors."""
+    """Set the size attributes of all torch layers in ``module`` from the shapes of their tensors."""
     for part in module.modules():
         for kind, sizes in _BY_WEIGHT.items():
             if isinstance(part, kind):
@@ -27,7 +27,7 @@ def resize(module: nn.Module) -> None:
 
 
 def follow(module: nn.Module, x: Tensor) -> None:
-    """Set the sizes of a layer that its own tensors do not tell after what it reads, ``x``."""
+    """Set sizes of a layer that its tensors do not determine from its input ``x``."""
     if isinstance(module, Conv) and not module.transposed and module.groups > 1:
         groups = x.shape[1] // module.weight.shape[1]
         _assign(module, {"groups": groups, "in_channels": x.shape[1]})
@@ -87,7 +87,7 @@ def _group_norm(layer: nn.GroupNorm) -> Sizes:
 
 
 def _groups(layer: nn.GroupNorm, channels: int) -> Sizes:
-    """One group per channel stays so; other groups stay as many and become smaller."""
+    """Return the groups of a group norm. One group per channel stays so; otherwise the number of groups stays."""
     alone = layer.num_groups == layer.num_channels
     return {"num_channels": channels, "num_groups": channels if alone else layer.num_groups}
 
@@ -132,9 +132,9 @@ _BY_WEIGHT: Mapping[type[nn.Module], Callable[[Any], Sizes]] = {
 
 
 def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
-    """Change whole numbers in attributes of the user's modules that are a size of their tensors before the cut.
+    """Change whole numbers in attributes of the user's modules that are an uncut size of their tensors.
 
-    A number that is the size of several dimensions, of which different parts are left, stays.
+    A number that is the size of several dimensions with different cuts stays.
     """
     for path, part in module.named_modules():
         if type(part).__module__.startswith(("torch.", "edgefl.")):
@@ -147,7 +147,7 @@ def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
 
 
 def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
-    """For each size of dimensions and of their parts in the tensors below ``path``, what is left of them."""
+    """Return the kept sizes for each size of dimensions and their parts in the tensors below ``path``."""
     sizes_left: dict[int, set[int]] = {}
     for name, axes in channels.axes.items():
         if not path or name.startswith(f"{path}."):
@@ -158,7 +158,7 @@ def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[
 
 
 def rewrite(module: nn.Module, places: Mapping[Place, Axes], selection: Selection) -> None:
-    """Replace sizes that units which are graphs hold as numbers, such as those of ``view``, by what is left of them."""
+    """Replace sizes that units store as numbers in graphs, such as those of ``view``, by the kept sizes."""
     for path, part in module.named_modules():
         if isinstance(part, fx.GraphModule):
             order = {node: position for position, node in enumerate(part.graph.nodes)}
@@ -206,7 +206,7 @@ def _size(number: Any, axis: Axis, selection: Selection) -> Any:
 
 
 def _offset(index: int, axis: Axis, selection: Selection) -> int:
-    """Where ``index`` lies among the kept indices."""
+    """Return the position of ``index`` among the kept indices."""
     whole = kept(axis, {})
     if not 0 <= index <= whole:
         return index

@@ -1,7 +1,7 @@
-"""What each operation says about the dimensions of the tensors that it reads and gives.
+"""Rules of operations: the relation between the dimensions of their inputs and results.
 
-A rule returns the axes of the first result, or of all; results it says nothing about are kept whole. A rule that raises
-:class:`~edgefl.submodels.channels.axes.UnalignedError` cannot tell: all it reads and gives is kept whole.
+A rule returns the axes of the first result, or of all. Results without axes are kept whole. If a rule raises
+:class:`~edgefl.submodels.channels.axes.UnalignedError`, all inputs and results are kept whole.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from edgefl.submodels.channels.axes import (
     take,
     unify,
 )
-from edgefl.submodels.channels.operations import Op
+from edgefl.submodels.channels.operations import OpCall
 
-Rule = Callable[[Op], Axes | list[Axes]]
+Rule = Callable[[OpCall], Axes | list[Axes]]
 _RULES: dict[Any, Rule] = {}
 
 
 def rule_of(func: Any) -> Rule | None:
-    """The rule of an operation; None if there is none."""
+    """Return the rule of an operation, or None."""
     exact_rule = _RULES.get(func.overloadpacket)
     if exact_rule is not None:
         return exact_rule
@@ -48,7 +48,7 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
-    """Make a function the rule of operations; names that this torch does not have are passed over."""
+    """Register a function as the rule of operations. Names that this torch does not have are ignored."""
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -61,7 +61,7 @@ def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
 
 
 @rule("copy_", "native_dropout", "masked_fill")
-def _pointwise(op: Op) -> list[Axes]:
+def _pointwise(op: OpCall) -> list[Axes]:
     """Entry by entry, with broadcasting."""
     read = [op.book.axes(tensor) for tensor in op.tensors]
     return [_broadcast(read, tuple(result.shape)) for result in op.results]
@@ -83,7 +83,7 @@ def _broadcast(read: Sequence[Axes], shape: Sequence[int]) -> Axes:
     "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "fill_", "zero_", "fill", "bernoulli",
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "tril", "triu", "_conj",
 )  # fmt: skip
-def _alike(op: Op) -> list[Axes]:
+def _alike(op: OpCall) -> list[Axes]:
     first = op.book.axes(next(op.tensors))
     return [first for _ in op.results]
 
@@ -92,7 +92,7 @@ def _alike(op: Op) -> list[Axes]:
     "zeros", "ones", "empty", "full", "scalar_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "rand",
     "randn", "empty_strided", "new_empty_strided",
 )  # fmt: skip
-def _filled(op: Op) -> Axes:
+def _filled(op: OpCall) -> Axes:
     """A tensor of one value has no structure of its own."""
     return tuple(map(op.given_size, op.shape))
 
@@ -101,18 +101,18 @@ def _filled(op: Op) -> Axes:
     "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_copy", "_reshape_alias",
     "unsqueeze_copy", "unsqueeze_", "squeeze_", "squeeze_copy",
 )  # fmt: skip
-def _view(op: Op) -> Axes:
+def _view(op: OpCall) -> Axes:
     return regroup(op.axes("self"), op.shape)
 
 
 @rule("permute", "permute_copy")
-def _permute(op: Op) -> Axes:
+def _permute(op: OpCall) -> Axes:
     axes = op.axes("self")
     return tuple(axes[dim] for dim in op["dims"])
 
 
 @rule("transpose", "transpose_copy", "t", "t_copy", "numpy_T", "transpose_", "t_")
-def _transpose(op: Op) -> Axes:
+def _transpose(op: OpCall) -> Axes:
     axes = list(op.axes("self"))
     if len(axes) >= 2:
         one, other = (
@@ -123,7 +123,7 @@ def _transpose(op: Op) -> Axes:
 
 
 @rule("expand", "expand_copy", "broadcast_to", "expand_as")
-def _expand(op: Op) -> Axes:
+def _expand(op: OpCall) -> Axes:
     axes = op.axes("self")
     padded = (ONE,) * (len(op.shape) - len(axes)) + axes
     return tuple(
@@ -133,7 +133,7 @@ def _expand(op: Op) -> Axes:
 
 
 @rule("repeat")
-def _repeat(op: Op) -> Axes:
+def _repeat(op: OpCall) -> Axes:
     axes = op.axes("self")
     padded = (ONE,) * (len(op["repeats"]) - len(axes)) + axes
     times = [op.whole((number,), "copies one after the other")[0] for number in op["repeats"]]
@@ -141,7 +141,7 @@ def _repeat(op: Op) -> Axes:
 
 
 @rule("cat", "concat", "concatenate")
-def _cat(op: Op) -> Axes:
+def _cat(op: OpCall) -> Axes:
     # Torch lets tensors of shape (0,) through, whatever the others are.
     read = [op.book.axes(tensor) for tensor in op["tensors"] if tensor.dim() == len(op.shape)]
     dim = op.dim("dim", len(op.shape))
@@ -150,7 +150,7 @@ def _cat(op: Op) -> Axes:
 
 
 @rule("stack")
-def _stack(op: Op) -> Axes:
+def _stack(op: OpCall) -> Axes:
     read = [op.book.axes(tensor) for tensor in op["tensors"]]
     dim = op.dim("dim", len(op.shape))
     rest = [_same(column) for column in zip(*read, strict=True)]
@@ -167,7 +167,7 @@ def _same(axes: Sequence[Axis]) -> Axis:
     "split", "split_with_sizes", "split_copy", "split_with_sizes_copy", "chunk", "unsafe_split", "unsafe_chunk",
     "tensor_split",
 )  # fmt: skip
-def _split(op: Op) -> list[Axes]:
+def _split(op: OpCall) -> list[Axes]:
     axes = op.axes("self")
     dim = op.dim("dim", len(axes))
     pieces, start = [], 0
@@ -178,7 +178,7 @@ def _split(op: Op) -> list[Axes]:
 
 
 @rule("slice", "slice_copy", "narrow")
-def _slice(op: Op) -> Axes:
+def _slice(op: OpCall) -> Axes:
     axes = op.axes("self")
     dim = op.dim("dim", len(axes))
     if "length" in op.given:
@@ -194,7 +194,7 @@ def _slice(op: Op) -> Axes:
 
 
 @rule("select", "select_copy", "unbind", "unbind_copy")
-def _select(op: Op) -> list[Axes]:
+def _select(op: OpCall) -> list[Axes]:
     axes = op.axes("self")
     dim = op.dim("dim", len(axes))
     op.pin([axes[dim]], "entries are taken by their number")
@@ -202,7 +202,7 @@ def _select(op: Op) -> list[Axes]:
 
 
 @rule("index_select", "index")
-def _index(op: Op) -> Axes:
+def _index(op: OpCall) -> Axes:
     axes = op.axes("self")
     if "indices" in op.given:
         dims = [at for at, index in enumerate(op["indices"]) if index is not None]
@@ -216,14 +216,14 @@ def _index(op: Op) -> Axes:
 
 
 @rule("roll", "flip")
-def _turned(op: Op) -> Axes:
+def _turned(op: OpCall) -> Axes:
     axes = op.axes("self")
     op.pin([axes[dim] for dim in op["dims"]] or axes, "entries change places")
     return axes
 
 
 @rule("constant_pad_nd")
-def _pad(op: Op) -> Axes:
+def _pad(op: OpCall) -> Axes:
     axes = list(op.axes("self"))
     pads = op["pad"]
     for pair in range(len(pads) // 2):
@@ -242,7 +242,7 @@ def _pad(op: Op) -> Axes:
     "mean", "sum", "amax", "amin", "prod", "any", "all", "var", "std", "var_mean", "std_mean", "logsumexp", "max",
     "min", "norm", "linalg_vector_norm", "nansum",
 )  # fmt: skip
-def _reduce(op: Op) -> list[Axes]:
+def _reduce(op: OpCall) -> list[Axes]:
     axes = op.book.axes(next(op.tensors))
     dim_argument = op["dim"]
     dims = [dim_argument] if isinstance(dim_argument, int) else (dim_argument or range(len(axes)))
@@ -256,8 +256,8 @@ def _reduce(op: Op) -> list[Axes]:
 _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
 
 
-def _spatial(op: Op) -> list[Axes]:
-    """Pooling, resizing, padding: the trailing dimensions are positions, the others are worked on alone."""
+def _spatial(op: OpCall) -> list[Axes]:
+    """Pooling, resizing, padding: the trailing dimensions are positions, the others are independent."""
     axes = op.book.axes(next(op.tensors))
     match = re.search(r"(\d)d", op.func.overloadpacket.__name__)
     if match is None:
@@ -268,7 +268,7 @@ def _spatial(op: Op) -> list[Axes]:
 
 
 @rule("convolution", "_convolution", "convolution_overrideable")
-def _convolution(op: Op) -> Axes:
+def _convolution(op: OpCall) -> Axes:
     x, kernel = op.axes("input"), op.axes("weight")
     op.pin((*x[2:], *kernel[2:]), "positions of a convolution")
     outside, inside = (kernel[1], kernel[0]) if op["transposed"] else (kernel[0], kernel[1])
@@ -286,8 +286,8 @@ def _convolution(op: Op) -> Axes:
 
 
 @rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_addmm_activation")
-def _product(op: Op) -> Axes:
-    """The last dimension of the left, and the last but one (or the only one) of the right, are summed over."""
+def _product(op: OpCall) -> Axes:
+    """Matrix product: the last dimension of the left and the last but one (or the only one) of the right are summed over."""
     tensors = list(op.tensors)
     left, right = (op.book.axes(tensor) for tensor in tensors[-2:])
     at = max(len(right) - 2, 0)
@@ -306,20 +306,20 @@ def _product(op: Op) -> Axes:
     "_native_batch_norm_legit_no_training",
     "cudnn_batch_norm",
 )
-def _batch_norm(op: Op) -> Axes:
+def _batch_norm(op: OpCall) -> Axes:
     x = op.axes("input")
     _unify_channels(op, x, "weight", "bias", "running_mean", "running_var")
     return x
 
 
-def _unify_channels(op: Op, x: Axes, *names: str) -> None:
+def _unify_channels(op: OpCall, x: Axes, *names: str) -> None:
     for name in names:
         if isinstance(op[name], Tensor):
             unify(x[1], op.axes(name)[0])
 
 
 @rule("native_layer_norm", "_fused_rms_norm", "rms_norm", "layer_norm")
-def _layer_norm(op: Op) -> Axes:
+def _layer_norm(op: OpCall) -> Axes:
     x = op.axes("input")
     for name in ("weight", "bias"):
         if isinstance(op[name], Tensor):
@@ -329,7 +329,7 @@ def _layer_norm(op: Op) -> Axes:
 
 
 @rule("native_group_norm")
-def _group_norm(op: Op) -> Axes:
+def _group_norm(op: OpCall) -> Axes:
     x = op.axes("input")
     unify(x[1], Product((Atom(op["group"]), Atom(size(x[1]) // op["group"]))))
     _unify_channels(op, x, "weight", "bias")
@@ -337,23 +337,23 @@ def _group_norm(op: Op) -> Axes:
 
 
 @rule("embedding")
-def _embedding(op: Op) -> Axes:
+def _embedding(op: OpCall) -> Axes:
     table = op.axes("weight")
     op.pin(table[:1], "rows are looked up by their number")
     return (*op.axes("indices"), table[1])
 
 
 @rule("lstm_cells", room=torch.ops.edgefl)
-def _lstm(op: Op) -> list[Axes]:
+def _lstm(op: OpCall) -> list[Axes]:
     return _cells(op, gates=4, carried=("h", "c"), biases=("bias",))
 
 
 @rule("gru_cells", room=torch.ops.edgefl)
-def _gru(op: Op) -> list[Axes]:
+def _gru(op: OpCall) -> list[Axes]:
     return _cells(op, gates=3, carried=("h",), biases=("outer", "inner"))
 
 
-def _cells(op: Op, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
+def _cells(op: OpCall, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
     """One block of every weight's rows for each gate, alike in all gates (:mod:`edgefl.models.layers.cells`)."""
     (steps, batch, features), kernel, recurrent = op.axes("x"), op.axes("kernel"), op.axes("recurrent")
     hidden = op.axes("h")[1]

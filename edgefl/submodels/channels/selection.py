@@ -1,4 +1,4 @@
-"""Choosing indices of atoms, and what a choice means for the tensors."""
+"""Selection of indices of atoms, and the resulting parts of tensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from edgefl.wire.regions import Block, Region
 
 Indices: TypeAlias = range | tuple[int, ...]
 Selection: TypeAlias = Mapping[Atom, Indices]
-"""The kept indices of atoms, in local order; an atom that is not named is kept whole."""
+"""Kept indices of atoms, in local order. An atom without an entry is kept whole."""
 Prefer = Literal["inner", "always_inner", "outer", "neither"]
-"""Which factor of a product is cut, see :meth:`Channels.cut`."""
+"""Factor of a product that is cut, see :meth:`Channels.cut`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """How the dimensions of a model's state tensors hang together; every axis is in its final form."""
+    """Structure of the dimensions of a model's state tensors, in its final form."""
 
     axes: Mapping[str, Axes]
     places: Mapping[Place, Axes]
@@ -39,13 +39,13 @@ class Channels:
 
     @cached_property
     def atoms(self) -> tuple[Atom, ...]:
-        """Those of which something may be left out, in the order of the state."""
+        """Atoms that can be cut, in the order of the state."""
         every = (atom for axes in self.axes.values() for axis in axes for atom in atoms(axis))
         return tuple(dict.fromkeys(atom for atom in every if atom.reason is None))
 
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
-        """(tensor, dimension) of each atom's occurrences."""
+        """Occurrences of each atom as (tensor, dimension)."""
         occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
@@ -56,16 +56,16 @@ class Channels:
 
     @cached_property
     def runs(self) -> tuple[tuple[Atom, ...], ...]:
-        """The free atoms of each product in a state tensor, outermost first; one of them at most is cut there."""
+        """Free atoms of each product in a state tensor, outermost first. At most one of them is cut there."""
         all_runs = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
         return tuple(dict.fromkeys(all_runs))
 
     def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
-        """The atoms to cut so that each dimension is cut once.
+        """Return the atoms to cut so that each dimension is cut once.
 
-        Of a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut, unless
-        one of them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves those whole that are
-        a dimension elsewhere (a bias per head).
+        Of a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut, unless one of
+        them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves those whole that are a dimension
+        elsewhere (a bias per head).
         """
         several = [run for run in self.runs if len(run) > 1]
         alone = {run[0] for run in self.runs if len(run) == 1}
@@ -77,7 +77,7 @@ class Channels:
         return tuple(atom for atom in self.atoms if atom in chosen)
 
     def why_whole(self, name: str) -> str:
-        """Why each dimension of a state tensor is kept whole; empty if some can be cut."""
+        """Return the reason why each dimension of a state tensor is whole, or "" if some can be cut."""
         axes = self.axes[name]
         if not all(map(is_pinned, axes)):
             return ""
@@ -100,7 +100,7 @@ def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
 
 
 def kept(axis: Axis, selection: Selection) -> int:
-    """How many indices of ``axis`` the selection keeps."""
+    """Return the number of indices of ``axis`` that the selection keeps."""
     if isinstance(axis, Atom):
         return len(selection[axis]) if axis in selection else axis.size
     members = [
@@ -110,7 +110,7 @@ def kept(axis: Axis, selection: Selection) -> int:
 
 
 def indices(axis: Axis, selection: Selection) -> Indices:
-    """The kept indices of ``axis``, in local order."""
+    """Return the kept indices of ``axis``, in local order."""
     if isinstance(axis, Atom):
         return selection.get(axis, range(axis.size))
     if not any(atom in selection for atom in atoms(axis)):
@@ -130,7 +130,7 @@ def indices(axis: Axis, selection: Selection) -> Indices:
 
 
 def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
-    """The part of every state tensor that the selection keeps; None where that is all of it, in order."""
+    """Return the kept part of every state tensor. None: all of it, in order."""
     parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
         block_axes = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
@@ -148,10 +148,10 @@ def _plain(held: Indices, whole: int) -> Indices | None:
 def counts(
     channels: Channels, keep: Callable[[int], int], prefer: Prefer = "inner", *, tied: bool = False
 ) -> dict[Atom, int]:
-    """How many indices of each cut atom stay: ``keep`` of its size.
+    """Return the number of kept indices of each cut atom: ``keep`` of its size.
 
-    ``tied``: an atom of as many indices as a product with a cut factor keeps as many as that product does. Code that
-    takes the width of attention for the width of its input needs that.
+    ``tied``: an atom of the size of a product with a cut factor keeps as many indices as that product. Code that uses the
+    width of attention as the width of its input requires this.
     """
     kept_counts = {atom: keep(atom.size) for atom in channels.cut(prefer)}
     if tied:
@@ -168,12 +168,12 @@ def counts(
 
 
 def leading(counted: Mapping[Atom, int]) -> Selection:
-    """The first indices of each atom."""
+    """Return the first indices of each atom."""
     return {atom: range(number) for atom, number in counted.items() if number < atom.size}
 
 
 def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
-    """FedRolex: the window ``(start + q) mod size`` of each atom, q = 0, 1, ..."""
+    """Return FedRolex's window ``(start + q) mod size`` of each atom, q = 0, 1, ..."""
     return {
         atom: tuple((start + offset) % atom.size for offset in range(number))
         for atom, number in counted.items()
@@ -182,7 +182,7 @@ def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
 
 
 def elements(channels: Channels, selection: Selection, names: Sequence[str] | None = None) -> int:
-    """Entries that a selection keeps of the state tensors ``names``, by default of all."""
+    """Return the number of entries that a selection keeps of the state tensors ``names``, by default of all."""
     return sum(
         math.prod(kept(axis, selection) for axis in channels.axes[name])
         for name in (channels.axes if names is None else names)

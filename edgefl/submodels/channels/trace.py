@@ -1,4 +1,4 @@
-"""Running a model without values while noting what its operations say about the dimensions of its tensors."""
+"""Tracing of a model without values, to find the structure of its tensors' dimensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import on_meta, run_units, without_values
 from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
-from edgefl.submodels.channels.operations import Book, Op, free, whole
+from edgefl.submodels.channels.operations import Book, OpCall, free, whole
 from edgefl.submodels.channels.rules import rule_of
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -29,7 +29,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """What one run said: the axes of the state tensors, and of the results in submodules that are graphs."""
+    """Result of one run: the axes of the state tensors, and of the results in submodules that are graphs."""
 
     axes: Mapping[str, Axes]
     places: Mapping[Place, Axes]
@@ -42,9 +42,16 @@ def watch(
 ) -> Watched:
     """Run ``module`` in inference mode, on the meta device, on a batch of ``sample``.
 
-    The sizes of the input and of the output are pinned, and so is what no operation reads; with ``fixed`` also the
-    sizes that the code gives to tensors of zeros and the like, and to what it expands. Raises ModelError, naming
-    the unit and the line of the user's code, if it cannot run.
+    Sizes of the input and the output are pinned, and those of tensors that no operation reads.
+
+    Args:
+        module: Units.
+        sample: Spec of one sample.
+        before: Called before each submodule.
+        fixed: Also pin sizes that the code gives to tensors of zeros and the like, and to expanded tensors.
+
+    Raises:
+        ModelError: The model cannot run. The error names the unit and the line of the user's code.
     """
     book, places = Book(fixed=fixed), dict[Place, Axes]()
     bare = on_meta(module).eval()
@@ -81,7 +88,7 @@ def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> 
 
 
 class _Recording(fx.Interpreter):
-    """Runs a submodule that is a graph, and notes the axes of every operation's result."""
+    """Interpreter of a submodule that is a graph. Records the axes of every operation's result."""
 
     def __init__(self, path: str, module: fx.GraphModule, book: Book, places: dict[Place, Axes]) -> None:
         super().__init__(module)
@@ -111,16 +118,16 @@ class _Watching(TorchDispatchMode):
             if inner_results is not NotImplemented:
                 return inner_results
         results = func(*args, **kwargs)
-        op = Op.of(self._book, func, args, kwargs, results)
+        op = OpCall.of(self._book, func, args, kwargs, results)
         if op.results:
             # A view in place gives a tensor other dimensions than it had.
             note = self._book.renote if torch.Tag.inplace_view in func.tags else self._book.note
-            for tensor, axes in zip(op.results, _told(op), strict=True):
+            for tensor, axes in zip(op.results, _result_axes(op), strict=True):
                 note(tensor, axes)
         return results
 
     def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation by those that torch decomposes it into."""
+        """Run the operations into which torch decomposes this one."""
         self._opened.append(func)
         try:
             with self:
@@ -131,8 +138,8 @@ class _Watching(TorchDispatchMode):
             self._opened.pop()
 
 
-def _told(op: Op) -> list[Axes]:
-    """The axes of the results; if there is no telling, all that the operation reads and gives is pinned."""
+def _result_axes(op: OpCall) -> list[Axes]:
+    """Return the axes of the results. If they are unknown, pin all inputs and results."""
     rule = rule_of(op.func)
     try:
         axes = rule(op) if rule is not None else []
@@ -151,7 +158,7 @@ def _told(op: Op) -> list[Axes]:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention as products and a softmax, not as fused kernels."""
+    """Run attention as products and a softmax, not as fused kernels."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

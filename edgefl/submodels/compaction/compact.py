@@ -1,17 +1,16 @@
-"""Removing the channels that a mask has emptied, exactly (fiarse.md 8.3, R3).
+"""Exact removal of the channels that a mask has emptied (fiarse.md 8.3, R3).
 
-An output channel whose incoming weights are all zero is constant: the same number for every input, whatever norms and
-activations come after it. A channel that is read with zero weights only is useless. So is, but for its constant, one that
-every reader can take from its own bias instead. Channels that are tied, by residual additions for one, leave together
-or stay together. A layer that has become constant altogether leaves whole, and a residual branch with it: what is left
-of it is a tensor to add. Where a constant cannot be taken exactly (a convolution reads zeros beyond the borders, which
-are no part of it) the channel stays.
+An output channel whose incoming weights are all zero is constant, whatever norms and activations follow it. A channel that
+is read with zero weights only is useless. So is a constant one that every reader can fold into its own bias. Tied channels,
+such as in residual additions, are removed together or not at all. A layer that is constant altogether is removed, and a
+residual branch with it; a tensor to add remains. If a constant cannot be folded exactly (a convolution reads zeros beyond
+the borders, which are not constant) the channel stays.
 
-All that is known by operation, on the graph of each unit (:mod:`~edgefl.submodels.compaction.ops`); an operation that is
-not known needs all that it reads. The outcome runs in inference only::
+All this is known per operation, on the graph of each unit (:mod:`~edgefl.submodels.compaction.ops`). An unknown operation
+needs all its inputs. The result runs in inference only::
 
     small = compact(spec, weights, submodel.cut_of(weights).masks)
-    small.spec.module(x)        # what spec.module gives with the masked weights
+    small.spec.module(x)        # the result of spec.module with the masked weights
     small.report.macs_after
 """
 
@@ -33,18 +32,18 @@ from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
 from edgefl.submodels.channels.trace import watch
-from edgefl.submodels.compaction.constants import Values, as_graphs, unknown, values
+from edgefl.submodels.compaction.constants import KnownValues, as_graphs, unknown, values
 from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
 from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
 from edgefl.submodels.cost import macs
-from edgefl.submodels.structured.groups import Part, members, output_dims
+from edgefl.submodels.structured.groups import ChannelDim, members, output_dims
 from edgefl.wire.tensors import Array, Arrays
 
 # Layers that have become constant altogether leave the graph, and with them all that only led to them.
 
 
-def without_constants(unit: fx.GraphModule, known: Values) -> fx.GraphModule:
-    """The graph with every constant summand given as a tensor of the state, and without what led to it."""
+def without_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
+    """Return the graph with every constant summand as a tensor of the state, without the nodes that computed it."""
     graph = unit.graph
     for node in list(graph.nodes):
         if node not in known.carried or not known.is_constant(node):
@@ -60,8 +59,8 @@ def without_constants(unit: fx.GraphModule, known: Values) -> fx.GraphModule:
     return fx.GraphModule(_targets(unit), graph).eval()
 
 
-def _adds(user: fx.Node, node: fx.Node, known: Values) -> bool:
-    """Whether ``user`` adds ``node`` to a value of the same shape that is not constant."""
+def _adds(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
+    """Return True if ``user`` adds ``node`` to a value of the same shape that is not constant."""
     if packet(user) not in ADDITIONS or known.is_constant(user):
         return False
     others = [other for other in user.all_input_nodes if other is not node]
@@ -69,7 +68,7 @@ def _adds(user: fx.Node, node: fx.Node, known: Values) -> bool:
 
 
 def _smallest(value: Tensor) -> Tensor:
-    """``value`` as float32, of size 1 along the dimensions along which it does not change, as along the batch."""
+    """Return ``value`` as float32, of size 1 along dimensions of equal values, such as the batch."""
     for dim in range(value.dim()):
         first = value.narrow(dim, 0, 1)
         if bool((value == first).all()):
@@ -78,7 +77,7 @@ def _smallest(value: Tensor) -> Tensor:
 
 
 def _targets(unit: fx.GraphModule) -> dict[str, object]:
-    """What the graph of ``unit`` reads, by path."""
+    """Return the modules and tensors that the graph of ``unit`` reads, by path."""
     targets: dict[str, object] = {}
     for node in unit.graph.nodes:
         if node.op in ("call_module", "get_attr"):
@@ -92,15 +91,14 @@ def _targets(unit: fx.GraphModule) -> dict[str, object]:
 def fold(
     name: str,
     made: fx.GraphModule,
-    known: Values,
+    known: KnownValues,
     whole: fx.GraphModule,
     channels: Channels,
     selection: Selection,
 ) -> None:
-    """Let the kernels take constants from their biases, in place, and no longer read them.
+    """Fold constants into the biases of kernels, in place, and set the weights that read them to 0.
 
-    Not those of channels that stay either: an atom keeps one index even if nothing is needed of it, whose value is then
-    no longer right.
+    Constants of channels that stay are folded too: an atom keeps at least one index, whose value is wrong afterwards.
     """
     for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
         if not is_kernel(node, known):
@@ -149,7 +147,7 @@ def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -
 
 @dataclass(frozen=True)
 class Layer:
-    """Output channels of a kernel: how many there were, and how many are left. 0: the whole layer is gone."""
+    """Output channels of a kernel before and after. ``after`` 0: the whole layer is gone."""
 
     before: int
     after: int
@@ -161,10 +159,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """The network before and after. ``gamma`` is the share of the masked tensors' entries that the mask keeps.
+    """Network before and after. ``gamma`` is the share of the masked tensors' entries that the mask keeps.
 
     ``parameters`` and ``macs`` (of one sample's forward pass) count what a dense runtime stores and executes, zeros
-    included; ``nonzero`` how many parameters the mask left.
+    included. ``nonzero``: parameters that the mask left.
     """
 
     gamma: float
@@ -182,12 +180,12 @@ class CompactionReport:
 
 Masks = Mapping[str, npt.NDArray[np.bool_]]
 Used = Mapping[tuple[str, int], Tensor]
-Known = Mapping[str, Values]
+Known = Mapping[str, KnownValues]
 
 
 @dataclass(frozen=True, eq=False)
 class Compacted:
-    """A dense network of the same units, in inference, whose tensors keep their names where they are left."""
+    """Dense network of the same units, for inference. Remaining tensors keep their names."""
 
     spec: ModelSpec
     report: CompactionReport
@@ -198,10 +196,12 @@ class Compacted:
 
 
 def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Compacted:
-    """``spec`` with ``weights`` (by global name) and zeros outside ``masks``, without the channels that this emptied.
+    """Return ``spec`` with ``weights`` (by global name) and zeros outside ``masks``, without emptied channels.
 
-    In inference the output is the same up to rounding. A unit that cannot be traced stays as it is. Raises ModelError
-    for weights or masks of other names or shapes.
+    In inference the output is the same up to rounding. A unit that cannot be traced stays as it is.
+
+    Raises:
+        ModelError: Weights or masks have other names or shapes.
     """
     masked = _masked(spec, weights, masks)
     units = _loaded(as_graphs(spec), masked)
@@ -240,7 +240,7 @@ def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Mode
 
 
 def _loaded(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
-    """A copy with the masked weights; graphs have no state that nothing reads."""
+    """Return a copy with the masked weights. Graphs lack state that nothing reads."""
     copied = copy_module(units)
     copied.load_state_dict(masked.weights, strict=False)
     return copied
@@ -250,8 +250,8 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
     return [(name, unit) for name, unit in units.named_children() if isinstance(unit, fx.GraphModule)]
 
 
-def _values(spec: ModelSpec) -> dict[str, Values]:
-    unit_values: dict[str, Values] = {}
+def _values(spec: ModelSpec) -> dict[str, KnownValues]:
+    unit_values: dict[str, KnownValues] = {}
     x = unknown(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):
         if isinstance(unit, fx.GraphModule):
@@ -263,9 +263,9 @@ def _values(spec: ModelSpec) -> dict[str, Values]:
 
 
 def _used(units: nn.Sequential, known: Known) -> Used:
-    """Of every dimension of a state tensor, by its global name, the positions that the output needs.
+    """Return the positions of every dimension of a state tensor that the output needs, by global name.
 
-    A unit that is no graph needs all of its own tensors, which are not listed, and of its input.
+    A unit that is no graph needs all its tensors, which are not listed, and all its input.
     """
     positions: dict[tuple[str, int], Tensor] = {}
     needed: Tensor | None = None
@@ -299,10 +299,10 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
 
 
 def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
-    """The indices of which something is needed, one at least."""
+    """Return the indices that are needed, at least one."""
     mask = np.zeros(atom.size, np.bool_)
     for name, dim in channels.holders[atom]:
-        part = Part(name, dim, members(channels.axes[name][dim], atom, {}))
+        part = ChannelDim(name, dim, members(channels.axes[name][dim], atom, {}))
         mask |= used[name, dim].numpy()[part.positions].any(1) if (name, dim) in used else True
     return tuple(int(index) for index in np.flatnonzero(mask)) or (0,)
 

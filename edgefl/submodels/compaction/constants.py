@@ -1,4 +1,4 @@
-"""Which entries of a network's values are the same for every input, and what they are then."""
+"""Constant entries of a network's values: those that are equal for every input."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
 
 
 def as_graphs(spec: ModelSpec) -> nn.Sequential:
-    """The units of ``spec`` in inference as graphs of ATen operations, under the same names; traced once per model.
+    """Return the units of ``spec`` in inference as graphs of ATen operations, under the same names, cached per model.
 
-    A unit that cannot be traced stays as it is, as does one with tied weights: all of it is needed. Inputs beside the first
-    stay layers.
+    A unit that cannot be traced, or has tied weights, stays as it is: all of it is needed. Additional inputs stay layers.
     """
     if spec not in _known:
         units, whole = copy_module(spec.module).eval().named_children(), units_with_tied_weights(spec.module)
@@ -56,8 +55,8 @@ def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
-    """What is known of every value of one graph: float64, NaN where it depends on the input; ``carried`` may do so."""
+class KnownValues:
+    """Known values of one graph: float64, NaN if an entry depends on the input. ``carried``: nodes that may depend on it."""
 
     of: dict[fx.Node, Any]
     carried: frozenset[fx.Node]
@@ -69,19 +68,19 @@ class Values:
 
 
 def unknown(sample: TensorSpec) -> Tensor:
-    """An input of which nothing is known."""
+    """Return an input without known entries."""
     shape = (_ROWS, *sample.shape)
     if sample.dtype.is_floating_point:
         return torch.full(shape, torch.nan, dtype=torch.float64)
     return torch.zeros(shape, dtype=sample.dtype)
 
 
-def values(graph: fx.GraphModule, x: Tensor) -> Values:
-    """Run ``graph`` on ``x``, whose entries that are not known are NaN; integers are never known."""
+def values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
+    """Run ``graph`` on ``x``, whose unknown entries are NaN. Integers are never known."""
     runner = _Runner(copy.deepcopy(graph).double(), graph)
     with torch.no_grad():
         result = runner.run(x)
-    return Values(runner.found, frozenset(runner.carried), result)
+    return KnownValues(runner.found, frozenset(runner.carried), result)
 
 
 class _Runner(fx.Interpreter):
@@ -126,7 +125,7 @@ class _Runner(fx.Interpreter):
 
 
 def _kernel(n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A product: an output depends on the entries that it reads with a weight that is not 0."""
+    """Return a product. An output depends on the entries that it reads with a weight that is not 0."""
     x, weight, *rest = args
     depends = x.isnan()
     target: Any = n.target
@@ -145,7 +144,7 @@ def _is_float(leaf: object) -> bool:
 
 
 def read_constants(x: Tensor, node: fx.Node) -> Tensor:
-    """Per feature that the kernel ``node`` reads in ``x``: its value where it is one number everywhere, else NaN."""
+    """Return the value of each feature that the kernel ``node`` reads in ``x`` if it is equal everywhere, else NaN."""
     dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else x.dim() - 1
     flat = x.movedim(dim, 0).flatten(1)
     first = flat[:, 0]

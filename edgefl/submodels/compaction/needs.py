@@ -1,4 +1,4 @@
-"""Which entries of a network's values and tensors its output needs, if kernels may take constants from elsewhere."""
+"""Entries of a network's values and tensors that its output needs, if kernels may fold constants."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from edgefl.submodels.compaction import ops
-from edgefl.submodels.compaction.constants import Values, read_constants
+from edgefl.submodels.compaction.constants import KnownValues, read_constants
 
 Needed = dict[fx.Node, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """``used`` says of each dimension of a state tensor (bool) which positions are needed; ``source`` of the input."""
+    """Needed positions of each dimension of the state tensors (``used``, bool) and of the input (``source``)."""
 
     used: Mapping[tuple[str, int], Tensor]
     source: Tensor
 
 
-def needs(graph: fx.GraphModule, known: Values, result: Tensor) -> Needs:
-    """From what is needed of the graph's ``result`` (bool): all that leads to it, backwards, operation by operation."""
+def needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
+    """Return the needed positions, found backwards from those of the graph's ``result`` (bool), operation by operation."""
     return _Walk(graph, known).back(result)
 
 
-def foldable(node: fx.Node, known: Values) -> Tensor:
-    """(features,) of what the kernel ``node`` reads: the constant to take from its bias instead, NaN where it must read.
+def foldable(node: fx.Node, known: KnownValues) -> Tensor:
+    """Return the constants (features,) that the kernel ``node`` can fold into its bias. NaN: it must read the feature.
 
-    Zeros beyond the borders are no part of a constant, so that under padding only 0 can be taken; and from a weight that
-    is used twice nothing can.
+    Zeros beyond the borders are not constant, so with padding only 0 can be folded. A weight that is used twice folds
+    nothing.
     """
     constants = read_constants(known.of[_argument(node, 0)], node)
     if not _is_alone(_argument(node, 1)):
@@ -43,8 +43,8 @@ def foldable(node: fx.Node, known: Values) -> Tensor:
     return constants
 
 
-def is_kernel(node: fx.Node, known: Values) -> bool:
-    """Whether ``node`` multiplies with a weight that is a state tensor."""
+def is_kernel(node: fx.Node, known: KnownValues) -> bool:
+    """Return True if ``node`` multiplies with a weight that is a state tensor."""
     if ops.packet(node) not in ops.KERNELS or node not in known.carried:
         return False
     weight = _argument(node, 1)
@@ -62,7 +62,7 @@ def _argument(node: fx.Node, position: int) -> fx.Node:
 
 
 def _is_alone(weight: fx.Node) -> bool:
-    """Whether one operation alone reads a state tensor, of which there may be several nodes."""
+    """Return True if a single operation reads a state tensor, of which there may be several nodes."""
     same = [node for node in weight.graph.nodes if node.op == "get_attr" and node.target == weight.target]
     return sum(len(node.users) for node in same) == 1
 
@@ -70,7 +70,7 @@ def _is_alone(weight: fx.Node) -> bool:
 @dataclass(eq=False)
 class _Walk:
     graph: fx.GraphModule
-    known: Values
+    known: KnownValues
     needed: Needed = field(default_factory=dict)
     used: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class _Walk:
                     self.needed[read].fill_(True)
 
     def _needed(self, node: fx.Node) -> Tensor | None:
-        """What is needed of the operation's result; None where it has several, of which it is not known."""
+        """Return the needed part of the operation's result, or None if it has several results of unknown use."""
         if node in self.needed:
             return self.needed[node]
         parts = [self.needed[user] for user in node.users if user in self.needed]
@@ -133,7 +133,7 @@ class _Walk:
     def _pull(
         self, node: fx.Node, rule: Callable[[fx.Node, Sequence[Tensor]], Tensor], needed: Tensor
     ) -> None:
-        """An input entry is needed if a needed output of ``rule``, which stands for ``node``, has a derivative by it."""
+        """Mark input entries by which a needed output of ``rule``, the model of ``node``, has a derivative."""
         read = [inner for inner in node.all_input_nodes if inner in self.needed]
         ones = [
             torch.ones(self.needed[inner].shape, dtype=torch.float64, requires_grad=True) for inner in read

@@ -1,4 +1,4 @@
-"""Operations whose effect on single channels is known exactly. Of any other, every output is taken to need every input."""
+"""Operations with a known effect on single channels. Every output of another operation needs all its inputs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def _named(*names: str) -> frozenset[Any]:
 CONVOLUTIONS = _named("conv1d", "conv2d", "conv3d")
 KERNELS = CONVOLUTIONS | _named("linear")
 NORMS = _named("batch_norm", "native_batch_norm")
-"""Batch norms: with given statistics, or with those of the batch."""
+"""Batch norms with given statistics, or with those of the batch."""
 
 POINTWISE = _named(
     "relu", "relu_", "relu6", "hardtanh", "leaky_relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid",
     "elu", "selu", "celu", "softplus", "mish", "exp", "neg", "abs", "square", "sqrt", "rsqrt", "clamp", "clamp_min",
     "add", "sub", "mul", "div", "add_",
 )  # fmt: skip
-"""Entry by entry, with broadcasting, and never a number from what is not a number."""
+"""Operations entry by entry, with broadcasting. NaN inputs always give NaN."""
 
 ADDITIONS = _named("add", "sub", "add_", "mul")
-"""Of two tensors, one of which may be given as a constant that broadcasts."""
+"""Operations of two tensors, one of which may be a constant that broadcasts."""
 
 LINEAR = _named(
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "unsqueeze", "squeeze",
@@ -35,19 +35,19 @@ LINEAR = _named(
     "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
     "constant_pad_nd", "pad",
 )  # fmt: skip
-"""Sums of inputs with positive factors: what an output needs is where its derivative is positive."""
+"""Sums of inputs with positive factors: an output needs the inputs by which its derivative is positive."""
 
 MAXIMA = _named("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
-"""Of a channel, over positions."""
+"""Maxima of a channel over positions."""
 
 
 def packet(node: fx.Node) -> Any:
-    """The operation of ``node``, whatever overload."""
+    """Return the operation of ``node`` without its overload."""
     return getattr(node.target, "overloadpacket", None)
 
 
 def is_padded(node: fx.Node) -> bool:
-    """Whether a convolution reads zeros beyond the borders."""
+    """Return True if a convolution reads zeros beyond the borders."""
     padding = node.args[4] if len(node.args) > 4 else node.kwargs.get("padding", 0)
     if isinstance(padding, str):
         return padding != "valid"
@@ -55,12 +55,12 @@ def is_padded(node: fx.Node) -> bool:
 
 
 def uses_batch(node: fx.Node) -> bool:
-    """Whether a batch norm takes the statistics of its own batch."""
+    """Return True if a batch norm uses the statistics of its batch."""
     return bool(node.args[5])
 
 
 def groups_of(node: fx.Node) -> int:
-    """Groups of a convolution; 1 for a linear layer."""
+    """Return the groups of a convolution, 1 for a linear layer."""
     if packet(node) not in CONVOLUTIONS:
         return 1
     groups = node.args[6] if len(node.args) > 6 else node.kwargs.get("groups", 1)

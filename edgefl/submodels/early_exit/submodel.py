@@ -14,7 +14,7 @@ from edgefl.errors import ModelError
 from edgefl.models.exits import BranchedUnits, ExitSpec, branched
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.submodels.channels.narrow import channels_of
-from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.importance.strategy import maskable
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.submodels.width.submodel import Rounding, Width
 from edgefl.wire.regions import Placement, Region, extract, local_shape
@@ -23,15 +23,15 @@ from edgefl.wire.tensors import Array
 _LEVEL = "level"
 
 
-class _Joint(BranchedUnits):
-    """All exits in every mode, so that whoever follows the model's operations sees each exit read its features."""
+class _AllExits(BranchedUnits):
+    """BranchedUnits units that run all exits in every mode, so that a trace sees each exit read its features."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.all_exits(x)
 
 
 def branching(spec: ModelSpec) -> ExitSpec:
-    """``spec``; ModelError, with how to come by one, if it is no model with exits."""
+    """Return ``spec``. Raises ModelError, with a remedy, if it is no model with exits."""
     if isinstance(spec, ExitSpec):
         return spec
     raise ModelError(
@@ -43,11 +43,14 @@ def branching(spec: ModelSpec) -> ExitSpec:
 
 @dataclass(frozen=True, eq=False)
 class EarlyExit(Submodel):
-    """The units of ``spec`` up to its exit ``exit`` (counted from 1, the model's own head is the last), trained on all
-    the exits in them; of each layer the leading ``width`` of the channels, as :class:`edgefl.submodels.width.submodel.Width`
-    keeps them. The level is evaluated at its last exit.
+    """Units of ``spec`` up to an exit, trained on all exits among them, evaluated at the last one.
 
-    At full width devices read the model's units, as output sides do; a narrower level has a payload of its own.
+    At full width devices read the model's units, as output sides do. A narrower level has a payload of its own.
+
+    Attributes:
+        exit: Number of the exit, from 1. The model's own head is the last.
+        width: Share of each layer's channels, the leading ones as in :class:`edgefl.submodels.width.submodel.Width`.
+        rounding: Rounding of the number of channels.
     """
 
     kind = "early_exit"
@@ -72,7 +75,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """Units up to the exit; training has an output of every exit (:class:`edgefl.models.exits.BranchedUnits`)."""
+        """Units up to the exit. Training uses every exit among them (:class:`edgefl.models.exits.BranchedUnits`)."""
         if self.width == 1.0:
             return self._whole
         narrow = self._sliced.suffix.get_submodule(_LEVEL)
@@ -80,25 +83,25 @@ class EarlyExit(Submodel):
 
     @cached_property
     def units(self) -> tuple[str, ...]:
-        """At full width the units with weights; none otherwise."""
+        """Units with weights at full width, none otherwise."""
         return units_with_tensors(self._whole) if self.width == 1.0 else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Region]:
-        """Per state tensor of the level, the part that is held; the same in every round."""
+        """Held part of each state tensor of the level, the same in every round."""
         if self.width == 1.0:
             return dict.fromkeys(self._whole.state_dict())
         return {name.removeprefix(f"{_LEVEL}."): region for name, region in self._sliced.regions().items()}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """The level's part of ``weights``; the number of the round has no say."""
+        """Return the level's part of ``weights``, the same in every round."""
         return Placement(self.regions, extract(weights, self.regions) if self.width != 1.0 else {})
 
     @cached_property
     def share(self) -> float:
         """Fraction of the model's maskable entries (fiarse.md 2.9) that the level holds, in (0, 1].
 
-        The exits that were added count neither here nor there, as the spec has it: they are less than a percent.
+        Added exits do not count on either side, as in the specification: they are less than a percent.
         """
         shapes = {name: tuple(tensor.shape) for name, tensor in self.spec.weights.items()}
         counted = [name for name in maskable(self.spec) if name.partition(".")[0] not in self.spec.exits]
@@ -109,12 +112,12 @@ class EarlyExit(Submodel):
 
     @cached_property
     def widest(self) -> int:
-        """Channels of the level's widest layer at full width: widths k / widest are all there are."""
+        """Channels of the level's widest layer at full width. All widths are multiples of 1 / widest."""
         return max((atom.size for atom in channels_of(self._joint).cut()), default=1)
 
     @cached_property
     def _whole(self) -> BranchedUnits:
-        """The level at full width."""
+        """Level at full width."""
         return self.spec.level(self.exit)
 
     @cached_property
@@ -123,8 +126,8 @@ class EarlyExit(Submodel):
 
     @cached_property
     def _joint(self) -> ModelSpec:
-        """The level as a model of one unit, whose output is that of all exits."""
-        units = _Joint(OrderedDict(self._whole.named_children()))
+        """Level as a model of one unit that returns the outputs of all exits."""
+        units = _AllExits(OrderedDict(self._whole.named_children()))
         return ModelSpec(
             self.spec.name,
             sequential([(_LEVEL, units)]),
@@ -132,3 +135,77 @@ class EarlyExit(Submodel):
             self.spec.classes,
             loss=self.spec.loss,
         )
+
+
+def early_exit(
+    spec: ModelSpec,
+    *,
+    exit: int | None = None,
+    width: float | None = None,
+    gamma: float | None = None,
+    rounding: Rounding = "ceil",
+) -> EarlyExit:
+    """The units up to an early exit of the model, in a part of their channels (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
+
+    Args:
+        spec: Model with exits.
+        exit: Number of the exit, from 1. Default: the model's head.
+        width: Share of the channels. Default: 1.
+        gamma: Selects the values that are not given: the deepest exit whose level holds at most ``gamma`` of the parameters
+            (:attr:`EarlyExit.share`), else the largest width of the first or given exit that fits.
+        rounding: ``ceil`` or ``floor``, of the number of channels.
+
+    Raises:
+        ModelError: The model has no exits, or nothing fits. The error names the smallest level.
+    """
+    model = branching(spec)
+    deepest = len(model.exits) + 1
+    if gamma is None:
+        return EarlyExit(model, deepest if exit is None else exit, 1.0 if width is None else width, rounding)
+    if not 0.0 < gamma <= 1.0:
+        raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
+    if exit is not None and width is not None:
+        raise ModelError(
+            f"gamma={gamma:g} chooses an exit or a width, and both are given: leave out one of exit, width and gamma",
+            exit=exit,
+            width=width,
+            gamma=gamma,
+        )
+    exits = range(deepest, 0, -1) if exit is None else (exit,)
+    for candidate in exits:
+        level = EarlyExit(model, candidate, 1.0 if width is None else width, rounding)
+        if level.share <= gamma:
+            return level
+    if width is not None:
+        raise _too_small(level, gamma)
+    return _narrowed(level, gamma)
+
+
+def _narrowed(whole: EarlyExit, gamma: float) -> EarlyExit:
+    """Return the widest slice of a level that fits, by bisection."""
+
+    def sliced(channels: int) -> EarlyExit:
+        return EarlyExit(whole.spec, whole.exit, channels / whole.widest, whole.rounding)
+
+    fits, too_large = 0, whole.widest
+    while too_large - fits > 1:
+        middle = (fits + too_large) // 2
+        if sliced(middle).share <= gamma:
+            fits = middle
+        else:
+            too_large = middle
+    if fits == 0:
+        raise _too_small(sliced(1) if whole.widest > 1 else whole, gamma)
+    return sliced(fits)
+
+
+def _too_small(smallest: EarlyExit, gamma: float) -> ModelError:
+    share = smallest.share
+    return ModelError(
+        f"no level of {smallest.spec.name} is as small as gamma={gamma:g}: exit {smallest.exit} in {smallest.width:.4g} of "
+        f"the width holds {share:.4g} of the parameters; take gamma >= {share:.4g}, or another kind",
+        gamma=gamma,
+        exit=smallest.exit,
+        width=smallest.width,
+        smallest=share,
+    )

@@ -1,4 +1,4 @@
-"""A top-k share of single entries as it travels (fiarse.md 2.8) and as it is trained (2.4, TCB-GD)."""
+"""Transport (fiarse.md 2.8) and training (2.4, TCB-GD) of the most important single entries."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ MASK, VALUES, THETA = "submodel.mask", "submodel.values", "submodel.theta"
 
 @dataclass(frozen=True, eq=False)
 class TopK(Carrier):
-    """``kept`` entries of the ``maskable`` tensors, in the order of their names, beside tensors that are always dense.
+    """Carrier of ``kept`` entries of the ``maskable`` tensors, in the order of their names, and of dense tensors.
 
-    Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA
-    (float32, one per maskable tensor) and the dense tensors. An update has VALUES, in the same order, and the dense
-    tensors but the ``frozen`` ones: the server knows the mask, and what training does not move.
+    Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA (float32,
+    one per maskable tensor) and the dense tensors. An update has VALUES, in the same order, and the dense tensors without
+    the ``frozen`` ones: the server knows the mask, and the tensors that training does not change.
 
-    The switches of TCB-GD: ``remask`` evaluates M = M0 and |w| >= theta anew in each step (otherwise M = M0),
-    ``bias`` multiplies the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both off is pruning-greedy (fiarse.md
-    2.5). ``freeze_dropped`` keeps momentum and decay from moving what the current mask has dropped (fiarse.md A6).
+    Attributes:
+        remask: Compute M = M0 and |w| >= theta in each step, else M = M0.
+        bias: Multiply the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both switches off is pruning-greedy
+            (fiarse.md 2.5).
+        freeze_dropped: Momentum and decay do not move entries that the current mask dropped (fiarse.md A6).
     """
 
     maskable: Mapping[str, TensorSpec]
@@ -43,7 +45,7 @@ class TopK(Carrier):
 
     @cached_property
     def entries(self) -> int:
-        """d: how many entries there are to choose from."""
+        """Number of entries d to select from."""
         return sum(math.prod(spec.shape) for spec in self.maskable.values())
 
     @cached_property
@@ -62,7 +64,7 @@ class TopK(Carrier):
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """The dense tensors of an update."""
+        """Dense tensors of an update."""
         return tuple(name for name in self.dense if name not in self.frozen)
 
     @cached_property
@@ -70,7 +72,7 @@ class TopK(Carrier):
         return {VALUES: TensorSpec((self.kept,))} | {name: self.dense[name] for name in self.returned}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Dense tensors with zeros outside the mask. Tensor by tensor: what lives at once stays small."""
+        """Return dense tensors with zeros outside the mask. Works tensor by tensor, to keep the peak memory low."""
         weights = {name: payload[name] for name in self.dense}
         gates = {"theta": payload[THETA]}
         before, start = torch.zeros((), dtype=torch.int64), 0
@@ -89,9 +91,9 @@ class TopK(Carrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """W = where(M, w, 0): selected, not multiplied, so that nothing outside the mask can get in, not even NaN.
+        """Return W = where(M, w, 0). It selects instead of multiplying, so that not even NaN passes from outside the mask.
 
-        Inference uses M0: the entries that the tier was sent.
+        Inference uses M0: the entries that the tier received.
         """
         read = dict(weights)
         for name, mask in self._masks(weights, gates, anew=training and self.remask).items():
@@ -99,9 +101,9 @@ class TopK(Carrier):
         return read
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """G = dF/dW * M * (1 + 2 |x| theta / (|x| + theta)^2); the fraction is 0 where x = theta = 0 (eq. 3).
+        """Return G = dF/dW * M * (1 + 2 |x| theta / (|x| + theta)^2). The fraction is 0 if x = theta = 0 (eq. 3).
 
-        With r = |x| / (|x| + theta) the fraction is 2 r (1 - r), which has no square that could leave float32's range.
+        With r = |x| / (|x| + theta) the fraction is 2 r (1 - r), without a square that could exceed float32's range.
         """
         if not self.bias:
             return grads
@@ -121,7 +123,10 @@ class TopK(Carrier):
         return confined
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """The kept entries in their order: each is scattered to its place, all others to one place behind the last."""
+        """Return the kept entries in order.
+
+        Each is scattered to its position, all others to one position behind the last.
+        """
         values = torch.zeros(self.kept + 1, dtype=next(iter(weights.values())).dtype)
         before = torch.zeros((), dtype=torch.int64)
         for name in self.maskable:
@@ -133,7 +138,7 @@ class TopK(Carrier):
         return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.returned}
 
     def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
-        """The masks of the maskable tensors among ``weights``."""
+        """Return the masks of the maskable tensors among ``weights``."""
         masks = select(gates, "mask")
         own_masks = {name: masks[name] for name in self.maskable if name in weights}
         if not anew:
@@ -148,7 +153,7 @@ class TopK(Carrier):
 
 
 def _bits(packed: Tensor, start: int, count: int) -> Tensor:
-    """Bits ``start`` .. ``start + count`` of packed bytes, little-endian in each, as bool (count,)."""
+    """Return bits ``start`` .. ``start + count`` of packed bytes, little-endian in each, as bool (count,)."""
     first, last = start // 8, -(-(start + count) // 8)
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     bits = (packed[first:last, None] & powers) != 0

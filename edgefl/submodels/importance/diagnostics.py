@@ -1,4 +1,4 @@
-"""How the submodels of a run move over the rounds, and how a run's accuracies are summed up (fiarse.md 2.11, A12)."""
+"""Change of a run's submodels over the rounds, and summaries of its accuracies (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 
 @dataclass(frozen=True)
-class Moved:
-    """One round's numbers, by size g (and lag h).
+class RoundExploration:
+    """Figures of one round, by size g (and lag h).
 
-    ``exploration``: the fraction of entries that size g has held in a round with a participant of that size, so far.
-    ``ever_trained``: the same for all sizes together. ``difference``: size(M_g(t) xor M_g(t-h)) / (2 k_g), 0 for equal
-    masks and 1 for disjoint ones; a lag that reaches before the first round is absent.
+    Attributes:
+        exploration: Fraction of entries that size g has held so far in a round with a participant of that size.
+        ever_trained: The same for all sizes together.
+        difference: size(M_g(t) xor M_g(t-h)) / (2 k_g): 0 for equal masks, 1 for disjoint ones. Lags before the first round
+            are absent.
     """
 
     exploration: Mapping[float, float]
@@ -33,7 +35,7 @@ class Moved:
 
 
 class Exploration:
-    """Takes the masks of each round in order. It keeps one bit per entry, size and round back to the longest lag."""
+    """Accumulator for the masks of each round. Stores a bit per entry, size and round, back to the longest lag."""
 
     def __init__(self, lags: Sequence[int] = (1, 50)) -> None:
         if not lags or min(lags) < 1:
@@ -44,10 +46,17 @@ class Exploration:
         self._ever: Packed | None = None
         self._past: dict[float, deque[Packed]] = {}
 
-    def add(self, masks: Mapping[float, Mapping[str, Mask]], participating: Collection[float]) -> Moved:
-        """The next round: the masks of every size that is watched, and the sizes that a participant had.
+    def add(
+        self, masks: Mapping[float, Mapping[str, Mask]], participating: Collection[float]
+    ) -> RoundExploration:
+        """Add the next round.
 
-        Every round gives the same sizes, each with masks of the same tensors. ModelError otherwise.
+        Args:
+            masks: Masks of every size, of the same tensors and sizes in every round.
+            participating: Sizes with a participant.
+
+        Raises:
+            ModelError: Sizes or tensors differ from earlier rounds.
         """
         self._check(masks, participating)
         packed = {size: _packed(tensors) for size, tensors in masks.items()}
@@ -58,7 +67,7 @@ class Exploration:
                 explored |= bits
                 self._ever |= bits
             self._past.setdefault(size, deque(maxlen=max(self._lags) + 1)).append(bits)
-        return Moved(
+        return RoundExploration(
             {size: self._fraction(self._explored[size]) for size in packed},
             self._fraction(self._ever),
             {size: self._differences(size) for size in packed},
@@ -107,7 +116,7 @@ def _count(bits: Packed) -> int:
 
 
 def per_size(results: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Column ``Model (g)`` of the paper: the mean over the clients of each size, of (size, accuracy) pairs."""
+    """Return the column ``Model (g)`` of the paper: the mean over each size's clients, from (size, accuracy) pairs."""
     by_size: dict[float, list[float]] = {}
     for size, accuracy in results:
         by_size.setdefault(size, []).append(accuracy)
@@ -115,13 +124,13 @@ def per_size(results: Iterable[tuple[float, float]]) -> dict[float, float]:
 
 
 def local_metric(results: Iterable[tuple[float, float]]) -> float:
-    """Column ``Local``: the mean of the per-size means, hence the mean over clients if groups are equal.
+    """Return the column ``Local``: the mean of the per-size means, hence the mean over clients if groups are equal.
 
-    ``results`` has, for each client, its size and the accuracy of that size's submodel on the client's test shard.
+    ``results`` has each client's size, and the accuracy of that size's submodel on the client's test shard.
     """
     return fmean(per_size(results).values())
 
 
 def global_metric(accuracies: Mapping[float, float]) -> float:
-    """Column ``Global``: the mean over sizes of each submodel's accuracy on the union of the test shards."""
+    """Return the column ``Global``: the mean over sizes of each submodel's accuracy on the union of the test shards."""
     return fmean(accuracies.values())

@@ -1,4 +1,4 @@
-"""Whether a submodel can learn at all: invariant 31 of fiarse.md, and the guards that would revive a dead one."""
+"""Check that a submodel can learn at all (invariant 31 of fiarse.md), and the guards that revive a dead one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec, skeleton
-from edgefl.submodels.importance.guards import Guards, scales
-from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.importance.strategy import Strategy
-from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, cut
+from edgefl.submodels.importance.strategy import Strategy, maskable
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, ImportanceCut, cut, scales
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8
@@ -27,7 +25,7 @@ _MIN_KEEPS = (16, 256, 4096)
 
 @dataclass(frozen=True)
 class Liveness:
-    """What invariant 31 asks, for one submodel. ``kept`` is the kept fraction per tensor, to be logged."""
+    """Result of invariant 31 for one submodel. ``kept`` is the kept fraction per tensor, for the log."""
 
     kept: Mapping[str, float]
     # The classifier's weight: the last kernel of the model.
@@ -41,7 +39,7 @@ class Liveness:
 
     @property
     def keeps_classifier(self) -> bool:
-        """The classifier's weight keeps an entry."""
+        """True if the classifier's weight keeps an entry."""
         return self.kept[self.classifier] > 0.0
 
     @property
@@ -50,12 +48,12 @@ class Liveness:
 
     @property
     def empty(self) -> tuple[str, ...]:
-        """Tensors that keep nothing."""
+        """Tensors without kept entries."""
         return tuple(name for name, fraction in self.kept.items() if fraction == 0.0)
 
     @property
     def verdict(self) -> str:
-        """What fails, and the tensors that keep nothing; of a submodel that is not alive."""
+        """Failed conditions, and the tensors without kept entries, of a submodel that is not alive."""
         failed = {
             "the output does not depend on the input": self.reads_input,
             f"nothing before {self.classifier} gets a gradient": self.trains_below,
@@ -68,11 +66,11 @@ class Liveness:
 
 
 def liveness(
-    spec: ModelSpec, submodel: Cut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
+    spec: ModelSpec, submodel: ImportanceCut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> Liveness:
-    """The check of ``submodel``, cut from ``weights`` (the spec's own by default), on random inputs and labels.
+    """Check ``submodel``, cut from ``weights`` (the spec's own by default), on random inputs and labels.
 
-    As in training, but without dropout. Pure: the weights are not changed, torch's generator is not read.
+    It runs as in training, without dropout. Pure: weights do not change, and torch's generator is not used.
     """
     whole = own_weights(spec) if weights is None else weights
     tensors = {name: torch.from_numpy(array.copy()) for name, array in submodel.apply(whole).items()}
@@ -97,10 +95,10 @@ def liveness(
 def remedies(
     spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> tuple[tuple[Strategy, Guards], ...]:
-    """The ways to cut the ``gamma`` part of ``weights`` that give a submodel that is alive, each tried.
+    """Return the strategies and guards for the ``gamma`` part of ``weights`` with which the submodel is alive.
 
-    Tried are one guard of fiarse.md A9 at a time, on a model-wise ranking: the smallest sufficient ``min_keep`` of a
-    few, first and last kernel dense, relative importance; and the shard-wise and layer-wise strategies.
+    It tries one guard of fiarse.md A9 at a time on a model-wise ranking: the smallest sufficient ``min_keep`` of a few,
+    first and last kernel dense, relative importance. Then it tries the shard-wise and layer-wise strategies.
     """
     whole = own_weights(spec) if weights is None else weights
     working: list[tuple[Strategy, Guards]] = []
@@ -112,7 +110,7 @@ def remedies(
 
 
 def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
-    """The tier's options that ask for this, as a federation file has them; ``named``: the usual strategy too."""
+    """Return the tier's options for a federation file. ``named`` includes the default strategy."""
     options = {
         "strategy": strategy.kind if named or strategy.kind != "model" else None,
         "min_keep": guards.min_keep or None,
@@ -123,7 +121,7 @@ def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> st
 
 
 def own_weights(spec: ModelSpec) -> Arrays:
-    """The spec's state as arrays, which share its memory."""
+    """Return the spec's state as arrays, which share its memory."""
     return {name: tensor.numpy() for name, tensor in spec.weights.items()}
 
 
@@ -174,12 +172,12 @@ def _moves(
     spec: ModelSpec,
     module: nn.Module,
     tensors: Tensors,
-    submodel: Cut,
+    submodel: ImportanceCut,
     below: list[str],
     x: Tensor,
     y: Tensor,
 ) -> bool:
-    """Whether the loss has a gradient at a kept entry of one of the tensors ``below``."""
+    """Return True if the loss has a gradient at a kept entry of one of the tensors ``below``."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in below}
     loss = training_loss(spec.loss, _logits(module, tensors | leaves, x), y)
     if not loss.requires_grad:
@@ -199,7 +197,7 @@ def _rows(sample: TensorSpec, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=sample.dtype)
 
 
-def _classifier(spec: ModelSpec, submodel: Cut) -> str:
+def _classifier(spec: ModelSpec, submodel: ImportanceCut) -> str:
     kernels = [name for name, mask in submodel.masks.items() if mask.ndim > 1]
     if not kernels:
         raise ModelError(f"{spec.name} has no kernel that could be its classifier", model=spec.name)

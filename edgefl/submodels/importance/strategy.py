@@ -1,4 +1,7 @@
-"""Which tensors share a threshold: the whole model, each tensor alone, or consecutive parts (fiarse.md 2.3, A18)."""
+"""Maskable tensors (fiarse.md 2.9), and the groups of them that share a threshold (fiarse.md 2.3, A18).
+
+A threshold is shared by the whole model, by each tensor alone, or by consecutive parts.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,56 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal, get_args
 
+from torch import nn
+
 from edgefl.errors import ModelError
+from edgefl.models.layers.recurrent import LstmDirection, Stack
 from edgefl.models.spec import ModelSpec, output_spec
-from edgefl.submodels.importance.maskable import maskable
 from edgefl.submodels.importance.thresholds import Groups
+
+# Layers all of whose own parameters are kernels, embeddings, or biases added to a kernel's product.
+_LAYERS = (
+    nn.modules.conv._ConvNd,
+    nn.Linear,
+    nn.Bilinear,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.MultiheadAttention,
+    nn.RNNBase,
+    nn.RNNCellBase,
+    Stack,
+    LstmDirection,
+)
+
+
+def maskable(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names, in state order, of the trained tensors of convolutions, dense, recurrent and embedding layers.
+
+    Biases are included: fiarse.md 2.9 lists the bias of a dense layer, and those of convolutions and recurrent layers have
+    the same role. Every other tensor is dense: the affine pair of any norm, moving statistics, a user's bare parameters
+    (positions of a ViT, layer scales of ConvNeXt), and tensors that are not trained.
+    """
+    names = {
+        f"{path}.{name}"
+        for path, module in spec.module.named_modules()
+        if isinstance(module, _LAYERS)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+    return tuple(name for name in spec.weights if name in names)
+
+
+def frozen(spec: ModelSpec) -> frozenset[str]:
+    """Return the names of the parameters that are not trained, without moving statistics."""
+    named = spec.module.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
+
+
+def dense(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names, in state order, of the tensors that every tier holds whole."""
+    thinned = set(maskable(spec))
+    return tuple(name for name in spec.weights if name not in thinned)
+
 
 Shards = tuple[tuple[str, ...], ...]
 """Paths of each shard: units, or any longer part of a tensor's name up to a dot."""
@@ -19,10 +68,10 @@ Kind = Literal["model", "layer", "shard"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """``model``: one ranking of everything, the paper's best. ``layer``: every tensor keeps the same fraction.
+    """``model``: one ranking of all entries, the paper's best. ``layer``: every tensor keeps the same fraction.
 
-    ``shard``: every group of ``shards`` does; those are listed (paths, each maskable tensor in exactly one), or a
-    number of runs of consecutive units, or None for the model's :func:`stages`.
+    ``shard``: every group of ``shards`` keeps the same fraction. Shards are lists of paths, with each maskable tensor in
+    exactly one, or a number of runs of consecutive units, or None for the model's :func:`stages`.
     """
 
     kind: Kind = "model"
@@ -40,7 +89,10 @@ class Strategy:
             )
 
     def groups(self, spec: ModelSpec) -> Groups:
-        """The groups of ``spec``'s maskable tensors. ModelError if there are none, or shards do not partition them."""
+        """Return the groups of ``spec``'s maskable tensors.
+
+        Raises ModelError if there are none, or shards do not partition them.
+        """
         names = maskable(spec)
         if not names:
             raise ModelError(
@@ -61,10 +113,10 @@ class Strategy:
 
 
 def stages(spec: ModelSpec) -> Shards:
-    """The first unit with weights, and then runs of units that give tensors of one shape.
+    """Return the first unit with weights, and then runs of units whose outputs have one shape.
 
-    ResNet-18 has six: stem, four stages, classifier, which is how the authors shard it; a transformer has its
-    embedding, its blocks and its head.
+    ResNet-18 has six, as the authors divide it: stem, four stages, classifier. A transformer has its embedding, its blocks
+    and its head.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sample = spec.sample
@@ -76,7 +128,7 @@ def stages(spec: ModelSpec) -> Shards:
 
 
 def consecutive(spec: ModelSpec, shards: int) -> Shards:
-    """The units with weights in this many runs, whose lengths differ by at most one; the longer ones come first."""
+    """Return the units with weights in ``shards`` runs, whose lengths differ by at most one, longer ones first."""
     units = _holders(spec)
     if not 1 <= shards <= len(units):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""FIARSE: a tier holds the largest entries of the global model, chosen anew in each round (fiarse.md 2.3, 2.8)."""
+"""FIARSE: a tier holds the largest entries of the global model, selected again in each round (fiarse.md 2.3, 2.8)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
-from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import as_options, liveness, remedies
-from edgefl.submodels.importance.maskable import dense, frozen, maskable
-from edgefl.submodels.importance.strategy import Kind, Strategy
-from edgefl.submodels.importance.thresholds import NO_GUARDS, Cut, Groups, check_gamma, count, cut
+from edgefl.submodels.importance.strategy import Kind, Strategy, dense, frozen, maskable
+from edgefl.submodels.importance.thresholds import (
+    NO_GUARDS,
+    Groups,
+    Guards,
+    ImportanceCut,
+    check_gamma,
+    count,
+    cut,
+    scales,
+)
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire import bits
 from edgefl.wire.regions import Entries, Placement, Region
@@ -26,19 +33,19 @@ from edgefl.wire.tensors import Array, Arrays
 
 @dataclass(frozen=True, eq=False)
 class Importance(Submodel):
-    """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, beside all that is always dense.
+    """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, and all dense tensors.
 
-    The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is
-    nothing to choose and no threshold (fiarse.md A8): no mask travels, the devices read the model's units like those of any
-    tier that trains it whole, and train it by plain SGD.
+    The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is no selection
+    and no threshold (fiarse.md A8): no mask travels, and devices read and train the model's units like any tier that trains
+    it whole, by plain SGD.
 
-    The server averages an update's weights where they are held. For a server step of 1 that is the paper's
-    ``x - mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7): the mean of ``x - Delta_i`` is the same.
+    The server averages an update's weights over the holders of an entry. For a server step of 1 that is the paper's ``x -
+    mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7), because the mean of ``x - Delta_i`` is the same.
+    A dense parameter that is not trained travels down only.
 
-    A dense parameter that training does not move travels down only.
-
-    ModelError for gamma outside (0, 1], a model without maskable tensors or with floats other than float32, or guards
-    that do not fit.
+    Raises:
+        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or guards do
+            not fit.
     """
 
     kind = "importance"
@@ -89,12 +96,12 @@ class Importance(Submodel):
         entries = [sum(sizes[name] for name in group) for group in self._groups]
         return sum(entries) if self.gamma == 1 else sum(count(self.gamma, number) for number in entries)
 
-    def cut_of(self, weights: Mapping[str, Array]) -> Cut:
-        """Masks and thresholds at these global weights."""
+    def cut_of(self, weights: Mapping[str, Array]) -> ImportanceCut:
+        """Return masks and thresholds at these global weights."""
         return cut(weights, self.gamma, self._groups, self.guards, self._scales)
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """The largest entries of ``weights``; the number of the round has no say."""
+        """Return the largest entries of ``weights``, independently of the round."""
         if self.carrier is None:
             return Placement(dict.fromkeys(self.spec.weights))
         chosen, always = tuple(self.carrier.maskable), tuple(self.carrier.dense)
@@ -113,7 +120,8 @@ class Importance(Submodel):
         return Placement(regions, payload, {MASK: flat.size})
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """Why the submodel cannot learn from these initial weights, and the options that would revive it (fiarse.md A9).
+        """Return the reason why the submodel cannot learn from these initial weights, and options that revive it (fiarse.md
+        A9).
 
         Empty if it can, and for gamma = 1, which is the model itself.
         """
@@ -149,7 +157,7 @@ class Importance(Submodel):
 
 
 def _check_float32(spec: ModelSpec) -> None:
-    """What travels and the thresholds are float32."""
+    """Raise ModelError for floats other than float32, because payload and thresholds are float32."""
     for name, tensor in spec.weights.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ModelError(
@@ -170,11 +178,20 @@ def importance(
     dense: Sequence[str] = (),
     relative: bool = False,
 ) -> Importance:
-    """The ``gamma`` of the entries with the largest magnitude, chosen anew in each round; train them with algorithm
-    ``tcbgd`` (FIARSE, Wu et al. 2024; fiarse.md 2.3).
+    """The ``gamma`` of the entries with the largest magnitude, selected again in each round (FIARSE, Wu et al.
 
-    ``strategy`` is ``model``, ``layer`` or ``shard`` (by ``shards``); ``min_keep``, ``dense`` and ``relative`` guard
-    small submodels against layers that keep nothing.
+    2024; fiarse.md 2.3).
+
+    Train them with algorithm ``tcbgd``.
+
+    Args:
+        spec: Model.
+        gamma: Share of the entries, in (0, 1].
+        strategy: ``model``, ``layer`` or ``shard``: the tensors that share a threshold.
+        shards: Paths of each shard, or a number of shards.
+        min_keep: Least number of kept entries of each tensor.
+        dense: Paths or patterns of tensors that are held whole.
+        relative: Rank relative to the spread of each tensor's initial values.
     """
     parts = shards if shards is None or isinstance(shards, int) else tuple(tuple(shard) for shard in shards)
     return Importance(spec, gamma, Strategy(strategy, parts), Guards(min_keep, tuple(dense), relative))

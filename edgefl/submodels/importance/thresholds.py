@@ -1,9 +1,9 @@
-"""The k largest magnitudes of each group, exactly k, and the thresholds that go with them (fiarse.md 2.3, 2.6).
+"""Exactly k largest magnitudes of each group, their thresholds, and guards for small submodels (fiarse.md 2.3, 2.6).
 
     k = max(1, floor(gamma d)),    M0 = the k largest |x|, ties by lowest flat index,    theta = min |x[M0]|
 
 and theta = 0 with M0 all ones for gamma = 1 (fiarse.md A8). Masks are nested in gamma. During local training the mask is
-M0 AND |x| >= theta: the comparison alone would exceed the budget where there are ties or zeros (fiarse.md A7).
+M0 AND |x| >= theta: the comparison alone would exceed the budget for ties or zeros (fiarse.md A7).
 """
 
 from __future__ import annotations
@@ -11,31 +11,99 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError
-from edgefl.submodels.importance.guards import Guards
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Array, Arrays
 
+
+@dataclass(frozen=True)
+class Guards:
+    """Entries that are held regardless of rank, and the comparison of entries of different tensors (fiarse.md 8.1, A9).
+
+    All are off by default. Guarded entries count: they are taken first and the rest of the budget goes by rank, so that a
+    submodel never exceeds its size.
+    """
+
+    # Every tensor keeps at least this many of its largest entries, or all that it has.
+    min_keep: int = 0
+    # Tensors that are held whole, such as ("stem", "head"): paths, or patterns of names with * and ?.
+    dense: tuple[str, ...] = ()
+    # Rank by |x| / s with s the spread of a tensor's initial values, so that layers of any fan-in compete equally.
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.min_keep < 0:
+            raise ModelError(f"min_keep is at least 0, found {self.min_keep}", min_keep=self.min_keep)
+
+    def whole(self, names: Sequence[str]) -> frozenset[str]:
+        """Return the ``names`` that are held whole. Raises ModelError if a pattern of ``dense`` matches none."""
+        whole_names: set[str] = set()
+        for pattern in self.dense:
+            fitting = {name for name in names if _fits(name, pattern)}
+            if not fitting:
+                raise ModelError(
+                    f"no weight fits {pattern!r} of the guard 'dense'; there are {', '.join(names)}",
+                    pattern=pattern,
+                    names=tuple(names),
+                )
+            whole_names |= fitting
+        return frozenset(whole_names)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
+
+
+def scales(initial: Mapping[str, Array]) -> dict[str, float]:
+    """Return s per tensor, the standard deviation of its initial values, for :attr:`Guards.relative`.
+
+    A tensor without spread, such as a bias of zeros, gets that of its layer's tensors together, which share a fan-in. A
+    layer without any gets the whole model's.
+    """
+    layers: dict[str, list[Array]] = {}
+    for name, values in initial.items():
+        layers.setdefault(_layer(name), []).append(values)
+    return {
+        name: _spread([values]) or _spread(layers[_layer(name)]) or _spread(list(initial.values())) or 1.0
+        for name, values in initial.items()
+    }
+
+
+def _layer(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _spread(parts: Sequence[Array]) -> float:
+    """Return the standard deviation (divided by n) of the parts' entries together, 0 if they are all equal."""
+    size = sum(part.size for part in parts)
+    first = float(parts[0].reshape(-1)[0])
+    if all(bool((part == first).all()) for part in parts):
+        return 0.0
+    mean = sum(float(part.sum(dtype=np.float64)) for part in parts) / size
+    return math.sqrt(sum(float(np.square(part - mean).sum(dtype=np.float64)) for part in parts) / size)
+
+
 Mask = npt.NDArray[np.bool_]
 Groups = tuple[tuple[str, ...], ...]
-"""Names of the tensors of each group that is ranked by itself."""
+"""Names of the tensors of each group that is ranked separately."""
 
 FOUR_SIZES = (1 / 64, 1 / 16, 1 / 4, 1.0)
 FIVE_SIZES = (0.04, 0.16, 0.36, 0.64, 1.0)
-"""The paper's capacities (fiarse.md 2.10): what width slicing by 1/8, 1/4, 1/2, 1 and by .2, .4, .6, .8, 1 gives."""
+"""Capacities of the paper (fiarse.md 2.10): those of width slices by 1/8, 1/4, 1/2, 1 and by .2, .4, .6, .8, 1."""
 
 NO_GUARDS = Guards()
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """One group's outcome: ``kept`` of its ``entries``, and the importance ``theta`` that rank alone asks for.
+class RankedGroup:
+    """Result of one group: ``kept`` of its ``entries``, and the threshold ``theta`` by rank alone.
 
-    ``theta`` is a float32 number, relative to a tensor's scale where the guard ``relative`` is on.
+    ``theta`` is a float32 number, relative to a tensor's scale if the guard ``relative`` is on.
     """
 
     names: tuple[str, ...]
@@ -45,28 +113,28 @@ class Ranked:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
-    """The submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
+class ImportanceCut:
+    """Submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
 
-    ``theta`` (float32 numbers) is a group's threshold, times the tensor's scale where the guard ``relative`` is on,
-    but never above the smallest |x| that the tensor keeps, so that ``masks AND |x| >= theta`` is ``masks`` when
-    training starts, whatever was rounded or guarded. A tensor that is guarded as dense has 0: it is never thinned.
+    ``theta`` (float32 numbers) is a group's threshold, times the tensor's scale if the guard ``relative`` is on. It never
+    exceeds the smallest kept |x| of the tensor. So ``masks AND |x| >= theta`` is ``masks`` at the start of training, despite
+    rounding and guards. A tensor that is guarded as dense has 0: it is never thinned.
     """
 
     gamma: float
     masks: Mapping[str, Mask]
     theta: Mapping[str, float]
-    groups: tuple[Ranked, ...]
+    groups: tuple[RankedGroup, ...]
     guards: Guards = NO_GUARDS
 
     @property
     def kept(self) -> int:
-        """Number of entries held, k."""
+        """Number of held entries, k."""
         return sum(group.kept for group in self.groups)
 
     @property
     def entries(self) -> Entries:
-        """Where the kept entries lie."""
+        """Positions of the held entries."""
         flat = np.concatenate([mask.reshape(-1) for mask in self.masks.values()])
         return Entries(tuple(self.masks), np.flatnonzero(flat).astype(np.int64, copy=False))
 
@@ -76,7 +144,7 @@ class Cut:
         return {name: float(mask.mean()) for name, mask in self.masks.items()}
 
     def apply(self, weights: Mapping[str, Array]) -> Arrays:
-        """``weights`` with zeros for what is not held, whatever stood there; other tensors as they are."""
+        """Return ``weights`` with zeros for entries that are not held. Other tensors are unchanged."""
         return {
             name: np.where(self.masks[name], array, np.zeros((), array.dtype))
             if name in self.masks
@@ -86,15 +154,15 @@ class Cut:
 
 
 def count(gamma: float, entries: int) -> int:
-    """k = max(1, floor(gamma * entries)); 0.29 of 100 is 29, though the product is 28.999999999999996.
+    """Return k = max(1, floor(gamma * entries)). 0.29 of 100 is 29, although the product is 28.999999999999996.
 
-    gamma and the product are each rounded by up to 1.1e-16 of their size, which outgrows 1e-9 in large models.
+    gamma and the product are each rounded by up to 1.1e-16 of their size, which exceeds 1e-9 in large models.
     """
     return max(1, math.floor(gamma * entries * (1 + 4e-16) + 1e-9))
 
 
 def check_gamma(gamma: float) -> None:
-    """ModelError unless ``gamma`` lies in (0, 1]."""
+    """Raise ModelError unless ``gamma`` lies in (0, 1]."""
     if not 0.0 < gamma <= 1.0:
         raise ModelError(f"a submodel's size gamma lies in (0, 1], found {gamma}", gamma=gamma)
 
@@ -105,15 +173,22 @@ def cut(
     groups: Groups,
     guards: Guards = NO_GUARDS,
     scales: Mapping[str, float] | None = None,
-) -> Cut:
-    """The ``gamma`` part of the tensors in ``groups``; any gamma, trained or not.
+) -> ImportanceCut:
+    """Return the ``gamma`` part of the tensors in ``groups``, for any gamma, trained or not.
 
-    Each group keeps exactly :func:`count` entries, guarded ones first. ``scales`` is what
-    :func:`edgefl.submodels.importance.guards.scales` says, and is read if the guard ``relative`` is on. A tensor
-    guarded by ``min_keep`` may keep entries below its group's threshold; its own is then its smallest kept |x|.
+    Each group keeps exactly :func:`count` entries, guarded ones first. A tensor guarded by ``min_keep`` may keep entries
+    below its group's threshold; its own threshold is then its smallest kept |x|.
 
-    Raises ModelError for gamma outside (0, 1], a group without entries, a tensor that is missing, listed twice or not
-    finite, and guards that alone exceed the budget (with the smallest gamma that would do).
+    Args:
+        weights: Tensors by global name.
+        gamma: Share of the entries, in (0, 1].
+        groups: Tensors that are ranked together.
+        guards: Guards.
+        scales: Result of :func:`scales`, for the guard ``relative``.
+
+    Raises:
+        ModelError: gamma is out of range, a group has no entries, a tensor is missing, listed twice or not finite, or guards
+            alone exceed the budget. The error names the smallest gamma that would do.
     """
     check_gamma(gamma)
     _check(weights, groups)
@@ -122,7 +197,7 @@ def cut(
     divisors = _divisors(names, guards, scales)
     masks: dict[str, Mask] = {}
     theta: dict[str, float] = {}
-    ranked: list[Ranked] = []
+    ranked: list[RankedGroup] = []
     for group in groups:
         arrays = {name: weights[name] for name in group}
         outcome = (
@@ -135,13 +210,13 @@ def cut(
             scale = divisors.get(name, 1.0)
             theta[name] = 0.0 if dense else _tensor_theta(arrays[name], masks[name], outcome[0].theta * scale)
     ordered = [name for name in weights if name in masks]
-    return Cut(
+    return ImportanceCut(
         gamma, {name: masks[name] for name in ordered}, {n: theta[n] for n in ordered}, tuple(ranked), guards
     )
 
 
 def top(importance: Array, k: int) -> Mask:
-    """The k largest entries of a flat array, ties by lowest index; without NaN, and 1 <= k <= size."""
+    """Return a mask of the k largest entries of a flat array without NaN, ties by lowest index; 1 <= k <= size."""
     smallest = np.partition(importance, importance.size - k)[importance.size - k]
     mask: Mask = importance > smallest
     ties = np.flatnonzero(importance == smallest)
@@ -149,10 +224,10 @@ def top(importance: Array, k: int) -> Mask:
     return mask
 
 
-def _everything(arrays: Mapping[str, Array]) -> tuple[Ranked, dict[str, Mask]]:
+def _everything(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
     entries = sum(array.size for array in arrays.values())
     masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
-    return Ranked(tuple(arrays), entries, entries, 0.0), masks
+    return RankedGroup(tuple(arrays), entries, entries, 0.0), masks
 
 
 def _by_rank(
@@ -161,7 +236,7 @@ def _by_rank(
     whole: frozenset[str],
     min_keep: int,
     divisors: Mapping[str, float],
-) -> tuple[Ranked, dict[str, Mask]]:
+) -> tuple[RankedGroup, dict[str, Mask]]:
     importance = np.concatenate(
         [_importance(array, divisors.get(name)) for name, array in arrays.items()], dtype=None
     )
@@ -172,7 +247,7 @@ def _by_rank(
     else:
         _check_budget(tuple(arrays), gamma, k, guarded, _guarded(arrays, whole, 0))
         mask = top(np.where(guarded, np.inf, importance), k)
-    group = Ranked(tuple(arrays), importance.size, k, _down(_threshold(importance, mask)))
+    group = RankedGroup(tuple(arrays), importance.size, k, _down(_threshold(importance, mask)))
     return group, _apart(mask, arrays)
 
 
@@ -183,9 +258,9 @@ def _importance(array: Array, scale: float | None) -> Array:
 
 
 def _threshold(importance: Array, kept: Mask) -> float:
-    """The smallest importance that is kept by rank: guarded entries below something that is not kept do not count.
+    """Return the smallest importance kept by rank. Guarded entries below a dropped one do not count.
 
-    Where guards took everything, the largest that is not kept.
+    If guards took everything, return the largest dropped importance.
     """
     outside = np.max(importance, where=~kept, initial=-np.inf)
     inside = np.min(importance, where=kept & (importance >= outside), initial=np.inf)
@@ -197,7 +272,7 @@ def _tensor_theta(array: Array, mask: Mask, theta: float) -> float:
 
 
 def _down(value: float) -> float:
-    """The largest float32 number that is not above ``value``."""
+    """Return the largest float32 number that is not above ``value``."""
     rounded = np.float32(value)
     return float(rounded if float(rounded) <= value else np.nextafter(rounded, np.float32(-np.inf)))
 
@@ -211,7 +286,7 @@ def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
 
 
 def _guarded(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
-    """The entries that are held whatever their rank, flat; None if there are none."""
+    """Return the entries that are held regardless of rank, flat, or None."""
     if not min_keep and whole.isdisjoint(arrays):
         return None
     parts: list[Mask] = []
@@ -243,7 +318,7 @@ def _check_budget(names: tuple[str, ...], gamma: float, k: int, guarded: Mask, d
 def _divisors(
     names: Sequence[str], guards: Guards, scales: Mapping[str, float] | None
 ) -> Mapping[str, float]:
-    """Scale per tensor where importance is relative; empty otherwise."""
+    """Return the scale per tensor if importance is relative, else an empty mapping."""
     if not guards.relative:
         return {}
     for name in names:

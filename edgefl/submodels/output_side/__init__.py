@@ -1,1 +1,1 @@
-"""EmbracingFL: the units behind a cut are trained; and what such a tier costs."""
+"""EmbracingFL: the units behind a cut are trained; cost of such a tier."""

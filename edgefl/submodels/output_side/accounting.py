@@ -1,6 +1,6 @@
-"""What a tier costs: the paper's counts p, a and C (embracingfl.md 2.8, 3.4), and bounds that hold on a real device.
+"""Cost of a tier: the paper's counts p, a and C (embracingfl.md 2.8, 3.4), and bounds for real devices.
 
-All numbers are elements, not bytes; nothing here allocates or computes values.
+All numbers are elements, not bytes. No values are allocated or computed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
 from edgefl.models.tied import state_of
 from edgefl.models.torch_functions.recurrent import PaddedSequence
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.submodel import Chunk, Submodel
+from edgefl.submodels.submodel import FrozenChunk, Submodel
 
 # How many elements are alive at once while a unit runs forward, each value freed after its last use.
 
 
 def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) -> tuple[int, TensorSpec]:
-    """(peak live elements of activations for ``batch`` rows, one row of the output) of ``unit`` in inference mode.
+    """Return the peak number of live activation elements of ``unit`` in inference for ``batch`` rows, and one row of its
+    output.
 
-    The unit is traced operation by operation on the meta device. Weights are not activations. A view shares its
-    base's memory, which lives until the last use of either. The input is alive until its last use.
+    The unit is traced operation by operation on the meta device, and each value is freed after its last use. Weights are not
+    activations. A view shares its base's memory, which lives until the last use of either. The input lives until its last
+    use.
     """
     bare = copy_module(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
@@ -65,7 +67,7 @@ def _peak(nodes: Sequence[fx.Node], output: fx.Node) -> int:
 
 
 def _source_of_view(node: fx.Node) -> fx.Node | None:
-    """The node whose memory this one shares, if any: an aliasing operation, or an element of a tuple."""
+    """Return the node whose memory this one shares, if any: an aliasing operation, or an element of a tuple."""
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     schema = getattr(node.target, "_schema", None)
@@ -87,7 +89,7 @@ LSTM_VALUES, GRU_VALUES = 10, 7
 
 @dataclass(frozen=True)
 class Count:
-    """Trainable parameters and counted activations of a trained part; ``a`` is for the accounting batch."""
+    """Trained parameters ``p`` and counted activations ``a`` of a trained part, for the accounting batch."""
 
     p: int
     a: int
@@ -99,16 +101,16 @@ class Count:
 
 
 def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> Count:
-    """p and a of a trained part that reads ``batch`` rows of ``sample``."""
+    """Return p and a of a trained part that reads ``batch`` rows of ``sample``."""
     p = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     return Count(p, batch * activations(module, sample))
 
 
 def activations(module: nn.Sequential, sample: TensorSpec) -> int:
-    """Counted activations per sample: outputs of conv layers and dense layers, and 10 values per LSTM unit and step.
+    """Return the counted activations per sample: outputs of conv and dense layers, and 10 values per LSTM unit and step.
 
-    GRUs have 7 values, by the same rule. Norms, activation functions, add, pooling, attention scores, embedding
-    outputs and the input are not counted, nor is a single logit.
+    GRUs have 7 values, by the same rule. Norms, activation functions, add, pooling, attention scores, embedding outputs, the
+    input and single logits do not count.
     """
     total = 0
 
@@ -143,22 +145,22 @@ def _counted(part: nn.Module, out: Any) -> int:
 
 
 def full(spec: ModelSpec) -> Count:
-    """The whole model's count."""
+    """Return the count of the whole model."""
     return count(spec.module, spec.sample, spec.accounting_batch)
 
 
 def tier(submodel: Submodel) -> Count:
-    """A submodel's count, at the batch factor of its model."""
+    """Return the count of a submodel, at the batch factor of its model."""
     return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
 
 
 def capacity(submodel: Submodel) -> float:
-    """C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (embracingfl.md 2.8)."""
+    """Return C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (embracingfl.md 2.8)."""
     return tier(submodel).mem / full(submodel.spec).mem
 
 
 def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]) -> float:
-    """C_avg of a mix of clients. The paper averages the capacities rounded to two decimals (embracingfl.md 3.4)."""
+    """Return C_avg of a mix of clients. The paper averages capacities rounded to two decimals (embracingfl.md 3.4)."""
     rounded = {
         name: Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)
         for name, value in capacities.items()
@@ -167,11 +169,10 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
     return float(total / sum(clients.values()))
 
 
-def m_forward(chunk: Chunk, batch: int = 32) -> int:
-    """M_fwd(k): a chunk's weights, and the most that is live at once in one of its units, without gradients.
+def m_forward(chunk: FrozenChunk, batch: int = 32) -> int:
+    """Return M_fwd(k): a chunk's weights plus the peak of live activations in one of its units, without gradients.
 
-    The weights include moving statistics, and tied weights that a later unit holds. "Live" follows the operations of the
-    unit, each value freed after its last use; views cost nothing.
+    The weights include moving statistics, and tied weights that a later unit holds.
     """
     weights: int = sum(tensor.numel() for tensor in state_of(chunk.module).values())
     live, sample = 0, chunk.sample
@@ -182,13 +183,13 @@ def m_forward(chunk: Chunk, batch: int = 32) -> int:
 
 
 def m_train(submodel: Submodel, batch: int = 32) -> int:
-    """M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|."""
+    """Return M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|."""
     counted = count(submodel.suffix, submodel.boundary, batch)
     return counted.mem + counted.p + batch * elements(submodel.boundary)
 
 
 def record(submodel: OutputSide, samples: int) -> int:
-    """rec_i: the largest record, or pair of records (a chunk's input and its result), of ``samples`` rows.
+    """Return rec_i: the largest record, or pair of records (a chunk's input and its result), of ``samples`` rows.
 
     Raw data are not a record. 0 for the strong tier.
     """
@@ -202,19 +203,19 @@ def record(submodel: OutputSide, samples: int) -> int:
 
 
 def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in_ram: bool = False) -> int:
-    """M_peak(i) = max(max_k M_fwd(k), M_train), plus the record of ``samples`` rows where it is kept in memory."""
+    """Return M_peak(i) = max(max_k M_fwd(k), M_train), plus the record of ``samples`` rows if it is kept in memory."""
     peaks = [m_forward(chunk, batch) for chunk in submodel.prefix]
     record_bytes = record(submodel, samples) if record_in_ram else 0
     return max([*peaks, m_train(submodel, batch)]) + record_bytes
 
 
 def elements(spec: TensorSpec) -> int:
-    """Number of elements of a tensor of this shape."""
+    """Return the number of elements of a tensor of this shape."""
     return math.prod(spec.shape)
 
 
 def per_unit(spec: ModelSpec) -> Iterable[tuple[str, int, int]]:
-    """(unit, p, a per sample) for each unit: the tables of embracingfl.md 3.1 to 3.3."""
+    """Yield (unit, p, a per sample) for each unit: the tables of embracingfl.md 3.1 to 3.3."""
     for position, name in enumerate(spec.units):
         counted = count(spec.part(position, position + 1), spec.boundary(position), 1)
         yield name, counted.p, counted.a

@@ -13,7 +13,7 @@ from edgefl.errors import ModelError
 from edgefl.models.layers.recurrent import BiLstm, truncate
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
-from edgefl.submodels.submodel import Chunk, Submodel, units_with_tensors
+from edgefl.submodels.submodel import FrozenChunk, Submodel, units_with_tensors
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
 
@@ -22,16 +22,18 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OutputSide(Submodel):
-    """The units behind the cut, trained; those before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
+    """The units behind the cut, trained, and those before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
 
-    With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen.
+    With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen. ``cut=0`` is the strong tier:
+    everything is trained, without prefix and record. A tensor that units on both sides of the cut use (tied weights) is
+    trained through its uses behind the cut. The frozen units read its value at the start of the round, as in the LSTM's weak
+    tier (embracingfl.md 3.3).
 
-    ``chunks`` is a number, for groups whose largest is as small as possible, or the groups themselves as lists of
-    unit names. ``cut=0`` is the strong tier: everything is trained, there is no prefix and no record.
-    A tensor that units on both sides of the cut use (tied weights) is trained through the uses behind the cut; the
-    frozen units read it as the round began, as the LSTM's weak tier does with its own (embracingfl.md 3.3).
-    ``skip`` > 0 is the LSTM's weak tier: the unit behind the cut is a BiLstm, the states after its first ``skip``
-    words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are then in the prefix *and* trained.
+    Attributes:
+        cut: Number of frozen units.
+        chunks: Number of groups whose largest is as small as possible, or the groups as lists of unit names.
+        skip: Above 0 the LSTM's weak tier: the unit behind the cut is a BiLstm, and the states after its first ``skip``
+            words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are in the prefix *and* trained.
     """
 
     kind = "output_side"
@@ -59,14 +61,14 @@ class OutputSide(Submodel):
             raise ModelError("only a BiLstm right behind the cut can skip words", skip=self.skip)
         if first.length != length:
             raise ModelError(
-                f"a tier with skip records states of {first.length} tokens, and is asked for one of {length}: leave out "
+                f"a tier with skip records states of {first.length} tokens, and this input has {length}: leave out "
                 "data.lengths, or skip",
                 skip=self.skip,
             )
 
     @cached_property
     def groups(self) -> tuple[Names, ...]:
-        """Unit names per chunk; empty for the strong tier."""
+        """Unit names per chunk. Empty for the strong tier."""
         frozen = self.spec.units[: self.cut]
         if isinstance(self.chunks, int):
             return _balanced(frozen, self._sizes(frozen), self.chunks)
@@ -80,9 +82,9 @@ class OutputSide(Submodel):
         return groups
 
     @cached_property
-    def prefix(self) -> tuple[Chunk, ...]:
-        """The frozen chunks in the order of their execution."""
-        chunks: list[Chunk] = []
+    def prefix(self) -> tuple[FrozenChunk, ...]:
+        """Frozen chunks in the order of their execution."""
+        chunks: list[FrozenChunk] = []
         sample = self.spec.sample
         for group in self.groups:
             units = [(name, self.spec.module.get_submodule(name)) for name in group]
@@ -91,13 +93,13 @@ class OutputSide(Submodel):
             module = sequential(units)
             result = output_spec(module, sample)
             lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed(module).values())
-            chunks.append(Chunk((*units_with_tensors(module), *lenders), module, sample, result))
+            chunks.append(FrozenChunk((*units_with_tensors(module), *lenders), module, sample, result))
             sample = result
         return tuple(chunks)
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """The trained units; the modules are the model's own, shared."""
+        """Trained units. The modules are the model's own, shared."""
         trained = self.spec.part(self.cut, len(self.spec.units))
         if not self.skip:
             return trained
@@ -112,12 +114,12 @@ class OutputSide(Submodel):
 
     @cached_property
     def holds(self) -> Names:
-        """Names of the global tensors the tier trains, moving statistics included."""
+        """Names of the global tensors that the tier trains, with moving statistics."""
         return tuple(self.suffix.state_dict())
 
     @cached_property
     def units(self) -> Names:
-        """The trained units that have tensors; their blobs are those of every other tier that trains them."""
+        """Trained units with tensors. Other tiers that train them share their blobs."""
         return units_with_tensors(self.suffix)
 
     @property
@@ -125,7 +127,7 @@ class OutputSide(Submodel):
         return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """The tensors of the trained units, whole; the same in every round."""
+        """Return the whole tensors of the trained units, the same in every round."""
         return self._placement
 
     @cached_property
@@ -156,9 +158,15 @@ def output_side(
 ) -> OutputSide:
     """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md 2.2).
 
-    ``skip``, of a bidirectional LSTM right behind the cut, is the share of a sample's tokens that no gradient flows back
-    through: 0.5 is the paper's weak tier (embracingfl.md 3.3). ModelError for a cut, chunks or a share that the model has
-    not.
+    Args:
+        spec: Model.
+        cut: Number of frozen units.
+        chunks: Number of downloads of the frozen units, or lists of unit names.
+        skip: Share of a sample's tokens without gradients, for a bidirectional LSTM right behind the cut: 0.5 is the paper's
+            weak tier (embracingfl.md 3.3).
+
+    Raises:
+        ModelError: The model does not have this cut, chunks or share.
     """
     if not 0.0 <= skip < 1.0:
         raise ModelError(f"skip is a share of the tokens, from 0 to below 1; found {skip}", skip=skip)
@@ -167,7 +175,7 @@ def output_side(
 
 
 def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
-    """Split into ``count`` consecutive groups so that the largest sum of sizes is least, ties to early splits."""
+    """Split into ``count`` consecutive groups with the least largest sum of sizes, ties to early splits."""
     if not units:
         return ()
     if not 1 <= count <= len(units):
@@ -196,8 +204,8 @@ def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ..
 
 
 @dataclass(frozen=True)
-class Tier:
-    """A named cut: what :func:`tiers` lists."""
+class PresetTier:
+    """Named cut of :func:`tiers`."""
 
     cut: int
     chunks: int | tuple[Names, ...] = 1
@@ -205,38 +213,41 @@ class Tier:
     skip: float = 0.0
 
     def of(self, spec: ModelSpec) -> OutputSide:
-        """This tier's submodel of ``spec``."""
+        """Return this tier's submodel of ``spec``."""
         return output_side(spec, cut=self.cut, chunks=self.chunks, skip=self.skip)
 
     @property
     def table(self) -> Mapping[str, object]:
-        """What a federation file says of it."""
+        """Table of the tier in a federation file."""
         options = {"options": {"skip": self.skip}} if self.skip else {}
         return {"cut": self.cut, "chunks": self.chunks, **options}
 
 
-STRONG = Tier(0)
+STRONG = PresetTier(0)
 _STAGE_1 = ("stem", "block1", "block2", "block3")
 _STAGE_2 = ("block4", "block5", "block6")
 
 # The paper's Table 1 (embracingfl.md 2.2), its chunks (embracingfl.md 2.4), and ResNet-8 (embracingfl.md 9.2). The others
 # are ours, after the same pattern: moderate leaves the first stages frozen, weak trains the last stage.
-TIERS: Mapping[str, Mapping[str, Tier]] = {
-    "resnet20": {"strong": STRONG, "moderate": Tier(4), "weak": Tier(7, (_STAGE_1, _STAGE_2))},
-    "resnet8": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
-    "cnn": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(3, 2)},
-    "bilstm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(1, 1, skip=0.5)},
-    "resnet18": {"strong": STRONG, "moderate": Tier(5), "weak": Tier(7, 2)},
-    "mobilenet": {"strong": STRONG, "moderate": Tier(7, 2), "weak": Tier(14, 2)},
-    "convnext": {"strong": STRONG, "moderate": Tier(6), "weak": Tier(13, 2)},
-    "vit": {"strong": STRONG, "moderate": Tier(3), "weak": Tier(5, 2)},
-    "bert": {"strong": STRONG, "moderate": Tier(2), "weak": Tier(4, 2)},
-    "lstm_lm": {"strong": STRONG, "moderate": Tier(1), "weak": Tier(2)},
+TIERS: Mapping[str, Mapping[str, PresetTier]] = {
+    "resnet20": {"strong": STRONG, "moderate": PresetTier(4), "weak": PresetTier(7, (_STAGE_1, _STAGE_2))},
+    "resnet8": {"strong": STRONG, "moderate": PresetTier(2), "weak": PresetTier(3, 2)},
+    "cnn": {"strong": STRONG, "moderate": PresetTier(2), "weak": PresetTier(3, 2)},
+    "bilstm": {"strong": STRONG, "moderate": PresetTier(1), "weak": PresetTier(1, 1, skip=0.5)},
+    "resnet18": {"strong": STRONG, "moderate": PresetTier(5), "weak": PresetTier(7, 2)},
+    "mobilenet": {"strong": STRONG, "moderate": PresetTier(7, 2), "weak": PresetTier(14, 2)},
+    "convnext": {"strong": STRONG, "moderate": PresetTier(6), "weak": PresetTier(13, 2)},
+    "vit": {"strong": STRONG, "moderate": PresetTier(3), "weak": PresetTier(5, 2)},
+    "bert": {"strong": STRONG, "moderate": PresetTier(2), "weak": PresetTier(4, 2)},
+    "lstm_lm": {"strong": STRONG, "moderate": PresetTier(1), "weak": PresetTier(2)},
 }
 
 
-def tiers(model: str) -> Mapping[str, Tier]:
-    """The spec's tiers ``strong``, ``moderate`` and ``weak`` of a model; ModelError, with what exists, otherwise."""
+def tiers(model: str) -> Mapping[str, PresetTier]:
+    """Return the tiers ``strong``, ``moderate`` and ``weak`` of a model.
+
+    Raises ModelError, listing the models that have some.
+    """
     if model not in TIERS:
         raise ModelError(
             f"no preset tiers for model {model!r} (there are some for {', '.join(sorted(TIERS))}): give cuts",

@@ -1,35 +1,66 @@
-"""How channels that compete by importance are trained: TCB-GD with one mask for each channel (fiarse.md 2.4; 8.3, R5)."""
+"""Training of channels that compete by importance: TCB-GD with one mask per channel (fiarse.md 2.4; 8.3, R4 and R5).
+
+For weights that are masked in groups b::
+
+    w_b = x_b 1{s_b >= theta}
+    p_b = clip((s_b - theta) / (s_b + theta), 0, 1)                      (backward pass)
+    dF/dx_j = M_b (g_j + (sum_{i in b} g_i x_i) 2 theta / (s_b + theta)^2 ds_b/dx_j),   g = dF/dw
+
+by the product rule of fiarse.md 2.4 with one mask for the whole group. theta is a constant. A score is the root mean square
+of the n entries it reads, ds/dx_j = x_j / (n s), or their mean magnitude, ds/dx_j = sign(x_j) / n. For n = 1 both are eq.
+(3). Entries of a group that its score does not read (biases, norm pairs) have ds/dx_j = 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.carrier import Whole
-from edgefl.submodels.structured.gradient import Measure, direction, slope
-from edgefl.submodels.structured.groups import Group, Part
+from edgefl.submodels.structured.groups import ChannelDim, ChannelGroup
+
+Measure = Literal["rms", "mean"]
+
+
+def slope(score: Tensor, theta: Tensor) -> Tensor:
+    """Return 2 theta / (s + theta)^2, the slope of p at the score s, of any shape. 0 if theta = 0, for s = 0 too."""
+    both = score + theta
+    safe = torch.where(both > 0, both, torch.ones(()))
+    return 2 * (theta / safe) / safe
+
+
+def direction(x: Tensor, score: Tensor, entries: int, measure: Measure) -> Tensor:
+    """Return ds/dx for entries ``x`` of groups of ``entries`` entries, 0 if s = 0. ``score`` broadcasts to ``x``."""
+    if measure == "mean":
+        return x.sign() / entries
+    return x / (entries * torch.where(score > 0, score, torch.ones(())))
+
 
 THETA = "submodel.theta"
-"""The payload's own tensor, beside the slices: one threshold for each group."""
+"""Name of the payload's own tensor besides the slices: one threshold per group."""
 
 
 @dataclass(frozen=True, eq=False)
 class Channelwise(Whole):
-    """Dense slices and a threshold for each of ``groups``, whose parts lie in these slices; an update has the slices.
+    """Carrier of dense slices and a threshold for each of ``groups``, whose parts are in these slices.
 
-    The switches of TCB-GD: ``remask`` evaluates M_c = 1{s_c >= theta} anew in each step and takes channels that have
-    fallen below their threshold out of the forward pass of training, where the slice then computes what it would without
-    them (a norm across channels still counts them); ``bias`` lets the gradient flow through the mask (R4's formula, the
-    group being a channel's kernels, biases and norm pairs). Both off is pruning-greedy. ``freeze_dropped`` keeps
-    momentum and decay from moving dropped channels.
+    An update has the slices.
+
+    Attributes:
+        remask: Compute M_c = 1{s_c >= theta} in each step. Channels below their threshold leave the forward pass of
+            training, which then computes the slice without them (a norm across channels still counts them).
+        bias: Gradients flow through the mask (R4); a group is a channel's kernels, biases and norm pairs. Both off is
+            pruning-greedy.
+        freeze_dropped: Momentum and decay do not move dropped channels.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[ChannelGroup, ...]
     measure: Measure = "rms"
     remask: bool = False
     bias: bool = False
@@ -53,13 +84,18 @@ class Channelwise(Whole):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """W = where(M, w, 0) where channels are read (:attr:`Group.gated`); inference reads all that was sent."""
+        """Return W = where(M, w, 0) where channels are read (:attr:`ChannelGroup.gated`).
+
+        Inference reads all that was sent.
+        """
         if not (training and self.remask):
             return weights
         return _where(self._masks(weights, gates, [group.gated for group in self.groups]), weights, {})
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c + theta)^2 ds_c/dx_j) for the entries of a channel's group."""
+        """Return M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c + theta)^2 ds_c/dx_j) for the entries of a channel's
+        group.
+        """
         if not self.bias:
             return grads
         flow = dict(grads)
@@ -88,8 +124,8 @@ class Channelwise(Whole):
     def _theta(self, gates: Tensors) -> Sequence[Tensor]:
         return [gates["theta"][number] for number in range(len(self.groups))]
 
-    def score(self, group: Group, weights: Tensors) -> Tensor:
-        """(channels,), a constant for gradients."""
+    def score(self, group: ChannelGroup, weights: Tensors) -> Tensor:
+        """Return the scores (channels,), detached from gradients."""
         shapes = {name: spec.shape for name, spec in self.weights.items()}
         rms = self.measure == "rms"
         read = [(weights[part.name].detach(), part) for part in group.scored]
@@ -97,8 +133,10 @@ class Channelwise(Whole):
         mean = _total(sums) / group.entries(shapes)
         return mean.sqrt() if rms else mean
 
-    def _masks(self, weights: Tensors, gates: Tensors, parts: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
-        """Per tensor, the entries (broadcast) whose channels are all held, by the ``parts`` of each group."""
+    def _masks(
+        self, weights: Tensors, gates: Tensors, parts: Sequence[Sequence[ChannelDim]]
+    ) -> dict[str, Tensor]:
+        """Return the entries (broadcast) of each tensor whose channels are all held, by the ``parts`` of each group."""
         masks: dict[str, Tensor] = {}
         for group, theta, own in zip(self.groups, self._theta(gates), parts, strict=True):
             channel_mask = self.score(group, weights) >= theta
@@ -108,8 +146,8 @@ class Channelwise(Whole):
         return masks
 
 
-def _sums(x: Tensor, part: Part) -> Tensor:
-    """(channels,): the sum of each channel's entries of ``x``."""
+def _sums(x: Tensor, part: ChannelDim) -> Tensor:
+    """Return the sum of each channel's entries of ``x``, (channels,)."""
     others = [dim for dim in range(x.dim()) if dim != part.dim]
     sums = x.sum(others) if others else x
     return sums if part.plain else sums[torch.from_numpy(part.positions)].sum(1)
@@ -122,8 +160,10 @@ def _total(sums: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _spread(values: Tensor, part: Part, x: Tensor, other: float | bool) -> Tensor:
-    """(channels,) along dimension ``part.dim`` of ``x``, to broadcast; ``other`` where a position has no channel."""
+def _spread(values: Tensor, part: ChannelDim, x: Tensor, other: float | bool) -> Tensor:
+    """Return ``values`` (channels,) along dimension ``part.dim`` of ``x``, to broadcast; ``other`` at positions without a
+    channel.
+    """
     if not part.plain:
         padded = torch.cat((values, torch.full((1,), other, dtype=values.dtype)))
         places = part.members.copy()
@@ -133,7 +173,7 @@ def _spread(values: Tensor, part: Part, x: Tensor, other: float | bool) -> Tenso
 
 
 def _where(masks: Mapping[str, Tensor], inside: Tensors, outside: Tensors) -> Tensors:
-    """``inside`` where a mask holds, ``outside`` (by default zeros) elsewhere: selected, so that not even NaN gets in."""
+    """Return ``inside`` where a mask holds, else ``outside`` (by default zeros). It selects, so that not even NaN passes."""
     tensors = dict(inside)
     for name, mask in masks.items():
         tensors[name] = torch.where(mask, inside[name], outside.get(name, torch.zeros(())))

@@ -1,4 +1,6 @@
-"""How many channels of each layer a tier holds: one threshold over all channels, such that the slice meets gamma (R5)."""
+"""Channel importance, and the number of channels per layer: one threshold over all channels, so that the slice meets gamma
+(R5).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
@@ -17,7 +20,74 @@ from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, elements, leading
 from edgefl.submodels.cost import macs
-from edgefl.submodels.structured.scores import Values
+from edgefl.submodels.structured.carrier import Measure
+from edgefl.submodels.structured.groups import ChannelGroup, Source
+from edgefl.wire.tensors import Array
+
+ChannelValues = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Importance of a channel (fiarse.md 8.3, R5).
+
+    Attributes:
+        source: Kernels that make the channel, or its norm scales, such as |gamma|.
+        measure: Their root mean square, or mean magnitude.
+        relative: Divide by the same number of the whole layer at initialisation when channels of different layers compete,
+            so that layers of any fan-in compete equally.
+    """
+
+    source: Source = "kernel"
+    measure: Measure = "rms"
+    relative: bool = True
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("score", self.source, get_args(Source)),
+            ("measure", self.measure, get_args(Measure)),
+        ):
+            if value not in known:
+                raise ModelError(f"{what} is one of {', '.join(known)}; found {value!r}", **{what: value})
+
+    def of(self, group: ChannelGroup, weights: Mapping[str, Array]) -> ChannelValues:
+        """Return the importance of each channel (float64), not yet relative.
+
+        Raises ModelError for weights that are not finite.
+        """
+        total, shapes = 0.0, {part.name: weights[part.name].shape for part in group.scored}
+        for part in group.scored:
+            values = np.moveaxis(weights[part.name], part.dim, 0).astype(np.float64)
+            if not np.isfinite(values).all():
+                raise ModelError(
+                    f"{part.name!r} has entries that are NaN or infinite, so importance cannot rank its channels; go "
+                    "back to the last good weights, and lower the learning rate",
+                    name=part.name,
+                )
+            raised = np.square(values) if self.measure == "rms" else np.abs(values)
+            total = total + raised.reshape(len(values), -1).sum(1)[part.positions].sum(1)
+        mean = np.asarray(total) / group.entries(shapes)
+        return np.sqrt(mean) if self.measure == "rms" else mean
+
+    def ranked(
+        self, groups: Sequence[ChannelGroup], weights: Mapping[str, Array], initial: Mapping[str, Array]
+    ) -> list[ChannelValues]:
+        """Return the importance per group for the competition of all channels."""
+        scores = [self.of(group, weights) for group in groups]
+        if not self.relative:
+            return scores
+        return [own / self._scale(group, initial) for own, group in zip(scores, groups, strict=True)]
+
+    def _scale(self, group: ChannelGroup, initial: Mapping[str, Array]) -> float:
+        first = self.of(group, initial)
+        whole = np.sqrt(np.square(first).mean()) if self.measure == "rms" else first.mean()
+        return float(whole) or 1.0
+
+
+def strongest(values: ChannelValues, count: int) -> tuple[int, ...]:
+    """Return the ``count`` largest, ties by lowest index, in ascending order of their indices."""
+    return tuple(sorted(int(index) for index in np.argsort(-values, kind="stable")[:count]))
+
 
 Budget = Literal["parameters", "macs"]
 Counts = Mapping[Atom, int]
@@ -31,11 +101,11 @@ _WAYS: tuple[tuple[Prefer, bool], ...] = (
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class ChannelLayout:
     """One way to cut a model: the atoms whose channels compete, and atoms that follow products of others.
 
-    An atom of :attr:`followers` keeps as many indices as its product of free atoms does, for code that takes the width
-    of attention for the width of its input.
+    An atom of :attr:`followers` keeps as many indices as its product of free atoms, for code that uses the width of
+    attention as the width of its input.
     """
 
     channels: Channels
@@ -44,30 +114,30 @@ class Layout:
 
     @cached_property
     def free(self) -> tuple[Atom, ...]:
-        """The atoms whose channels compete."""
+        """Atoms whose channels compete."""
         return tuple(atom for atom in self.cut if atom not in self.followers)
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:
-        """Channels of every cut atom, from those of the free ones."""
+        """Return the channels of every cut atom, from those of the free ones."""
         atom_counts = dict(zip(self.free, numbers, strict=True))
         for atom, run in self.followers.items():
             atom_counts[atom] = math.prod(atom_counts.get(inner, inner.size) for inner in run)
         return {atom: atom_counts[atom] for atom in self.cut}
 
 
-def layouts(channels: Channels) -> Iterator[Layout]:
-    """The ways to cut, the preferred one first; which of them the model's own code can follow, a run of it tells."""
+def layouts(channels: Channels) -> Iterator[ChannelLayout]:
+    """Yield the ways to cut, the preferred one first. Only a run shows which of them the model's code supports."""
     seen: list[tuple[tuple[Atom, ...], Mapping[Atom, tuple[Atom, ...]]]] = []
     for prefer, tied in _WAYS:
         cut = channels.cut(prefer)
         followers = _followers(channels, cut) if tied else {}
         if cut and (cut, followers) not in seen:
             seen.append((cut, followers))
-            yield Layout(channels, cut, followers)
+            yield ChannelLayout(channels, cut, followers)
 
 
 def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom, ...]]:
-    """Per cut atom that is as large as some product, that product; and products of that size keep as much as each other."""
+    """Return the product of each cut atom that has the size of some product. Products of that size keep equally many."""
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}
     followers: dict[Atom, tuple[Atom, ...]] = {}
@@ -83,7 +153,7 @@ def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom
 
 
 def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Counts], int]:
-    """The true cost of the slice that counts leave: its parameters, or the MACs of a sample's forward pass."""
+    """Return a function from counts to the slice's true cost: its parameters, or the MACs of a sample's forward pass."""
     names = [name for name, _ in spec.module.named_parameters()]
 
     def parameters(counted: Counts) -> int:
@@ -96,9 +166,9 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
 
 
 def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
-    """Why the parameters that nothing can be left out of stay whole, the largest first.
+    """Return the reasons for parameters that cannot be cut, the largest first.
 
-    Those below a hundredth of the model, such as the biases of the classes, are left out.
+    Omits those below a hundredth of the model, such as the biases of the classes.
     """
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
     least = sum(sizes.values()) / 100
@@ -109,15 +179,22 @@ def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
 
 
 def search(
-    layout: Layout, ranked: Sequence[Values], cost: Callable[[Counts], int], most: float
+    layout: ChannelLayout, ranked: Sequence[ChannelValues], cost: Callable[[Counts], int], most: float
 ) -> tuple[int, ...]:
-    """Channels of each free atom: as many of the ranking as cost at most ``most``, at least one of each atom.
+    """Return the channels of each free atom: the longest prefix of the ranking that costs at most ``most``, at least one of
+    each.
 
-    ``ranked`` holds the channels' importance per free atom. The highest are taken, ties by lowest atom and index, and
-    the search ends at the first that does not fit: the outcome is one threshold, and is nested in ``most``. Costs
-    interact, and grow with every channel, so that the number of channels can be found by bisection.
+    The highest are taken, ties by lowest atom and index, up to the first that does not fit. So the result is one threshold,
+    and is nested in ``most``. Costs interact and grow with every channel, so bisection finds the number of channels.
 
-    Raises ModelError, with ``smallest``, if one channel of each atom costs more.
+    Args:
+        layout: Way to cut.
+        ranked: Importance of the channels of each free atom.
+        cost: Cost of counts.
+        most: Largest cost.
+
+    Raises:
+        ModelError: One channel of each atom costs more. The error has ``smallest``.
     """
     owners = np.repeat(np.arange(len(ranked)), [values.size for values in ranked])
     order = owners[np.argsort(-np.concatenate(ranked), kind="stable")]
@@ -129,7 +206,7 @@ def search(
     least = cost(layout.counts(first(0)))
     if least > most:
         raise ModelError(
-            f"one channel of each layer costs {least}, but {math.floor(most)} were asked for",
+            f"one channel of each layer costs {least}, and the budget is {math.floor(most)}",
             smallest=least,
             most=math.floor(most),
         )
@@ -139,6 +216,6 @@ def search(
     return first(fitting)
 
 
-def even(layout: Layout) -> list[Values]:
-    """A ranking by which all layers keep the same share of their channels, whatever the weights say."""
+def even(layout: ChannelLayout) -> list[ChannelValues]:
+    """Return a ranking by which all layers keep the same share of their channels, independently of the weights."""
     return [1.0 - np.arange(atom.size) / atom.size for atom in layout.free]

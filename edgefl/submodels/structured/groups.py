@@ -1,4 +1,4 @@
-"""Channels as groups of entries: what makes a channel, what belongs to it, and what reads it."""
+"""Channels as groups of entries: the entries that make a channel, belong to it, and read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom, Axis, Product, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices
-from edgefl.submodels.importance.maskable import maskable
+from edgefl.submodels.importance.strategy import maskable
 
 Indices = npt.NDArray[np.int64]
 Source = Literal["kernel", "norm"]
@@ -25,8 +25,8 @@ _NORMS = (nn.modules.batchnorm._NormBase, BatchNorm, nn.GroupNorm, nn.LayerNorm,
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Dimension ``dim`` of a state tensor: ``members`` (int64) says of each position whose channel it is, -1 for none."""
+class ChannelDim:
+    """Dimension ``dim`` of a state tensor. ``members`` (int64) holds the channel of each position, -1 for none."""
 
     name: str
     dim: int
@@ -34,46 +34,47 @@ class Part:
 
     @cached_property
     def positions(self) -> Indices:
-        """(channels, positions of each) in the dimension."""
+        """Positions of each channel in the dimension, (channels, positions)."""
         member_indices = np.flatnonzero(self.members >= 0)
         ordered = member_indices[np.argsort(self.members[member_indices], kind="stable")]
         return ordered.reshape(int(self.members.max()) + 1, -1)
 
     @property
     def plain(self) -> bool:
-        """Whether position and channel are the same number."""
+        """True if position and channel are the same number."""
         return bool((self.members == np.arange(self.members.size)).all())
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """The channels of one atom, tied ones together.
+class ChannelGroup:
+    """Channels of one atom, tied ones together.
 
-    ``scored`` is what importance reads: the kernels that make the channel (or its norm scales), by the dimension of
-    their outputs. ``own`` are those kernels, biases and norm pairs: what is masked together (R5). ``read`` are the input
-    slices of the trained kernels that read the channel. ``moving``: a norm keeps statistics of it. ``exposed``: what reads
-    it cannot be gated, being frozen or no kernel at all.
+    Attributes:
+        scored: Tensors that importance reads: the kernels that make the channel (or its norm scales), by output dimension.
+        own: Those kernels, biases and norm pairs, which are masked together (R5).
+        read: Input slices of the trained kernels that read the channel.
+        moving: A norm keeps statistics of it.
+        exposed: Its readers cannot be gated, because they are frozen or no kernels.
     """
 
     atom: Atom
-    scored: tuple[Part, ...]
-    own: tuple[Part, ...]
-    read: tuple[Part, ...]
+    scored: tuple[ChannelDim, ...]
+    own: tuple[ChannelDim, ...]
+    read: tuple[ChannelDim, ...]
     moving: bool
     exposed: bool = False
 
     @property
-    def gated(self) -> tuple[Part, ...]:
-        """Where a dropped channel is taken out of the forward pass: nobody reads it.
+    def gated(self) -> tuple[ChannelDim, ...]:
+        """Tensors whose entries of a dropped channel leave the forward pass.
 
-        Its own entries are gated too, for products of activations such as attention scores; but not under moving
-        statistics, which would otherwise come to describe a channel of zeros. They do where nothing else keeps the
-        channel from being read.
+        Its own entries are gated too, for products of activations such as attention scores. Under moving statistics they are
+        not, which would otherwise describe a channel of zeros, unless the channel is exposed.
         """
         return self.read if self.moving and not self.exposed else self.own + self.read
 
     def entries(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """n: how many entries the score of one channel reads, of tensors of these ``shapes``."""
+        """Return n, the number of entries that the score of one channel reads, for tensors of these ``shapes``."""
         return sum(
             part.positions.shape[1] * math.prod(shapes[part.name]) // shapes[part.name][part.dim]
             for part in self.scored
@@ -82,19 +83,22 @@ class Group:
 
 def groups(
     spec: ModelSpec, channels: Channels, cut: Iterable[Atom], selection: Selection, source: Source
-) -> tuple[Group, ...]:
-    """The groups of the atoms ``cut``, in the sizes that ``selection`` leaves (none: the whole model's).
+) -> tuple[ChannelGroup, ...]:
+    """Return the groups of the atoms ``cut``, in the sizes of ``selection`` (empty: the whole model's).
 
-    An atom that no kernel of a layer gives out (a user's bare parameter may) is scored by every kernel that holds it, or
-    every tensor. ModelError for ``source`` "norm" where an atom has no norm with a scale.
+    An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it, or every
+    tensor.
+
+    Raises:
+        ModelError: ``source`` is "norm", and an atom has no norm with a scale.
     """
     trained = {name for name, parameter in spec.module.named_parameters() if parameter.requires_grad}
     parameters = dict(spec.module.named_parameters())
     made, outputs, norms = output_dims(spec), _outputs(spec.module), _scales(spec.module)
-    all_groups: list[Group] = []
+    all_groups: list[ChannelGroup] = []
     for atom in cut:
         parts = [
-            Part(name, dim, members(channels.axes[name][dim], atom, selection))
+            ChannelDim(name, dim, members(channels.axes[name][dim], atom, selection))
             for name, dim in channels.holders[atom]
         ]
         kernels = [part for part in parts if made.get(part.name) == part.dim]
@@ -115,14 +119,14 @@ def groups(
         still = [part for part in parts if part.name in parameters and part.name not in trained]
         exposed = not read or any(part.dim != outputs.get(part.name, part.dim) for part in still)
         moving = any(part.name not in parameters for part in parts)
-        all_groups.append(Group(atom, tuple(scored), tuple(own), tuple(read), moving, exposed))
+        all_groups.append(ChannelGroup(atom, tuple(scored), tuple(own), tuple(read), moving, exposed))
     return tuple(all_groups)
 
 
 def members(axis: Axis, atom: Atom, selection: Selection) -> Indices:
-    """Of each index of ``axis`` that ``selection`` keeps, which index of ``atom`` it belongs to; -1 for none.
+    """Return the index of ``atom`` for each index of ``axis`` that ``selection`` keeps, -1 for none.
 
-    For a selection of the first indices of ``atom``, as the narrow model has them.
+    ``selection`` must hold the first indices of ``atom``, as in the narrow model.
     """
     return _members(axis, atom)[np.asarray(indices(axis, selection), np.int64)]
 
@@ -142,13 +146,13 @@ def _members(axis: Axis, atom: Atom) -> Indices:
 
 
 def output_dims(spec: ModelSpec) -> dict[str, int]:
-    """Per trained kernel of a layer, the dimension of its outputs: the second of embeddings and transposed convolutions."""
+    """Return each trained kernel's output dimension: 1 for embeddings and transposed convolutions, else 0."""
     kernels = set(maskable(spec))
     return {name: dim for name, dim in _outputs(spec.module).items() if name in kernels}
 
 
 def _outputs(model: nn.Module) -> dict[str, int]:
-    """:func:`output_dims` of every parameter of several dimensions, frozen ones and those of any module too."""
+    """Return :func:`output_dims` of every parameter of several dimensions, including frozen ones and those of any module."""
     dims: dict[str, int] = {}
     for path, module in model.named_modules():
         late = isinstance(module, nn.Embedding | nn.EmbeddingBag) or getattr(module, "transposed", False)

@@ -1,10 +1,11 @@
-"""Structured FIARSE: a tier holds the most important channels of every layer, chosen anew in each round (fiarse.md 8.3, R5).
+"""Structured FIARSE: a tier holds the most important channels of every layer, selected again in each round (fiarse.md 8.3,
+R5).
 
-A bundle is compiled once and its shapes are fixed, but importance changes with the weights. So *how many* channels of
-each layer a tier holds is fixed when it is exported, by one threshold over all channels of the initial weights; *which*
-ones is chosen anew in each round, and the dense slices of any choice fit the same graphs. As layers gain and lose
-importance those numbers age: :meth:`Structured.replanned` gives a tier with the numbers of today's weights, at the cost
-of a new bundle that every device of the tier has to download.
+A bundle is compiled once with fixed shapes, but importance changes with the weights. So *how many* channels of each layer a
+tier holds is fixed at export, by one threshold over all channels of the initial weights. *Which* ones is decided in each
+round, and the dense slices of any selection fit the same graphs. As layers gain and lose importance the numbers age.
+:meth:`Structured.replanned` returns a tier with the numbers for today's weights, at the cost of a new bundle for every
+device of the tier.
 """
 
 from __future__ import annotations
@@ -24,11 +25,19 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.channels.selection import Selection, leading, regions
 from edgefl.submodels.importance.thresholds import check_gamma
-from edgefl.submodels.structured.carrier import THETA, Channelwise
-from edgefl.submodels.structured.counts import Budget, Layout, cost_of, even, layouts, search, staying
-from edgefl.submodels.structured.gradient import Measure
-from edgefl.submodels.structured.groups import Group, Source, groups
-from edgefl.submodels.structured.scores import Score, strongest
+from edgefl.submodels.structured.carrier import THETA, Channelwise, Measure
+from edgefl.submodels.structured.counts import (
+    Budget,
+    ChannelLayout,
+    Score,
+    cost_of,
+    even,
+    layouts,
+    search,
+    staying,
+    strongest,
+)
+from edgefl.submodels.structured.groups import ChannelGroup, Source, groups
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array, Arrays
@@ -42,20 +51,24 @@ _TOLD = 4
 
 @dataclass(frozen=True, eq=False)
 class Structured(Submodel):
-    """The channels of ``spec`` that rank highest by ``score``, as a narrower model of at most ``gamma`` of its cost.
+    """The highest-ranked channels of ``spec``, as a narrower model of at most ``gamma`` of its cost.
 
-    A group is one channel of everything that is tied to it: by residual additions, depthwise convolutions, gates,
-    heads. ``budget`` says what gamma is a share of: parameters, or multiply-accumulates of a forward pass. ``counts``:
-    ``threshold`` for one threshold over all channels of the initial weights, ``even`` for the same share of each layer,
-    or the numbers themselves, in the order of :attr:`layers`. Every layer keeps at least one channel.
+    A group is one channel of everything that is tied to it: by residual additions, depthwise convolutions, gates, heads.
+    Every layer keeps at least one channel. Channels are ranked by their whole kernels. A device can score only its own
+    slices, so theta of a layer is the smallest of those scores at the start of the round. It is 0 if a single channel is
+    kept, which must not be dropped. A layer that keeps all its channels has no theta, so gamma = 1 is plain SGD on the whole
+    model (fiarse.md A8).
 
-    Channels are ranked by their whole kernels. A device holds the slices that lie in its inputs, whose scores it can
-    follow: theta of a layer is the smallest of those at the start of the round. It is 0 where a single channel is kept,
-    which must not be dropped. A layer that keeps all its channels has none, so that gamma = 1 is plain SGD on the whole
-    model, like any tier that trains it whole (fiarse.md A8).
+    Attributes:
+        gamma: Share of the cost, in (0, 1].
+        budget: Cost: parameters, or multiply-accumulates of a forward pass.
+        score: Importance of a channel.
+        counts: ``threshold`` for one threshold over all channels of the initial weights, ``even`` for the same share of each
+            layer, or the numbers themselves, in the order of :attr:`layers`.
 
-    ModelError for gamma outside (0, 1], or below the smallest slice there is, and for a model of which nothing can be
-    cut, or whose code holds a size of its own.
+    Raises:
+        ModelError: gamma is out of range or below the smallest slice, nothing of the model can be cut, or its code stores a
+            size.
     """
 
     kind = "importance_structured"
@@ -105,14 +118,15 @@ class Structured(Submodel):
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """How many channels of each layer the tier holds, in the order of :attr:`layers`."""
+        """Number of channels of each layer that the tier holds, in the order of :attr:`layers`."""
         return self._made[1]
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(channels held, channels there are) of each layer, by the first tensor that holds them.
+        """(held channels, all channels) of each layer, by the first tensor that holds them.
 
-        Of several in one dimension of a tensor (gated units, fused projections) those after the first end in #2, #3, ...
+        If several are in one dimension of a tensor (gated units, fused projections), those after the first end in #2, #3,
+        ...
         """
         holders, occurrences = channels_of(self.spec).holders, Counter[str]()
         layers: dict[str, tuple[int, int]] = {}
@@ -136,18 +150,18 @@ class Structured(Submodel):
         return Channelwise(local, made, self.score.measure)
 
     def select(self, weights: Mapping[str, Array]) -> Selection:
-        """The channels that are held at these global weights: of each layer the strongest, ties by lowest index."""
+        """Return the held channels at these global weights: the strongest of each layer, ties by lowest index."""
         return {
             group.atom: strongest(self.score.of(group, weights), len(self._selected[group.atom]))
             for group in self._groups
         }
 
     def regions(self, weights: Mapping[str, Array]) -> Mapping[str, Region]:
-        """Per state tensor, the part that is held at these global weights."""
+        """Return the held part of each state tensor at these global weights."""
         return regions(channels_of(self.spec), self.select(weights))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """The strongest channels of ``weights``; the number of the round has no say."""
+        """Return the strongest channels of ``weights``, independently of the round."""
         if not self._selected:
             return Placement(dict.fromkeys(self.spec.weights))
         own_regions = self.regions(weights)
@@ -160,9 +174,9 @@ class Structured(Submodel):
         return Placement(own_regions, payload)
 
     def replanned(self, weights: Mapping[str, Array]) -> Structured:
-        """The same tier with the numbers of channels that its threshold leaves at ``weights``.
+        """Return the same tier with the numbers of channels that its threshold leaves at ``weights``.
 
-        Where they differ (:attr:`numbers`) so do its identity and its graphs: a new bundle, which devices download once.
+        If they differ (:attr:`numbers`) so do its identity and its graphs: a new bundle, which devices download once.
         """
         policy: Policy = self.counts if isinstance(self.counts, str) else "threshold"
         if self._layout is None:
@@ -170,8 +184,8 @@ class Structured(Submodel):
         return replace(self, counts=self._searched(self._layout, policy, weights))
 
     @cached_property
-    def _made(self) -> tuple[Layout | None, tuple[int, ...], nn.Sequential]:
-        """The way to cut that the model's code can follow, the numbers of channels, and the model they leave."""
+    def _made(self) -> tuple[ChannelLayout | None, tuple[int, ...], nn.Sequential]:
+        """The cut that the model's code supports, the numbers of channels, and the resulting model."""
         channels, refused = channels_of(self.spec), None
         initial = _arrays(self.spec)
         for layout in layouts(channels):
@@ -191,7 +205,7 @@ class Structured(Submodel):
             **{"model": self.spec.name, "gamma": self.gamma} | refused.details,
         ) from refused
 
-    def _numbers(self, layout: Layout, initial: Mapping[str, Array]) -> tuple[int, ...]:
+    def _numbers(self, layout: ChannelLayout, initial: Mapping[str, Array]) -> tuple[int, ...]:
         if isinstance(self.counts, str):
             return self._searched(layout, self.counts, initial)
         sizes = tuple(atom.size for atom in layout.free)
@@ -215,7 +229,9 @@ class Structured(Submodel):
             )
         return self.counts
 
-    def _searched(self, layout: Layout, policy: Policy, weights: Mapping[str, Array]) -> tuple[int, ...]:
+    def _searched(
+        self, layout: ChannelLayout, policy: Policy, weights: Mapping[str, Array]
+    ) -> tuple[int, ...]:
         sizes = tuple(atom.size for atom in layout.free)
         if self.gamma == 1:
             return sizes
@@ -243,22 +259,22 @@ class Structured(Submodel):
             ) from error
 
     @cached_property
-    def _layout(self) -> Layout | None:
+    def _layout(self) -> ChannelLayout | None:
         return self._made[0]
 
     @cached_property
     def _selected(self) -> Selection:
-        """The first channels of each layer that keeps fewer than it has: the slice's sizes. Empty for the whole model."""
+        """First channels of each layer that is cut: the sizes of the slice. Empty for the whole model."""
         return leading(self._layout.counts(self.numbers)) if self._layout else {}
 
     @cached_property
-    def _groups(self) -> tuple[Group, ...]:
-        """The groups of the layers that keep fewer channels than they have, in the whole model's sizes."""
+    def _groups(self) -> tuple[ChannelGroup, ...]:
+        """Groups of the layers that are cut, in the whole model's sizes."""
         return groups(self.spec, channels_of(self.spec), self._selected, {}, self.score.source)
 
     @cached_property
-    def _trained(self) -> tuple[Group, ...]:
-        """Those whose scores change in training, and which therefore have a threshold."""
+    def _trained(self) -> tuple[ChannelGroup, ...]:
+        """Groups whose scores change in training, so that they need a threshold."""
         moved = {name for name, parameter in self.spec.module.named_parameters() if parameter.requires_grad}
         return tuple(group for group in self._groups if all(part.name in moved for part in group.own))
 
@@ -277,13 +293,19 @@ def importance_structured(
     relative: bool = True,
     counts: Policy | Sequence[int] = "threshold",
 ) -> Structured:
-    """The most important channels of every layer, chosen anew in each round, as a smaller dense model of ``gamma`` of the
-    whole; train them with algorithm ``tcbgd`` (FIARSE by channels, fiarse.md 8.3, R5).
+    """The most important channels of every layer, selected again in each round, as a dense model of ``gamma`` of the whole.
 
-    ``score`` is ``kernel`` or ``norm``, ``measure`` is ``rms`` or ``mean``; ``relative`` compares a channel with its own
-    layer's initial values. Without it one threshold leaves layers of large fan-in a single channel each (fiarse.md A9),
-    through which small tiers learn nothing. ``budget`` is ``parameters`` or ``macs``; ``counts`` says how many channels
-    each layer keeps.
+    Train them with algorithm ``tcbgd`` (FIARSE by channels, fiarse.md 8.3, R5).
+
+    Args:
+        spec: Model.
+        gamma: Share of the budget, in (0, 1].
+        budget: ``parameters`` or ``macs``.
+        score: ``kernel`` or ``norm``.
+        measure: ``rms`` or ``mean``.
+        relative: Compare a channel with its layer's initial values. Otherwise one threshold leaves layers of large fan-in a
+            single channel each (fiarse.md A9), and small tiers learn nothing.
+        counts: ``threshold``, ``even``, or the channels of each layer.
     """
     numbers = counts if isinstance(counts, str) else tuple(counts)
     return Structured(spec, gamma, budget, Score(score, measure, relative), numbers)

@@ -15,7 +15,7 @@ from edgefl.objective.carrier import Specs, Whole
 from edgefl.wire.regions import Block, Region
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""The paper's p."""
+"""Widths p of the paper."""
 
 NOISE = "width"
 Noise = Mapping[str, Tensor]
@@ -27,7 +27,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Narrower:
-    """One of the widths below a tier's own: its ratio, where its tensors lie in the global model, and its modules."""
+    """A width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
 
     ratio: float
     regions: Mapping[str, Region]
@@ -35,7 +35,7 @@ class Narrower:
 
 
 def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
-    """Those of ``widths`` that lie below a tier's own ``ratio``, ascending. ModelError for one outside (0, 1]."""
+    """Return the ``widths`` below a tier's own ``ratio``, ascending. Raises ModelError for one outside (0, 1]."""
     wrong = [p for p in widths if not 0.0 < p <= 1.0]
     if wrong or not widths:
         raise ModelError(
@@ -48,16 +48,25 @@ def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
 def ordered(
     spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
 ) -> OrderedDropout:
-    """Each step computes with one width, drawn with equal chances: a ``part``, or ``module`` whole, the tier's maximum.
+    """Return the carrier that trains one random width per step: a ``part``, or the whole ``module``, the tier's maximum.
 
-    ``own`` says where ``module``'s tensors lie in ``spec``. The draw is one uniform number, ``noise.width``; of n
-    widths, ascending, u selects number floor(u n). Entries of channels that a width lacks are selected away, norms'
-    scales and shifts too, so a dropped channel is exactly absent: it gets no gradient and its moving statistics rest.
-    Shapes are those of the maximum, so a narrow step costs what a wide one does.
+    The draw is one uniform number u, ``noise.width``. Of n widths, ascending, it selects number floor(u n). Entries of
+    channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel is exactly absent:
+    it gets no gradient and its moving statistics do not change. Shapes are those of the maximum, so a narrow step costs as
+    much as a wide one.
 
-    There are no norms of their own per width: of moving statistics, a channel has one pair for all widths that hold
-    it, and models with ``bn = "static"`` suit best. ModelError where leaving channels out is not the same as a sliced
-    model, as in layer norms and attention, whose statistics and scales depend on the width.
+    Norms are not separate per width: a channel has one pair of moving statistics for all widths that hold it, and models
+    with ``bn = "static"`` suit best.
+
+    Args:
+        spec: Model.
+        module: The tier's modules.
+        own: Regions of ``module``'s tensors in ``spec``.
+        parts: Narrower widths.
+
+    Raises:
+        ModelError: The model without channels differs from a sliced model, as with layer norms and attention, whose
+            statistics and scales depend on the width.
     """
     order = OrderedDropout.of(module, own, parts)
     for index, part in enumerate(parts):
@@ -67,9 +76,9 @@ def ordered(
 
 @dataclass(frozen=True, eq=False)
 class OrderedDropout(Whole):
-    """Weights that each training step reads at a drawn width. Inference reads them as they are.
+    """Carrier whose weights each training step reads at a random width. Inference reads them unchanged.
 
-    ``levels``: per tensor and dimension, for each index the number of the narrowest width that holds it.
+    ``levels``: for each index of each dimension of a tensor, the number of the narrowest width that holds it.
     """
 
     levels: Mapping[str, tuple[Tensor | None, ...]]
@@ -112,7 +121,7 @@ class OrderedDropout(Whole):
         return selected
 
     def _held(self, name: str, index: Tensor) -> Tensor | None:
-        """Which entries of a tensor width number ``index`` holds, in a shape that broadcasts; None for all."""
+        """Return the entries of a tensor that width number ``index`` holds, in a shape that broadcasts, or None for all."""
         mask: Tensor | None = None
         levels = self.levels[name]
         for dim, level in enumerate(levels):
@@ -125,7 +134,7 @@ class OrderedDropout(Whole):
 def _levels(
     name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[Narrower]
 ) -> Tensor | None:
-    """For each index of a dimension, the number of the first width that holds it; None if all of them hold all."""
+    """Return the number of the first width that holds each index of a dimension, or None if all widths hold all indices."""
     mine = _indices(own[name], dim, size)
     level = dict.fromkeys(mine, len(parts))
     whole = max(mine) + 1
@@ -150,7 +159,7 @@ def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
 
 @torch.no_grad()
 def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: OrderedDropout, index: int) -> None:
-    """ModelError unless ``module`` without the channels that ``part`` lacks gives the outputs of ``part``."""
+    """Raise ModelError unless ``module`` without the channels that ``part`` lacks returns the outputs of ``part``."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)

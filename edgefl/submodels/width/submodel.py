@@ -1,7 +1,7 @@
 """Width slices of any model: a part of the channels of every layer (HeteroFL, FedRolex and FjORD's tiers).
 
-Which dimensions are channels, and which of them must be cut alike, is found from the operations that the model runs
-(:mod:`edgefl.submodels.channels`); the input, the classes and the positions of images and sequences stay whole.
+A trace of the model's operations finds the channel dimensions, and those that must be cut alike
+(:mod:`edgefl.submodels.channels`). The input, the classes and the positions of images and sequences stay whole.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from edgefl.submodels.width.ordered import WIDTHS, Narrower, narrower, ordered
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array
 
-# Width slices that are far larger than they were asked for, as operations hold channels that no rule can cut.
+# Width slices far above their gamma, because operations hold channels that no rule can cut.
 
 Keep: TypeAlias = Callable[[float, int], int]
-"""(ratio, size): how many of ``size`` channels stay."""
+"""(ratio, size): number of kept channels out of ``size``."""
 _Stuck: TypeAlias = Mapping[str, Mapping[Atom, int]]
 
 # Tensors that an error tells about; it carries them all.
-# Reasons for which a dimension is whole in any smaller model: nobody takes it for the width of a layer.
+# Reasons for which a dimension is whole in any smaller model: it is not a layer's width.
 _MEANT = (
     "the model's input", "the model's output", "nothing reads it", "positions", "rows are looked up",
     "entries are looked up", "entries are taken by their number", "padding",
@@ -50,7 +50,10 @@ _MEANT = (
 
 
 def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> None:
-    """Raises ModelError, with the operations and what fits, where the slice of ``ratio`` is far too large for them."""
+    """Raise ModelError if uncuttable channels make the slice of ``ratio`` far too large.
+
+    The error names the operations and the smallest gamma that fits.
+    """
     stuck = _stuck(channels)
     if not stuck or not _is_bloated(channels, stuck, ratio, keep):
         return
@@ -59,7 +62,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
     share = elements(channels, selection) / every
     smallest = elements(channels, leading(counts(channels, lambda _: 1))) / every
     largest = sorted(stuck, key=lambda name: -elements(channels, selection, [name]))
-    reasons = {name: _told(stuck[name]) for name in largest}
+    reasons = {name: _counts_text(stuck[name]) for name in largest}
     reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
     fits = _smallest_gamma(channels, stuck, ratio, keep)
     raise ModelError(
@@ -76,7 +79,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
 
 
 def _stuck(channels: Channels) -> _Stuck:
-    """Per state tensor that has some, the groups of channels that stay whole, and their dimension."""
+    """Return the groups of channels of each state tensor that no rule can cut, and their dimension."""
     stuck: dict[str, Mapping[Atom, int]] = {}
     for name, axes in channels.axes.items():
         own = {atom: dim for dim, axis in enumerate(axes) for atom in atoms(axis) if _is_stuck(atom)}
@@ -89,14 +92,14 @@ def _is_stuck(atom: Atom) -> bool:
     return atom.reason is not None and not atom.reason.startswith(_MEANT)
 
 
-def _told(own: Mapping[Atom, int]) -> str:
+def _counts_text(own: Mapping[Atom, int]) -> str:
     return ", ".join(
         f"{atom.size} entries of dimension {dim} because of {atom.reason}" for atom, dim in own.items()
     )
 
 
 def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> bool:
-    """Whether far more stays than if the stuck channels were cut too, and most of it is in their tensors."""
+    """Return True if the slice is far larger than with the stuck channels cut too, and mostly in their tensors."""
     selection = leading(counts(channels, partial(keep, ratio)))
     freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
     every, slice_size = elements(channels, {}), elements(channels, selection)
@@ -107,7 +110,7 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
-    """In hundredths, above the refused ratio; 1 is the model itself."""
+    """Return the smallest gamma in hundredths above the refused ratio. 1 is the model itself."""
     tried = (number / 100 for number in range(math.floor(100 * ratio**2) + 1, 100))
     return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
 
@@ -115,15 +118,16 @@ def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep)
 # HeteroFL's scaler: a narrow model's layers speak as loud in training as the whole model's (fiarse.md 3, 2.9).
 
 Hidden = Callable[[str, int], bool]
-"""Whether a dimension of a state tensor holds channels that a width cuts."""
+"""Function that returns True if a dimension of a state tensor holds channels that a width cuts."""
 
 
 @dataclass(frozen=True, eq=False)
 class Scaler(Whole):
-    """Output of each hidden convolution and dense layer, divided by ``ratio`` in training only.
+    """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only (HeteroFL).
 
-    Dividing weight and bias is the same: the layers are linear. The scale comes before a norm that follows, as in
-    HeteroFL. A layer is hidden if a width may cut its outputs; classes are not, so the classifier is as it is.
+    A narrow model's layers then have the magnitude of the whole model's (fiarse.md 3, 2.9). Dividing weight and bias is the
+    same, because the layers are linear. The scale comes before a norm that follows, as in HeteroFL. A layer is hidden if a
+    width may cut its outputs. Classes are not, so the classifier is unchanged.
     """
 
     ratio: float
@@ -179,7 +183,7 @@ def _stored(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
 
 
 def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:
-    """(weight, bias, dimension of the outputs) of the linear maps in a layer."""
+    """Return (weight, bias, dimension of the outputs) of the linear maps in a layer."""
     if isinstance(layer, nn.Linear):
         return (("weight", "bias", 0),)
     if isinstance(layer, nn.modules.conv._ConvNd):
@@ -200,15 +204,20 @@ _TOLD = 4
 
 @dataclass(frozen=True, eq=False)
 class Width(Submodel):
-    """``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same kind.
+    """``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same type.
 
-    A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (fiarse.md 3) or, for ``floor``,
-    down (embracingfl.md 5): the first ones, or with ``rolling`` those of FedRolex's window, the channels ``(t + q) mod
-    C`` in round t + 1. Where a dimension is made of heads times entries, or groups times channels, the entries of each
-    head and the channels of each group are cut.
+    A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (fiarse.md 3) or, for ``floor``, down
+    (embracingfl.md 5): the first ones, or with ``rolling`` FedRolex's window, the channels ``(t + q) mod C`` in round t + 1.
+    In products such as heads times entries, or groups times channels, the entries of each head and the channels of each
+    group are cut.
 
-    ``scaler`` divides the hidden layers by ``ratio`` in training (HeteroFL). ``widths``, if there are any, are trained in
-    turn, drawn in each step: those below ``ratio``, and ``ratio`` itself (FjORD). Inference and transport know of neither.
+    Attributes:
+        ratio: Share of the channels, in (0, 1].
+        rounding: ``ceil`` or ``floor``.
+        rolling: Move the window by one channel per round.
+        scaler: Divide the hidden layers by ``ratio`` in training (HeteroFL). Inference and transport are unchanged.
+        widths: Widths below ``ratio`` that are trained at random, besides ``ratio`` itself (FjORD). Inference and transport
+            are unchanged.
     """
 
     kind = "width"
@@ -240,14 +249,14 @@ class Width(Submodel):
     def of_gamma(
         cls, spec: ModelSpec, gamma: float, rounding: Rounding = "ceil", *, rolling: bool = False
     ) -> Width:
-        """The slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (fiarse.md 2.10)."""
+        """Return the slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (fiarse.md 2.10)."""
         if not 0.0 < gamma <= 1.0:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
         return cls(spec, math.sqrt(gamma), rounding, rolling)
 
     @cached_property
     def carrier(self) -> Whole | None:
-        """The slice's tensors travel as they are; training may see them otherwise."""
+        """Transport of the slice, which is unchanged. Training may transform the tensors."""
         if self.widths:
             parts = [self._narrower(ratio) for ratio in narrower(self.ratio, self.widths)]
             return ordered(self.spec, self.suffix, self.regions(), parts) if parts else None
@@ -268,15 +277,15 @@ class Width(Submodel):
 
     @cached_property
     def counts(self) -> Mapping[Atom, int]:
-        """How many indices of each group stay."""
+        """Number of kept indices of each group."""
         return self._made[0]
 
     def selection(self, number: int = 1) -> Selection:
-        """The indices that are held in round ``number``, counted from 1."""
+        """Return the held indices in round ``number``, counted from 1."""
         return rolling(self.counts, number - 1) if self.rolling else leading(self.counts)
 
     def regions(self, number: int = 1) -> Mapping[str, Region]:
-        """Per state tensor, the part that is held in round ``number``."""
+        """Return the held part of each state tensor in round ``number``."""
         return regions(channels_of(self.spec), self.selection(number))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
@@ -284,7 +293,7 @@ class Width(Submodel):
         return Placement(own_regions, extract(weights, own_regions))
 
     def keep(self, size: int) -> int:
-        """How many of ``size`` channels stay."""
+        """Return the number of kept channels out of ``size``."""
         return _kept(self.ratio, size, self.rounding)
 
     def _narrower(self, ratio: float) -> Narrower:
@@ -297,7 +306,7 @@ class Width(Submodel):
 
     @cached_property
     def _made(self) -> tuple[Mapping[Atom, int], nn.Sequential]:
-        """The counts and the model that they leave."""
+        """Counts, and the resulting model."""
         try:
             return fitted(self.spec, channels_of(self.spec), self.keep)
         except ModelError as refused:
@@ -347,13 +356,22 @@ def width(
     ordered: bool = False,
     widths: Sequence[float] = WIDTHS,
 ) -> Width:
-    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters; all without either (HeteroFL, Diao et
-    al. 2021; fiarse.md 3).
+    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters (HeteroFL, Diao et al.
 
-    ``rounding`` of the number of channels is ``ceil`` or ``floor``. ``rolling``: the window of channels moves on by one in
-    each round (FedRolex, Alam et al. 2022). ``scaler`` is HeteroFL's. ``ordered`` is FjORD's dropout (Horvath et al. 2021):
-    each step trains one of ``widths`` (ratios of channels). ModelError where these do not go together, or a layer cannot be
-    cut.
+    2021; fiarse.md 3).
+
+    Args:
+        spec: Model.
+        ratio: Share of the channels. Default: all, or by ``gamma``.
+        gamma: Share of the parameters.
+        rounding: ``ceil`` or ``floor``, of the number of channels.
+        rolling: Move the window of channels by one in each round (FedRolex, Alam et al. 2022).
+        scaler: HeteroFL's scaler.
+        ordered: FjORD's ordered dropout (Horvath et al. 2021): each step trains one of ``widths``.
+        widths: Ratios of channels.
+
+    Raises:
+        ModelError: Options contradict each other, or a layer cannot be cut.
     """
     if ratio is not None and gamma is not None:
         raise ModelError(

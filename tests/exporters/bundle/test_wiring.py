@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.contract.algorithm import Algorithm, CarryRule, Phase
 from edgefl.errors import ExportError
-from edgefl.submodels.cost import TRAINING, Cost
+from edgefl.submodels.cost import TRAINING, RoundCost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl_export.bundle.verify import Origin, verify_bundle
@@ -143,7 +143,7 @@ def test_a_phase_that_no_longer_passes_over_the_data_is_told(whole: tuple[Manife
 
 # -- what a round of it is worth --------------------------------------------------------------------------------
 
-COST = Cost(parameters=1, macs=100, kept_macs=100, prefix_macs=7, download_bytes=1, upload_bytes=1)
+COST = RoundCost(parameters=1, macs=100, kept_macs=100, prefix_macs=7, download_bytes=1, upload_bytes=1)
 
 
 def passing(steps: int) -> Algorithm:

@@ -18,12 +18,18 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
-from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import liveness, own_weights, remedies
-from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.importance.strategy import Strategy
+from edgefl.submodels.importance.strategy import Strategy, maskable
 from edgefl.submodels.importance.submodel import importance
-from edgefl.submodels.importance.thresholds import FOUR_SIZES, NO_GUARDS, Cut, Mask, cut
+from edgefl.submodels.importance.thresholds import (
+    FOUR_SIZES,
+    NO_GUARDS,
+    Guards,
+    ImportanceCut,
+    Mask,
+    cut,
+    scales,
+)
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
 from tests.rings.rows import mostly_slow
@@ -35,7 +41,9 @@ def masks_of(x: np.ndarray) -> dict[float, dict[str, Mask]]:
     return {size: {"x": cut_vector(x, size)[1]} for size in SIZES}
 
 
-def cut_model(spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: str = "model") -> Cut:
+def cut_model(
+    spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: str = "model"
+) -> ImportanceCut:
     weights = own_weights(spec)
     groups = Strategy(kind).groups(spec)  # type: ignore[arg-type]
     return cut(weights, gamma, groups, guards, scales(weights))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import ModelError
-from edgefl.submodels.importance.guards import Guards, scales
-from edgefl.submodels.importance.thresholds import Groups, cut
+from edgefl.submodels.importance.thresholds import Groups, Guards, cut, scales
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import vector

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.learnable import own_weights
-from edgefl.submodels.importance.maskable import maskable
-from edgefl.submodels.importance.strategy import Strategy, consecutive, stages
-from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, count, cut
+from edgefl.submodels.importance.strategy import Strategy, consecutive, maskable, stages
+from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, Guards, count, cut, scales
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, small_models, vector

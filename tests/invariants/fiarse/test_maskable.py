@@ -11,8 +11,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.learnable import own_weights
-from edgefl.submodels.importance.maskable import dense, maskable
-from edgefl.submodels.importance.strategy import Strategy
+from edgefl.submodels.importance.strategy import Strategy, dense, maskable
 from edgefl.submodels.importance.submodel import importance
 
 # What is maskable (2.9)

@@ -24,9 +24,8 @@ from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.structured.carrier import THETA, Channelwise
-from edgefl.submodels.structured.gradient import Measure
-from edgefl.submodels.structured.groups import Group, Part
+from edgefl.submodels.structured.carrier import THETA, Channelwise, Measure
+from edgefl.submodels.structured.groups import ChannelDim, ChannelGroup
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import extract
 from edgefl_export.capture.trace import capture
@@ -82,8 +81,8 @@ def raised(part: Structured, share: float = 0.5) -> Tensors:
 def group_gradient(x: Tensor, g: Tensor, theta: Tensor, measure: Measure) -> Tensor:
     """What devices descend along for one kernel per row of ``x`` and ``g``, each with its own threshold."""
     names = [str(row) for row in range(len(x))]
-    parts = [Part(name, 0, np.zeros(1, np.int64)) for name in names]
-    made = tuple(Group(Atom(1), (part,), (part,), (), moving=False) for part in parts)
+    parts = [ChannelDim(name, 0, np.zeros(1, np.int64)) for name in names]
+    made = tuple(ChannelGroup(Atom(1), (part,), (part,), (), moving=False) for part in parts)
     weights, grads = (dict(zip(names, every.split(1), strict=True)) for every in (x, g))
     carrier = Channelwise({name: TensorSpec.of(row) for name, row in weights.items()}, made, measure)
     flow = carrier.switched(remask=True, bias=True, freeze_dropped=True).descent(

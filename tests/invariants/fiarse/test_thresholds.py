@@ -9,9 +9,8 @@ import pytest
 
 from edgefl.errors import ModelError
 from edgefl.models.zoo.catalog import build_model
-from edgefl.submodels.importance.guards import Guards, scales
 from edgefl.submodels.importance.strategy import Strategy, consecutive
-from edgefl.submodels.importance.thresholds import check_gamma, count, cut, top
+from edgefl.submodels.importance.thresholds import Guards, check_gamma, count, cut, scales, top
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import vector
 

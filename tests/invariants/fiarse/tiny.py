@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.models.spec import ModelSpec, on_meta
 from edgefl.submodels.importance.learnable import own_weights
-from edgefl.submodels.importance.thresholds import Cut, Mask, cut
+from edgefl.submodels.importance.thresholds import ImportanceCut, Mask, cut
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
 from tests.support.reference import partial_average
@@ -90,7 +90,7 @@ def positions_per_weight(spec: ModelSpec) -> dict[str, int]:
     return uses
 
 
-def mac_fraction(spec: ModelSpec, found: Cut) -> float:
+def mac_fraction(spec: ModelSpec, found: ImportanceCut) -> float:
     """MACs left if every zero is skipped, over all MACs (fiarse.md 8.2)."""
     uses, weights = positions_per_weight(spec), own_weights(spec)
     kept = sum(int(found.masks[name].sum()) * times for name, times in uses.items())
