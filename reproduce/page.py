@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from edgefl.system.files import write_text, write_whole
 from reproduce.entry import Chart, Column, Entry
 from reproduce.record import ArmSummary, ClaimSummary, Record, Summary, results_of

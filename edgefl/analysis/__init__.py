@@ -1,1 +1,1 @@
-"""What people look at after a run: heterogeneity, personalization, profiles, and their charts."""
+"""Analyses of finished runs: heterogeneity, personalization, profiles, and their charts."""

@@ -1,12 +1,12 @@
-"""What became of a federation's model, round by round, as pictures."""
+"""Curves of a federation's model over its rounds, as SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-from edgefl.analysis.charts import svg
-from edgefl.analysis.charts.svg import COUNT, FREE, SHARE
+from edgefl.analysis import charts
+from edgefl.analysis.charts import COUNT, FREE, SHARE
 from edgefl.simulator.results import RoundRow
 
 Line = list[tuple[float, float]]
@@ -15,8 +15,15 @@ _SHARES = frozenset({"accuracy", "f1", "iou"})
 
 
 def curves(rows: Sequence[RoundRow], title: str) -> Mapping[str, str]:
-    """SVG by name: the federation's own metric on the test set, and losses there and in training. A picture for which no
-    round has a number is left out."""
+    """Draw a run's metric on the test set, and its losses on the test set and in training.
+
+    Args:
+        rows: the rounds, in order.
+        title: title of the run.
+
+    Returns:
+        SVG text by the chart's name. A chart without a finite number is left out.
+    """
     metric = rows[-1].metric if rows else ""
     shown = {
         metric: {metric: _line(rows, [row.metrics.get(metric, row.accuracy) for row in rows])},
@@ -30,7 +37,7 @@ def curves(rows: Sequence[RoundRow], title: str) -> Mapping[str, str]:
         lines = {label: line for label, line in series.items() if line}
         if lines:
             span = SHARE if name in _SHARES else FREE
-            drawn[name] = svg.line_chart(
+            drawn[name] = charts.line_chart(
                 lines, title=f"{title}: {name}", x="round", y=name, x_span=COUNT, y_span=span
             )
     return drawn

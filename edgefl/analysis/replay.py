@@ -1,4 +1,4 @@
-"""A run repeated from its journal, to the same bits."""
+"""Bit-exact repetition of a run from its journal."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ from edgefl_server.storage.places import journal_at, place_of, store_at
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a repeated run came to. ``first``: the first round with other bits, None if there is none; ``differ``: in which
-    tensors its model differs from the checkpoint, and in how many entries, where that is still there."""
+    """Result of a repeated run.
+
+    Attributes:
+        rounds: the repeated rounds.
+        first: number of the first round with other bits; None if all are equal.
+        differ: number of different entries per tensor, against that round's checkpoint if it is kept.
+    """
 
     rounds: tuple[ReplayedRound, ...]
     first: int | None
@@ -32,7 +37,7 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Whether all rounds came to the bits that the journal has."""
+        """Return True if all rounds have the journal's bits."""
         return self.first is None
 
 
@@ -45,22 +50,25 @@ def replay(
     device: str = "auto",
     watch: Callable[[ReplayedRound], None] = lambda _: None,
 ) -> Replayed:
-    """Repeat a run from the updates that its server kept, round by round, and compare each model with the journal's digest.
+    """Repeat a run from the updates that its server kept, and compare each model with the journal's digest.
 
     It ends with the first round that has other bits. The run needs ``round.keep_updates``; it may be synchronous or
     buffered, finished or not.
 
     Args:
-        folder: of the run, or of the server (``edgefl server --out``).
-        federation: what it was run with; by default the file in the folder.
-        database: SQLAlchemy URL of the journal, where it is not in the folder.
+        folder: folder of the run, or of the server (``edgefl server --out``).
+        federation: federation of the run; by default the file in the folder.
+        database: SQLAlchemy URL of the journal, if it is not in the folder.
         data: folder with the dataset's standard files; by default as the federation says.
-        device: where updates are summed.
-        watch: is told each round as it has been repeated.
+        device: device that sums updates.
+        watch: called with each repeated round.
+
+    Returns:
+        The repeated rounds and the first difference.
 
     Raises:
-        ConfigError: where there is no run, or one of another configuration.
-        StoreError: where the bytes of updates are gone.
+        ConfigError: if the folder holds no run, or one of another configuration.
+        StoreError: if the bytes of updates are gone.
     """
     path = Path(folder).resolve()
     whole = without_devices(_federation(path, federation, data))

@@ -1,4 +1,4 @@
-"""How a federation's samples are spread over its devices: how many, of which classes, and how unlike they are."""
+"""Distribution of a federation's samples over its devices: numbers, classes and dissimilarity."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from statistics import fmean, median, pstdev
 
 import msgspec
 
-from edgefl.analysis.charts import svg
+from edgefl.analysis import charts
 from edgefl.analysis.heterogeneity.labels import frequencies_of, mean_pairwise, total_variation
 from edgefl.data.dataset import Array
 
 DRAWN = 200
-"""Devices that a picture shows at most: the first ones."""
+"""Devices in a picture at most: the first ones."""
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Samples of ``dataset`` by ``partition`` (as in a federation file) and ``seed``; ``samples`` is each device's number.
+class DataSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """Distribution of a dataset's samples over a federation's devices.
 
-    Where a sample has one class, ``counts`` (devices, classes) has a device's samples of each of ``classes``, and
-    ``distance_to_mean`` and ``distance_between`` are the mean total variations of their class frequencies from the mean over
-    devices and from one another: 0 where all are alike, towards 1 where they share no class. Else these are empty and null.
-    ``owners``: how many authors, speakers or documents each device has samples of, where samples say whose they are.
+    Attributes:
+        dataset: name of the dataset.
+        partition: the partition, as in a federation file.
+        seed: seed of the partition.
+        samples: number of samples per device.
+        classes: names of the classes; empty unless each sample has one class.
+        counts: samples per device and class, (devices, classes); empty without classes.
+        distance_to_mean: mean total variation of the devices' class frequencies from the mean over devices: 0 for equal
+            devices, near 1 for devices without a common class. None without classes.
+        distance_between: mean total variation between two devices' class frequencies. None without classes.
+        owners: number of authors, speakers or documents per device; empty for data without owners.
     """
 
     dataset: str
@@ -37,7 +44,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_deviation(self) -> float:
-        """Deviation of the devices' numbers of samples over their mean: 0 where all have as many."""
+        """Return the standard deviation of the devices' numbers of samples, over their mean."""
         return pstdev(self.samples) / fmean(self.samples)
 
     @property
@@ -46,7 +53,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def middle(self) -> float:
-        """The median number of samples."""
+        """Return the median number of samples."""
         return median(self.samples)
 
     @property
@@ -55,7 +62,7 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def classes_held(self) -> tuple[int, ...]:
-        """How many classes each device has a sample of; empty where samples have none."""
+        """Return the number of classes per device; empty for samples without classes."""
         return tuple(sum(count > 0 for count in row) for row in self.counts)
 
 
@@ -67,11 +74,27 @@ def spread_of(
     classes: tuple[str, ...],
     counts: Array,
     owners: tuple[int, ...] = (),
-) -> Spread:
-    """From the samples per device and class, int64 (devices, classes)."""
+) -> DataSpread:
+    """Compute the distribution of samples that have one class each.
+
+    Args:
+        dataset: name of the dataset.
+        partition: the partition, as in a federation file.
+        seed: seed of the partition.
+        samples: number of samples per device.
+        classes: names of the classes.
+        counts: samples per device and class, int64 (devices, classes).
+        owners: number of owners per device, if samples have owners.
+
+    Returns:
+        The distribution with its distances.
+
+    Raises:
+        DataError: if a device has no sample.
+    """
     frequencies = frequencies_of(counts)
     to_mean = total_variation(frequencies, frequencies.mean(axis=0))
-    return Spread(
+    return DataSpread(
         dataset=dataset,
         partition=partition,
         seed=seed,
@@ -84,8 +107,8 @@ def spread_of(
     )
 
 
-def table(spread: Spread) -> str:
-    """A CSV: a row for each device, its samples, its owners where there are some, and its samples of each class."""
+def table(spread: DataSpread) -> str:
+    """Return a CSV with a row per device: its samples, its owners if known, and its samples of each class."""
     file = io.StringIO()
     rows = csv.writer(file, lineterminator="\n")
     rows.writerow(["device", "samples", *(["owners"] if spread.owners else []), *spread.classes])
@@ -95,15 +118,15 @@ def table(spread: Spread) -> str:
     return file.getvalue()
 
 
-def picture(spread: Spread) -> str:
-    """An SVG: samples per device and class, or per device."""
+def picture(spread: DataSpread) -> str:
+    """Return an SVG of the samples per device and class, or per device."""
     shown = min(DRAWN, len(spread.samples))
     some = "" if shown == len(spread.samples) else f", the first {shown} of {len(spread.samples):,} devices"
     title = f"{spread.dataset}, partition {spread.partition}, seed {spread.seed}{some}"
     names = [str(device) for device in range(shown)]
     if spread.counts:
         matrix = [list(map(float, row)) for row in spread.counts[:shown]]
-        return svg.heatmap(matrix, names, spread.classes, title=title, x="class", y="device")
-    return svg.bar_chart(
+        return charts.heatmap(matrix, names, spread.classes, title=title, x="class", y="device")
+    return charts.bar_chart(
         dict(zip(names, map(float, spread.samples), strict=False)), title=title, x="device", y="samples"
     )

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.personal.personalize import STEP
-from edgefl.analysis.heterogeneity.losses import Losses, Shards, shuffled
+from edgefl.analysis.heterogeneity.losses import Losses, UserShards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
-from edgefl.analysis.heterogeneity.theory import Setting
-from edgefl.analysis.personal.finished import Finished
+from edgefl.analysis.heterogeneity.theory import TrainingSetting
+from edgefl.analysis.personal.finished import FinishedRun
+from edgefl.analysis.personal.report import EvaluationSetting as PersonalSetting
 from edgefl.analysis.personal.report import PersonalReport
-from edgefl.analysis.personal.report import Setting as PersonalSetting
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.progress import reporting
 from edgefl.api.run import Run, load_run
@@ -81,12 +81,12 @@ def heterogeneity(
         seed = federation.federation.seed
         report = examine(
             Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
-            Shards(dataset, shuffled(rows, most=samples, seed=seed)),
+            UserShards(dataset, shuffled(rows, most=samples, seed=seed)),
             histograms(dataset.train_y, rows, dataset.classes),
             _setting(federation, algorithm_of(federation, whole), alpha, count),
             curved=users,
             seed=seed,
-            told=told,
+            on_progress=told,
         )
     title = f"{spec.name} ({where}) on {dataset.name}, {count} users, partition {how_spread(federation.data, dataset)}"
     return title, report
@@ -136,7 +136,7 @@ def personalize(
     seed = checked_seed(seed)
     folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
     with reporting("reading the run and its data") as told:
-        finished = Finished.open(folder, Path(data) if data else None)
+        finished = FinishedRun.open(folder, Path(data) if data else None)
         size = finished.alpha if alpha is None else alpha
         reports = []
         for protocol in [checked_protocol(each) for each in protocols]:
@@ -163,11 +163,13 @@ def _source(
     return load_federation(run.path, given), run.model, str(run.weights)
 
 
-def _setting(federation: Federation, algorithm: Algorithm, alpha: float | None, users: int) -> Setting:
+def _setting(
+    federation: Federation, algorithm: Algorithm, alpha: float | None, users: int
+) -> TrainingSetting:
     own = algorithm.hyper.get("alpha", STEP) if algorithm.personalize is not None else STEP
     table, steps = federation.algorithm, algorithm.phases[0].steps
     batch = table.batch or batch_size(algorithm)
-    return Setting(
+    return TrainingSetting(
         alpha=own if alpha is None else alpha,
         beta=algorithm.hyper.get("lr", STEP),
         tau=max(1, steps if table.steps is None else table.steps),

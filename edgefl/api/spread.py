@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.analysis.spread import Spread, spread_of
+from edgefl.analysis.spread import DataSpread, spread_of
 from edgefl.api.federation import demo_federation, load_federation
 from edgefl.api.progress import reporting
 from edgefl.config import Federation
@@ -22,7 +22,7 @@ def spread(
     devices: int = 0,
     seed: int | None = None,
     data: str | Path | None = None,
-) -> Spread:
+) -> DataSpread:
     """Return the samples and classes of each device, and how unlike devices are, as ``[data]`` spreads them.
 
     Args:
@@ -46,7 +46,7 @@ def spread(
     whose = dataset.owners
     owners = () if whose is None else tuple(len(np.unique(whose[part])) for part in parts)
     if not has_classes(dataset):
-        return Spread(dataset=dataset.name, partition=how, seed=own_seed, samples=samples, owners=owners)
+        return DataSpread(dataset=dataset.name, partition=how, seed=own_seed, samples=samples, owners=owners)
     names = dataset.names or tuple(str(label) for label in range(dataset.classes))
     counts = histograms(dataset.train_y, parts, dataset.classes)
     return spread_of(dataset.name, how, own_seed, samples, names, counts, owners)

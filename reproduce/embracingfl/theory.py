@@ -9,7 +9,7 @@ from itertools import combinations
 
 import numpy as np
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
 from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work

@@ -16,7 +16,7 @@ import torch
 from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from edgefl.contract.algorithm import Algorithm
 from reproduce.batched_clients import rescheduled, together
 from reproduce.entry import Claim, Computed, Entry, Found, Progress, Scale, Work

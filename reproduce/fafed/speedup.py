@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.algorithms.adaptive.fafed import fafed
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from reproduce.entry import Arm, Chart, Claim, Column, Entry, Federated, Scale, percent
 from reproduce.fafed.federations import (
     FAFED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from reproduce.entry import Arm, Claim, Entry, Federated, Scale, percent
 from reproduce.fiarse.federations import IMAGES, REPEATED, fiarse
 from reproduce.fiarse.measures import LAGS, accuracies_and_exploration, by_size, label, reached, steadier

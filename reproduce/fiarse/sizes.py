@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from edgefl.analysis.charts.svg import line_chart
+from edgefl.analysis.charts import line_chart
 from edgefl.submodels.importance.thresholds import FIVE_SIZES
 from reproduce.entry import Arm, Chart, Claim, Entry, Federated, Scale, percent, shares
 from reproduce.fiarse.federations import (

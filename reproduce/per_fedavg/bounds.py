@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.analysis.heterogeneity import theory
-from edgefl.analysis.heterogeneity.theory import Setting
+from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from reproduce.entry import Points
 from reproduce.per_fedavg.logistic import LANDSCAPE, SAMPLES, USERS, Local, Users, starting_point
 
@@ -127,9 +127,9 @@ def rest(mode: str, users: Users, rounds: int) -> float:
     return float((Meta.of(users, 1).mean(w) ** 2).sum())
 
 
-def setting(eps: float) -> Setting:
+def setting(eps: float) -> TrainingSetting:
     """Corollary 4.6: beta = O(eps), tau = O(eps^(-1/2))."""
-    return Setting(
+    return TrainingSetting(
         alpha=ALPHA, beta=STEP * eps, tau=math.ceil(1 / math.sqrt(eps)),
         inner=BATCH, outer=BATCH, hessian=BATCH, delta=DELTA,
         fraction=ACTIVE / USERS, users=USERS,

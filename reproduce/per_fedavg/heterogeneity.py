@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shards, shuffled
+from edgefl.analysis.heterogeneity.losses import Losses, ShardBatch, UserShards, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
-from edgefl.analysis.heterogeneity.theory import Setting
+from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.contract.tensors import Tensors
 from edgefl.data import datasets
 from edgefl.data.dataset import Array, Dataset
@@ -96,9 +96,9 @@ def study(mixed: float, work: Work) -> Found:
         losses = Losses(objective, weights)
         report = examine(
             losses,
-            Shards(data, shuffled(parts, seed=work.seed)),
+            UserShards(data, shuffled(parts, seed=work.seed)),
             histograms(data.train_y, parts, data.classes),
-            Setting(alpha=0.01, beta=0.001, tau=4),
+            TrainingSetting(alpha=0.01, beta=0.001, tau=4),
             curved=CURVED[work.scale],
             seed=work.seed,
         )
@@ -137,7 +137,7 @@ def _largest(losses: Losses, data: Dataset, parts: Sequence[Array], work: Work) 
     """B, over some samples."""
     rows = np.random.default_rng(work.seed).permutation(np.concatenate(parts))[: SINGLES[work.scale]]
     x, y = _batch(data, rows)
-    singles = (Batch(number, x[number : number + 1], y[number : number + 1]) for number in range(len(y)))
+    singles = (ShardBatch(number, x[number : number + 1], y[number : number + 1]) for number in range(len(y)))
     return max(float(losses.gradient(losses.start, each).norm()) for each in singles)
 
 

@@ -10,8 +10,8 @@ import torch
 from edgefl.analysis.heterogeneity.curvature import adapted, extremes
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import User
-from edgefl.analysis.personal.finished import Finished
-from edgefl.analysis.personal.report import PersonalReport, Setting, mean
+from edgefl.analysis.personal.finished import FinishedRun
+from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, mean
 from edgefl.api.simulate import Simulation
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -36,7 +36,7 @@ _GRADIENTS: Mapping[str, int] = {"fo": 2, "hf": 4, "exact": 4}
 def measured(simulation: Simulation) -> Found:
     """The mean over all users after one step by protocol, before it, that of each half of the users, the level of their
     own majority class, kappa, alpha times the largest eigenvalue, and a user's batch gradients."""
-    finished = Finished.open(simulation.folder)
+    finished = FinishedRun.open(simulation.folder)
     seed = finished.federation.federation.seed
     report = _report(finished, "train_support", seed, CURVE)
     figures = {
@@ -53,8 +53,8 @@ def measured(simulation: Simulation) -> Found:
     return Found(figures | _curvature(finished), {STEPS: curve, "accuracy": rows})
 
 
-def _report(finished: Finished, protocol: Protocol, seed: int, steps: tuple[int, ...]) -> PersonalReport:
-    return finished.report(Setting(finished.alpha, steps, protocol=protocol, seed=seed))
+def _report(finished: FinishedRun, protocol: Protocol, seed: int, steps: tuple[int, ...]) -> PersonalReport:
+    return finished.report(EvaluationSetting(finished.alpha, steps, protocol=protocol, seed=seed))
 
 
 def _half(report: PersonalReport, *, first: bool) -> float:
@@ -64,7 +64,7 @@ def _half(report: PersonalReport, *, first: bool) -> float:
     return mean([user.value(report.steps) for user in users])
 
 
-def _gradients(finished: Finished) -> int:
+def _gradients(finished: FinishedRun) -> int:
     """Batch gradients of one user over all rounds, if it took part in each."""
     algorithm = finished.federation.algorithm
     given = algorithm.arguments
@@ -73,7 +73,7 @@ def _gradients(finished: Finished) -> int:
     return finished.federation.federation.rounds * steps * per_step
 
 
-def _curvature(finished: Finished) -> dict[str, float]:
+def _curvature(finished: FinishedRun) -> dict[str, float]:
     """kappa: the mean over some users; alpha lambda: the largest of fewer users (per_fedavg.md 6.6 g)."""
     weights = {
         name: torch.from_numpy(array.copy())

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from edgefl.analysis.heterogeneity.theory import Setting, beta_max, drift
+from edgefl.analysis.heterogeneity.theory import TrainingSetting, beta_max, drift
 from reproduce.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Points, Scale, Work
 from reproduce.per_fedavg import bounds
 from reproduce.per_fedavg.bounds import ALPHA, BATCH, DELTA, DRIFT_TAU, EXACT, FO, HF, MODES
@@ -34,7 +34,7 @@ def _bias_figures(mode: str, users: Users, generator: torch.Generator) -> Iterat
     found = {inner: bounds.bias(mode, users, w, inner) for inner in (1, 2, SAMPLES)}
     limit = bounds.ESTIMATORS[mode].bias
     shares = [
-        float(each.max()) / limit(LANDSCAPE, Setting(ALPHA, 1.0, 1, inner, SAMPLES, SAMPLES, DELTA))
+        float(each.max()) / limit(LANDSCAPE, TrainingSetting(ALPHA, 1.0, 1, inner, SAMPLES, SAMPLES, DELTA))
         for inner, each in found.items()
     ]
     yield BIAS, float(found[SAMPLES].mean())
@@ -54,8 +54,8 @@ def _drift_figures(mode: str, users: Users, generator: torch.Generator) -> tuple
     return figures, [(float(step), found) for step, found in enumerate(lines[0], 1)]
 
 
-def _round(beta: float) -> Setting:
-    return Setting(ALPHA, beta, DRIFT_TAU, BATCH, BATCH, BATCH, DELTA)
+def _round(beta: float) -> TrainingSetting:
+    return TrainingSetting(ALPHA, beta, DRIFT_TAU, BATCH, BATCH, BATCH, DELTA)
 
 
 def _run(work: Work, mode: str) -> Found:

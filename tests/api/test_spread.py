@@ -10,7 +10,7 @@ import pytest
 
 import edgefl
 from edgefl.analysis.heterogeneity.labels import frequencies_of, label_report, mean_pairwise
-from edgefl.analysis.spread import Spread, picture, table
+from edgefl.analysis.spread import DataSpread, picture, table
 from edgefl.config import parse
 from edgefl.data.datasets import digits
 from edgefl.errors import DataError
@@ -79,7 +79,7 @@ def test_the_command_prints_draws_and_gives_json(file: Path, tmp_path: Path) -> 
 
 
 def test_samples_without_classes_are_counted_and_drawn_as_bars() -> None:
-    found = Spread(dataset="plays", partition="owners", seed=0, samples=(7, 300))
+    found = DataSpread(dataset="plays", partition="owners", seed=0, samples=(7, 300))
     assert (found.fewest, found.most, found.middle, found.classes_held) == (7, 300, 153.5, ())
     assert "<title>1: 300</title>" in picture(found)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
+from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_user
 from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
 from edgefl_device.data.samples import LocalData
@@ -54,7 +54,7 @@ def test_a_device_reports_what_torch_does(
     )
 
     user = User.of(0, train=_tensors(local), test=_tensors(later))
-    expected = evaluate_user(tier.adapter, user, Setting(0.05, (1, 2, 5), BATCH))
+    expected = evaluate_user(tier.adapter, user, EvaluationSetting(0.05, (1, 2, 5), BATCH))
     for mine, theirs in zip(report.curve, expected.curve, strict=True):
         assert mine.steps == theirs.steps
         assert mine.metrics == pytest.approx(theirs.metrics, abs=1e-5)
@@ -86,7 +86,7 @@ def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, for
     )
 
     user = User.of(0, train=_tensors(local), test=_tensors(later))
-    expected = evaluate_user(tier.adapter, user, Setting(0.1, (), BATCH, protocol, 4))
+    expected = evaluate_user(tier.adapter, user, EvaluationSetting(0.1, (), BATCH, protocol, 4))
     assert report.after.metrics == pytest.approx(expected.after(1).metrics, abs=1e-5)
     assert report.after.loss == pytest.approx(expected.after(1).loss, rel=1e-4)
     assert (report.leaks, report.support) == (expected.leaks, expected.support)

@@ -1,1 +1,1 @@
-"""How different users are, from their labels, inputs, gradients and curvature, and what the theory makes of it."""
+"""Heterogeneity of users in labels, inputs, gradients and curvature, and its consequences in theory."""

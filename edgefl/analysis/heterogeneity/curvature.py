@@ -1,4 +1,4 @@
-"""How different the users' Hessians are, and the local constants of their curvature (per_fedavg.md 6.6 d, f)."""
+"""Gradient and Hessian dissimilarity of users, and local constants of their curvature (per_fedavg.md 6.6 b to f)."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard, batches
+from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch, batches
 
 PROBES = 4
 """Random directions of Hutchinson's estimate."""
 
-Told = Callable[[str], None]
-"""Told what is being computed, for people who wait."""
+Progress = Callable[[str], None]
+"""Receiver of the name of each step of a long computation."""
 
 
 @dataclass(frozen=True)
 class CurvatureReport:
-    """Of the ``users`` that were examined (their numbers); f is the mean over them.
+    """Curvature of the examined users' losses f_i; f is the mean over these users.
 
-    ``eigenvalues``: smallest and largest of H_i = Hess f_i. ``gamma_h2`` = (1/n) sum ||H_i - Hess f||^2, spectral norms.
-    ``rho`` is the largest ||H_i(w') - H_i(w)|| / ||w' - w|| over an inner step from w to w'. ``sigma_h2`` is the largest
-    user's E||Hess l - H_i||^2 in the Frobenius norm (Hutchinson), which is above the spectral one.
+    Attributes:
+        users: numbers of the examined users.
+        eigenvalues: (smallest, largest) eigenvalue of each H_i = Hess f_i.
+        gamma_h2: (1/n) sum ||H_i - Hess f||^2, spectral norms.
+        rho: the largest ||H_i(w') - H_i(w)|| / ||w' - w|| over an inner step from w to w'.
+        sigma_h2: the largest user's E||Hess l - H_i||^2 in the Frobenius norm (Hutchinson), an upper bound of the
+            spectral one.
     """
 
     users: tuple[int, ...]
@@ -34,13 +38,13 @@ class CurvatureReport:
 
     @property
     def largest(self) -> float:
-        """The largest magnitude of an eigenvalue."""
+        """Return the largest magnitude of an eigenvalue."""
         return max(max(map(abs, pair)) for pair in self.eigenvalues)
 
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """A user whose Hessian is examined: its number, samples, and gradient at the losses' weights."""
+    """A user with an examined Hessian: its number, samples, and gradient (d,) at the losses' weights."""
 
     number: int
     shard: Shard
@@ -51,9 +55,21 @@ Operator = Callable[[Tensor], Tensor]
 
 
 def curvature_report(
-    losses: Losses, users: Sequence[Examined], alpha: float, told: Told = lambda _: None
+    losses: Losses, users: Sequence[Examined], alpha: float, on_progress: Progress = lambda _: None
 ) -> CurvatureReport:
-    """20 Lanczos steps for each eigenvalue; a step of gamma_H takes a product of every user."""
+    """Measure the curvature of users by Lanczos iterations.
+
+    Each eigenvalue takes 20 products; a step of gamma_H takes a product of every user.
+
+    Args:
+        losses: the objective's loss and weights.
+        users: the examined users.
+        alpha: inner step size.
+        on_progress: receives the name of each step.
+
+    Returns:
+        Eigenvalues, gamma_H^2, rho and sigma_H^2.
+    """
     at = losses.start
     hessians = [_hessian(losses, user, at) for user in users]
 
@@ -66,7 +82,7 @@ def curvature_report(
 
     spectra, apart, rho, noise = [], 0.0, 0.0, 0.0
     for place, (user, own) in enumerate(zip(users, hessians, strict=True)):
-        told(f"curvature of user {place + 1} of {len(users)}")
+        on_progress(f"curvature of user {place + 1} of {len(users)}")
         spectra.append(extremes(own, at))
         if len(users) > 1:
             apart += largest_magnitude(from_mean(place), at) ** 2 / len(users)
@@ -79,8 +95,8 @@ def curvature_report(
 
 
 def _hessian(losses: Losses, user: Examined, at: Tensor) -> Operator:
-    """v -> H_i(at) v, on all the user's samples in one batch."""
-    whole = Batch(0, *user.shard)
+    """Return v -> H_i(at) v, on all the user's samples in one batch."""
+    whole = ShardBatch(0, *user.shard)
     return lambda vector: losses.product(at, vector, whole)
 
 
@@ -88,10 +104,17 @@ def _change(before: Operator, after: Operator) -> Operator:
     return lambda vector: after(vector) - before(vector)
 
 
-def hessian_variance(losses: Losses, parts: Sequence[Batch]) -> float:
-    """E||Hess l - H||_F^2 over a user's samples: E over signs z of E||(Hess l - H) z||^2 (Hutchinson).
+def hessian_variance(losses: Losses, parts: Sequence[ShardBatch]) -> float:
+    """Estimate E||Hess l - H||_F^2 over a user's samples: E over signs z of E||(Hess l - H) z||^2 (Hutchinson).
 
-    Of K batches of b_k samples each, sum_k b_k ||H_k z - Hbar z||^2 / (K - 1) estimates the inner mean without bias.
+    For K batches of b_k samples, sum_k b_k ||H_k z - Hbar z||^2 / (K - 1) estimates the inner mean without bias.
+
+    Args:
+        losses: the objective's loss and weights.
+        parts: the user's samples, in two batches at least.
+
+    Returns:
+        The estimate from :data:`PROBES` directions.
     """
     at, rows = losses.start, sum(part.size for part in parts)
     generator = torch.Generator().manual_seed(0)
@@ -112,21 +135,29 @@ def hessian_variance(losses: Losses, parts: Sequence[Batch]) -> float:
 
 STEPS = 20
 _EXHAUSTED = 1e-7
-"""What is left of a product beside those before it, relative to the product, once there is nothing new in it."""
+"""Residual of a product, relative to the product, below which it holds no new direction."""
 
 
 def extremes(product: Operator, like: Tensor, *, steps: int = STEPS) -> tuple[float, float]:
-    """(smallest, largest) eigenvalue, as ``steps`` products tell them: never outside the true range, up to round-off.
+    """Estimate the (smallest, largest) eigenvalue of a symmetric operator by the Lanczos method.
 
-    ``like`` (d,) gives the vectors' size and dtype. All directions are kept and each new one made orthogonal to them,
-    so it takes ``steps`` times d numbers, and is exact for d <= ``steps``.
+    The estimates stay inside the true range, up to round-off, and are exact for d <= ``steps``. Each direction is
+    orthogonalized against all earlier ones, so it takes ``steps`` times d numbers.
+
+    Args:
+        product: the operator, (d,) -> (d,).
+        like: a vector (d,) with the size and dtype of the operator's.
+        steps: number of products at most.
+
+    Returns:
+        The smallest and the largest eigenvalue.
     """
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(like.shape, generator=generator, dtype=like.dtype)
     direction /= direction.norm()
     basis = like.new_zeros(min(steps, like.numel()), like.numel())
     diagonal: list[float] = []
-    beside: list[float] = []
+    off_diagonal: list[float] = []
     for step in range(len(basis)):
         basis[step] = direction
         image = product(direction)
@@ -138,22 +169,22 @@ def extremes(product: Operator, like: Tensor, *, steps: int = STEPS) -> tuple[fl
         left = float(image.norm())
         if left <= _EXHAUSTED * scale or step + 1 == len(basis):
             break
-        beside.append(left)
+        off_diagonal.append(left)
         direction = image / left
     matrix = torch.diag(torch.tensor(diagonal, dtype=torch.float64))
-    off = torch.tensor(beside[: len(diagonal) - 1], dtype=torch.float64)
+    off = torch.tensor(off_diagonal[: len(diagonal) - 1], dtype=torch.float64)
     matrix += torch.diag(off, 1) + torch.diag(off, -1)
     values = torch.linalg.eigvalsh(matrix)
     return float(values[0]), float(values[-1])
 
 
 def largest_magnitude(product: Operator, like: Tensor) -> float:
-    """The spectral norm: the larger of the two extremes without sign."""
+    """Return the spectral norm: the larger magnitude of the two extreme eigenvalues."""
     return max(map(abs, extremes(product, like)))
 
 
-class Spread:
-    """The mean of vectors, and the mean of <a_i - abar, b_i - bbar> over pairs of them, added one by one (Welford).
+class RunningSpread:
+    """Running mean of vectors, and of <a_i - abar, b_i - bbar> over pairs of them (Welford).
 
     With a = b it is the mean squared distance from the mean, exactly 0 for equal vectors.
     """
@@ -187,7 +218,8 @@ class Spread:
 class UserGradient:
     """A user's gradient at a point, on all its samples and on two disjoint halves, flat (d,).
 
-    ``variance`` is s_i^2, the trace of the per-sample gradients' covariance, ``largest`` the largest norm of a batch's.
+    ``variance`` is s_i^2, the trace of the per-sample gradients' covariance; ``largest`` is the largest norm of a batch's
+    gradient.
     """
 
     mean: Tensor
@@ -197,11 +229,19 @@ class UserGradient:
     samples: int
 
 
-def user_gradient(losses: Losses, at: Tensor, parts: Sequence[Batch]) -> UserGradient:
-    """From the gradients of the user's batches (two at least).
+def user_gradient(losses: Losses, at: Tensor, parts: Sequence[ShardBatch]) -> UserGradient:
+    """Average the gradients of a user's batches.
 
-    With K batches of b_k samples, sum_k b_k ||g_k - gbar||^2 / (K - 1) is an unbiased estimate of s_i^2, and s_i^2
-    itself, with m - 1 below, for batches of one sample.
+    For K batches of b_k samples, sum_k b_k ||g_k - gbar||^2 / (K - 1) is an unbiased estimate of s_i^2, and s_i^2 itself for
+    batches of one sample (with the divisor m - 1).
+
+    Args:
+        losses: the objective's loss.
+        at: the point, flat (d,).
+        parts: the user's samples, in two batches at least.
+
+    Returns:
+        The mean gradient, that of both halves, and the estimates.
     """
     sums = [torch.zeros_like(at, dtype=torch.float64) for _ in range(2)]
     rows, squares, largest = [0, 0], 0.0, 0.0
@@ -227,10 +267,15 @@ def user_gradient(losses: Losses, at: Tensor, parts: Sequence[Batch]) -> UserGra
 class GradientReport:
     """Dissimilarity of n users' gradients g_i at one point.
 
-    ``plug_in`` is (1/n) sum ||g_i - gbar||^2, which noise makes positive for users that are alike, by ``noise_floor`` =
-    (1 - 1/n) (1/n) sum s_i^2 / m_i on average. ``unbiased`` is (1/n) sum <g_i^a - gbar^a, g_i^b - gbar^b> over disjoint
-    halves a, b of each user's samples: 0 on average for users that are alike, so it may come out below 0. ``largest`` is
-    the largest norm of a batch's gradient, ``variance`` the largest s_i^2 of a user, ``norms`` (n,) are those of the g_i.
+    Attributes:
+        plug_in: (1/n) sum ||g_i - gbar||^2, which noise makes positive for equal users.
+        noise_floor: (1 - 1/n) (1/n) sum s_i^2 / m_i, the mean of ``plug_in`` for equal users.
+        unbiased: (1/n) sum <g_i^a - gbar^a, g_i^b - gbar^b> over disjoint halves a, b of each user's samples; 0 on
+            average for equal users, so it may be negative.
+        mean_norm2: ||gbar||^2.
+        largest: the largest norm of a batch's gradient.
+        variance: the largest s_i^2 of a user.
+        norms: ||g_i|| per user, (n,).
     """
 
     plug_in: float
@@ -243,15 +288,15 @@ class GradientReport:
 
     @property
     def ratio(self) -> float | None:
-        """gG^2 / ||gbar||^2; None where the mean gradient is 0."""
+        """Return gG^2 / ||gbar||^2; None if the mean gradient is 0."""
         return self.plug_in / self.mean_norm2 if self.mean_norm2 else None
 
 
 class Gradients:
-    """Adds the users up one by one, so that no two gradients are in memory."""
+    """Accumulator of users' gradients: it never holds two users' gradients in memory."""
 
     def __init__(self) -> None:
-        self._whole, self._halves = Spread(), Spread()
+        self._whole, self._halves = RunningSpread(), RunningSpread()
         self._noise, self._largest, self._variance = 0.0, 0.0, 0.0
         self._norms: list[float] = []
 
@@ -288,11 +333,11 @@ class AdaptationReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Adapted:
-    """One user at the point that an inner step of its own leads to.
+class AdaptedUser:
+    """One user at the end of an inner step of its own.
 
-    ``kappa`` = alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of leaving the
-    Hessian out, as FO does. ``meta`` = (I - alpha H_i(w)) g is grad F_i(w) (eq. 5), ``norm`` is ||g||.
+    ``kappa`` = alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of FO, which omits
+    the Hessian. ``meta`` = (I - alpha H_i(w)) g is grad F_i(w) (eq. 5); ``norm`` is ||g||.
     """
 
     kappa: float
@@ -300,25 +345,35 @@ class Adapted:
     norm: float
 
 
-def adapted(losses: Losses, own: Tensor, parts: Sequence[Batch], alpha: float) -> Adapted:
-    """``own`` is the user's gradient at the losses' weights w, flat; ``parts`` are all its samples."""
+def adapted(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: float) -> AdaptedUser:
+    """Compute a user's meta-gradient and kappa (eq. 5).
+
+    Args:
+        losses: the objective's loss and weights w.
+        own: the user's gradient at w, flat (d,).
+        parts: all the user's samples.
+        alpha: inner step size.
+
+    Returns:
+        kappa, the meta-gradient and the norm of the outer gradient.
+    """
     at = losses.start
     there = at - alpha * own
     outer = losses.mean(lambda part: losses.gradient(there, part), parts)
     curved = alpha * losses.mean(lambda part: losses.product(at, outer, part), parts)
     norm = float(outer.norm())
-    return Adapted(float(curved.norm()) / norm if norm else 0.0, outer - curved, norm)
+    return AdaptedUser(float(curved.norm()) / norm if norm else 0.0, outer - curved, norm)
 
 
 class Adaptations:
-    """Adds users up one by one."""
+    """Accumulator of adapted users."""
 
     def __init__(self) -> None:
-        self._spread = Spread()
+        self._spread = RunningSpread()
         self._kappas: list[float] = []
         self._largest = 0.0
 
-    def add(self, found: Adapted) -> None:
+    def add(self, found: AdaptedUser) -> None:
         self._spread.add(found.meta)
         self._kappas.append(found.kappa)
         self._largest = max(self._largest, found.norm)

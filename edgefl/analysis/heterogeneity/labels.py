@@ -1,4 +1,4 @@
-"""How different the users' label frequencies are: total variation, and Wasserstein distances between labels."""
+"""Dissimilarity of users' labels and inputs: total variation and Wasserstein distances."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from edgefl.errors import DataError
 
 @dataclass(frozen=True, eq=False)
 class LabelReport:
-    """Label frequencies of n users, each user weighing the same (per_fedavg.md 6.6 a).
+    """Label frequencies of n users, weighed equally (per_fedavg.md 6.6 a).
 
-    ``tv`` (n,) are the users' total variations from the mean ``p`` (classes,), ``pairwise`` (n, n) those between users.
-    Under the 0/1 metric on labels these are the 1-Wasserstein distances too; ``ordered_w1`` (n,) are those where labels
-    are numbers on a line, |y - y'| apart. They say what the users' samples differ by where users share p(x|y); else they
-    are a lower bound.
+    Under the 0/1 metric on labels, the total variations are the 1-Wasserstein distances too. They are the users' whole
+    difference if users share p(x|y), else a lower bound of it.
+
+    Attributes:
+        frequencies: class frequencies per user, (n, classes).
+        p: their mean, (classes,).
+        tv: total variation of each user from ``p``, (n,).
+        pairwise: total variation between users, (n, n).
+        ordered_w1: 1-Wasserstein distance of each user from ``p`` for labels on a line, |y - y'| apart, (n,).
     """
 
     frequencies: Array
@@ -30,21 +35,31 @@ class LabelReport:
 
     @property
     def mean_tv2(self) -> float:
-        """(1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14).
+        """Return (1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14).
 
-        B and L bound every single sample's gradient and Hessian. With what a report knows of them, the largest norm of a
-        batch's gradient and of a user's Hessian, both are estimates and no bounds.
+        B and L bound every single sample's gradient and Hessian. A report knows only the largest norms of batch gradients
+        and user Hessians, with which both products are estimates and no bounds.
         """
         return float((self.tv**2).mean())
 
     @property
     def mean_pairwise(self) -> float:
-        """Over all n^2 ordered pairs, each user with itself included."""
+        """Return the mean over all n^2 ordered pairs, each user paired with itself too."""
         return float(self.pairwise.mean())
 
 
 def label_report(counts: Array) -> LabelReport:
-    """From samples per user and class, (n, classes). DataError for a user without a sample."""
+    """Measure the dissimilarity of users' labels.
+
+    Args:
+        counts: samples per user and class, (n, classes).
+
+    Returns:
+        Frequencies and distances.
+
+    Raises:
+        DataError: if a user has no sample.
+    """
     frequencies = frequencies_of(counts)
     p = frequencies.mean(axis=0)
     return LabelReport(
@@ -57,7 +72,17 @@ def label_report(counts: Array) -> LabelReport:
 
 
 def frequencies_of(counts: Array) -> Array:
-    """Each user's class frequencies, from samples per user and class, (n, classes). DataError as :func:`label_report`."""
+    """Return each user's class frequencies, (n, classes).
+
+    Args:
+        counts: samples per user and class, (n, classes).
+
+    Returns:
+        Rows that sum to 1.
+
+    Raises:
+        DataError: if a user has no sample.
+    """
     totals = counts.sum(axis=1, keepdims=True)
     empty = np.flatnonzero(totals[:, 0] == 0)
     if not len(counts) or len(empty):
@@ -69,26 +94,29 @@ def frequencies_of(counts: Array) -> Array:
 
 
 def mean_pairwise(frequencies: Array) -> float:
-    """:attr:`LabelReport.mean_pairwise`, without the table of all pairs: of sorted values, the k-th of n is subtracted from
-    n - 1 - k larger ones and has k smaller ones subtracted from it."""
+    """Return :attr:`LabelReport.mean_pairwise` without the table of all pairs.
+
+    In sorted order, the k-th of n values is subtracted from n - 1 - k larger ones, and k smaller ones are subtracted from
+    it.
+    """
     users = len(frequencies)
     signs = 2.0 * np.arange(users) - users + 1.0
     return float((signs[:, None] * np.sort(frequencies, axis=0)).sum()) / users**2
 
 
 def total_variation(first: Array, second: Array) -> Array:
-    """1/2 sum |q1 - q2| over the last dimension."""
+    """Return 1/2 sum |q1 - q2| over the last dimension."""
     return np.asarray(0.5 * np.abs(first - second).sum(axis=-1))
 
 
 def majority_levels(counts: Array) -> tuple[float, float]:
-    """Accuracy of always saying a user's own commonest class: mean over users, and over samples (per_fedavg.md 4.4)."""
+    """Return the accuracy of each user's own commonest class: mean over users, and over samples (per_fedavg.md 4.4)."""
     most, totals = counts.max(axis=1), counts.sum(axis=1)
     return float((most / totals).mean()), float(most.sum() / totals.sum())
 
 
 def grouped(counts: Array) -> dict[tuple[int, ...], list[int]]:
-    """Users by the classes that they hold, in order of their first user."""
+    """Return the users by their classes, in order of their first user."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for user, row in enumerate(counts):
         groups.setdefault(tuple(int(label) for label in np.flatnonzero(row)), []).append(user)
@@ -96,7 +124,7 @@ def grouped(counts: Array) -> dict[tuple[int, ...], list[int]]:
 
 
 DIRECTIONS, ROWS, ALL_ROWS, MATCHED = 64, 64, 4096, 64
-"""Random projections; samples of a user, of all users, and of a user in a matching, at most."""
+"""Number of random projections; largest numbers of samples of a user, of all users, and of a user in a matching."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +138,10 @@ class Distances:
 
 @dataclass(frozen=True, eq=False)
 class FeatureReport:
-    """``found`` for the users' own samples, ``chance`` after shuffling samples across users: what is above it counts."""
+    """Distances of the users' own samples (``found``), and after a shuffle of samples across users (``chance``).
+
+    Only the excess over ``chance`` is heterogeneity.
+    """
 
     found: Distances
     chance: Distances
@@ -119,11 +150,21 @@ class FeatureReport:
 
 
 def feature_report(users: Sequence[Array], *, seed: int = 0) -> FeatureReport:
-    """From the users' inputs, (m_i, features) each, of which at most :data:`ROWS` are taken at random.
+    """Measure the dissimilarity of users' inputs.
 
-    The mean over features is exact one-dimensional W1; that over random unit directions (sliced W1) is a lower bound of
-    W1 in all dimensions; matching equally many samples of a user and of all others is an upper one, and falls slowly with
-    the number of samples. All three are positive for users that are alike, hence the same again after a shuffle.
+    The mean over features is exact one-dimensional W1; that over random unit directions (sliced W1) is a lower bound of W1
+    in all dimensions. Matching equally many samples of a user and of all others is an upper bound, which decreases slowly
+    with the number of samples. All three are positive for equal users, hence the same measurement after a shuffle.
+
+    Args:
+        users: the users' inputs, (m_i, features) each, of which at most :data:`ROWS` are drawn at random.
+        seed: seed of the draws.
+
+    Returns:
+        The distances before and after a shuffle.
+
+    Raises:
+        DataError: if a user has no sample.
     """
     if not users or not all(len(user) for user in users):
         raise DataError("users need a sample each to be compared: use fewer users")
@@ -154,9 +195,14 @@ def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequ
 
 
 def wasserstein_1d(values: Array, owner: Array) -> Array:
-    """Exact W1 between each user's values and the equally weighted mixture of all users, column by column.
+    """Compute the exact W1 between each user's values and the equally weighted mixture of all users, column by column.
 
-    ``values`` (N, k), ``owner`` (N,) with users 0 .. n - 1; result (n, k): the integral of |F_i - F| over the line.
+    Args:
+        values: the values, (N, k).
+        owner: each value's user, 0 to n - 1, (N,).
+
+    Returns:
+        The integral of |F_i - F| over the line, (n, k).
     """
     users = int(owner.max()) + 1
     mass = 1.0 / np.bincount(owner, minlength=users)
@@ -175,7 +221,7 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
 
 
 def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
-    """W1 in all dimensions from the best one-to-one matching of a user's samples with as many of the other users."""
+    """Return W1 in all dimensions from the best one-to-one matching of a user's samples with as many of other users."""
     own = x[mine][:MATCHED]
     others = x[~mine]
     if not len(others):

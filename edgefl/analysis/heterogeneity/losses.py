@@ -26,20 +26,20 @@ REACH = 1e-2
 
 
 class Shard(NamedTuple):
-    """A user's samples x (m, *sample), labels y (m, *label), and the inputs beside x by name."""
+    """A user's samples x (m, *sample), labels y (m, *label), and further inputs by name."""
 
     x: Tensor
     y: Tensor
     others: Mapping[str, Tensor] = {}
 
     def rows(self, at: slice) -> Shard:
-        """Some of the samples."""
+        """Return some of the samples."""
         return Shard(self.x[at], self.y[at], {name: each[at] for name, each in self.others.items()})
 
 
 @dataclass(frozen=True, eq=False)
-class Shards(Sequence[Shard]):
-    """The users' shards of a dataset, made of floats when they are asked for. ``rows`` are shuffled by the caller."""
+class UserShards(Sequence[Shard]):
+    """The users' shards of a dataset, made of floats on access. The caller shuffles ``rows``."""
 
     dataset: Dataset
     rows: Sequence[Array]
@@ -55,15 +55,24 @@ class Shards(Sequence[Shard]):
 
 
 def shuffled(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
-    """Each user's rows in random order, ``most`` of them at most (0: all)."""
+    """Return each user's rows in random order.
+
+    Args:
+        rows: each user's rows, int64 (m_i,).
+        most: number of rows per user at most; 0 for all.
+        seed: seed of the order.
+
+    Returns:
+        The rows per user.
+    """
     rng = np.random.default_rng(seed)
     orders = [own[rng.permutation(len(own))] for own in rows]
     return [order[: most or len(order)] for order in orders]
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """A part of a shard, and its number there, which decides the noise of dropout layers."""
+class ShardBatch:
+    """A part of a shard. Its ``number`` in the shard seeds the noise of dropout layers."""
 
     number: int
     x: Tensor
@@ -75,26 +84,39 @@ class Batch:
         return len(self.x)
 
 
-def batches(shard: Shard, user: int) -> list[Batch]:
-    """``shard`` in at least two parts of nearly equal size. DataError for a user with a single sample."""
+def batches(shard: Shard, user: int) -> list[ShardBatch]:
+    """Cut a shard into at least two parts of nearly equal size.
+
+    Args:
+        shard: the user's samples.
+        user: number of the user, for the error.
+
+    Returns:
+        The parts, of at most 128 samples.
+
+    Raises:
+        DataError: if the user has fewer than two samples.
+    """
     samples = len(shard.x)
     if samples < 2:
         raise DataError(
-            f"user {user} has {samples} samples, and differences between users cannot be told from noise with fewer than "
+            f"user {user} has {samples} samples, and differences between users need at least "
             "two: use more samples, or fewer devices",
             user=user,
         )
     count = max(-(-samples // BATCH), min(FEWEST, samples // 2), 2)
     parts = torch.arange(samples).tensor_split(count)
     return [
-        Batch(number, *shard.rows(slice(int(rows[0]), int(rows[-1]) + 1)))
+        ShardBatch(number, *shard.rows(slice(int(rows[0]), int(rows[-1]) + 1)))
         for number, rows in enumerate(parts)
     ]
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """An objective's training loss at flat vectors of its trainable tensors; the fixed ones stay as in ``weights``."""
+    """An objective's training loss f(w) at flat vectors w (d,) of its trainable tensors; the fixed ones stay as in
+    ``weights``.
+    """
 
     objective: Objective
     weights: Tensors
@@ -106,16 +128,19 @@ class Losses:
 
     @cached_property
     def start(self) -> Tensor:
-        """The trainable tensors of ``weights``, flat."""
+        """Return the trainable tensors of ``weights``, flat (d,)."""
         return self._flat(self.weights)
 
-    def gradient(self, at: Tensor, batch: Batch) -> Tensor:
-        """Of the batch's mean loss, flat."""
+    def gradient(self, at: Tensor, batch: ShardBatch) -> Tensor:
+        """Return the gradient of the batch's mean loss at ``at``, flat (d,)."""
         return self._flat(gradient(self.objective, self._all(at), self._given(batch))[2])
 
-    def product(self, at: Tensor, vector: Tensor, batch: Batch) -> Tensor:
-        """The Hessian of the batch's mean loss, times ``vector``: exact, or for layers without second derivatives
-        (recurrent ones) the central difference of gradients, right to about three digits in float32."""
+    def product(self, at: Tensor, vector: Tensor, batch: ShardBatch) -> Tensor:
+        """Return the Hessian of the batch's mean loss at ``at``, times ``vector`` (d,).
+
+        It is exact. Layers without second derivatives (recurrent ones) get the central difference of gradients, which has
+        about three right digits in float32 (per_fedavg.md 2.8).
+        """
         there, inputs, direction = self._all(at), self._given(batch), self._named(vector)
         try:
             return self._flat(product(self.objective, there, inputs, direction))
@@ -123,20 +148,20 @@ class Losses:
             h = REACH / vector.norm().clamp_min(1e-12)
             return self._flat(difference(self.objective, there, inputs, direction, h))
 
-    def mean(self, of: Callable[[Batch], Tensor], parts: Sequence[Batch]) -> Tensor:
-        """The mean over all samples of ``parts`` of what ``of`` gives as a batch's mean."""
+    def mean(self, of: Callable[[ShardBatch], Tensor], parts: Sequence[ShardBatch]) -> Tensor:
+        """Return the mean over all samples of ``parts`` of a function that returns a batch's mean."""
         total = sum(part.size for part in parts)
         result = torch.zeros_like(self.start)
         for part in parts:
             result += of(part) * (part.size / total)
         return result
 
-    def _given(self, batch: Batch) -> Tensors:
+    def _given(self, batch: ShardBatch) -> Tensors:
         parts = {"x": batch.x, SAMPLE: batch.x, "y": batch.y, **batch.others}
         return {**prefixed("batch.0", parts), **dict(self._noise(batch))}
 
-    def _noise(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Dropout drops the same entries of a batch at every point, so that points can be compared."""
+    def _noise(self, batch: ShardBatch) -> Iterator[tuple[str, Tensor]]:
+        """Yield the noise of a batch: equal at every point, so that points can be compared."""
         generator = torch.Generator().manual_seed(batch.number)
         for name, spec in self._drawn(batch.size):
             yield f"noise.{name}", torch.rand(spec.shape, generator=generator, dtype=spec.dtype)

@@ -1,4 +1,4 @@
-"""Everything that can be said about how different users are, at one model (per_fedavg.md 6.6 a to g)."""
+"""Heterogeneity of users at one model, as a report (per_fedavg.md 6.6 a to g)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     Examined,
     GradientReport,
     Gradients,
-    Told,
+    Progress,
     adapted,
     curvature_report,
     user_gradient,
@@ -34,14 +34,14 @@ from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.data.dataset import Array
 
 CURVED, CURVED_ROWS = 5, 256
-"""Users whose Hessians are examined unless it is said how many, and samples of each."""
+"""Default number of users with examined Hessians, and samples of each."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeterogeneityReport:
-    """What was measured, in the setting that it was measured for."""
+    """Measurements of heterogeneity, with their training setting."""
 
-    setting: theory.Setting
+    setting: theory.TrainingSetting
     counts: Array
     labels: LabelReport
     features: FeatureReport
@@ -51,7 +51,7 @@ class HeterogeneityReport:
 
     @property
     def constants(self) -> theory.Landscape:
-        """Local estimates along one inner step: no network meets the assumptions everywhere."""
+        """Return local estimates along one inner step; no network meets the assumptions everywhere."""
         return theory.Landscape(
             B=max(self.gradients.largest, self.adaptation.largest),
             L=self.curvature.largest,
@@ -64,18 +64,18 @@ class HeterogeneityReport:
 
     @property
     def alpha_lambda(self) -> tuple[float, ...]:
-        """alpha times the largest eigenvalue of each examined user's Hessian."""
+        """Return alpha times the largest eigenvalue of each examined user's Hessian."""
         return tuple(self.setting.alpha * high for _, high in self.curvature.eigenvalues)
 
     @property
     def kappa(self) -> float:
-        """Mean over the users."""
+        """Return the mean kappa over the users."""
         return float(np.mean(self.adaptation.kappas))
 
     def label_bound(self, most: float) -> float:
-        """Return 4 B^2 mean TV^2, or with L that of the Hessians (eq. 14).
+        """Return 4 B^2 mean TV^2, or the Hessians' with L for B (eq. 14).
 
-        It is an estimate: single samples have larger gradients than the batches that B was seen of.
+        It is an estimate: single samples have larger gradients than the batches behind B.
         """
         return 4 * most**2 * self.labels.mean_tv2
 
@@ -84,21 +84,34 @@ def examine(
     losses: Losses,
     shards: Sequence[Shard],
     counts: Array,
-    setting: theory.Setting,
+    setting: theory.TrainingSetting,
     *,
     curved: int = CURVED,
     seed: int = 0,
-    told: Told = lambda _: None,
+    on_progress: Progress = lambda _: None,
 ) -> HeterogeneityReport:
-    """``shards`` are the users' samples in random order, ``counts`` (n, classes) the labels of all that they hold.
+    """Measure the heterogeneity of users.
 
-    ``curved`` users, evenly spread over all, have their Hessians examined on 256 samples each (0: all users).
+    Args:
+        losses: the objective's loss and weights.
+        shards: the users' samples, in random order.
+        counts: labels of all samples per user, (n, classes).
+        setting: the training setting.
+        curved: number of users, evenly spaced, with an examined Hessian; 0 for all. Each is examined on 256 samples.
+        seed: seed of the draws.
+        on_progress: receives the name of each step.
+
+    Returns:
+        All measurements.
+
+    Raises:
+        DataError: if a user has fewer than two samples.
     """
     users = len(shards)
     chosen = {int(at) for at in np.linspace(0, users - 1, min(curved or users, users)).round()}
     gradients, adaptations, examined = Gradients(), Adaptations(), []
     for user in range(users):
-        told(f"gradients of user {user + 1} of {users}")
+        on_progress(f"gradients of user {user + 1} of {users}")
         shard = shards[user]
         parts = batches(shard, user)
         gradient = user_gradient(losses, losses.start, parts)
@@ -106,8 +119,8 @@ def examine(
         adaptations.add(adapted(losses, gradient.mean, parts, setting.alpha))
         if user in chosen:
             examined.append(Examined(user, shard.rows(slice(CURVED_ROWS)), gradient.mean))
-    curvature = curvature_report(losses, examined, setting.alpha, told)
-    told("distances between inputs")
+    curvature = curvature_report(losses, examined, setting.alpha, on_progress)
+    on_progress("distances between inputs")
     inputs = [shards[user].x.flatten(1).numpy() for user in range(users)]
     return HeterogeneityReport(
         setting=setting,
@@ -121,7 +134,7 @@ def examine(
 
 
 def reading(kappa: float, alpha_lambda: float) -> str:
-    """What the numbers mean for a choice between FO, HF and EXACT."""
+    """Return the consequence of the numbers for a choice between FO, HF and EXACT."""
     if alpha_lambda > 1:
         return (
             f"FO unsafe: alpha * lambda_max = {alpha_lambda:.3g} > 1, along that direction FO climbs; take HF or EXACT, or "
@@ -137,7 +150,7 @@ def reading(kappa: float, alpha_lambda: float) -> str:
 
 
 def as_object(report: HeterogeneityReport) -> dict[str, Any]:
-    """The report in types that JSON knows."""
+    """Return the report in JSON types."""
     labels, gradients, setting = report.labels, report.gradients, report.setting
     user_level, sample_level = majority_levels(report.counts)
     return {

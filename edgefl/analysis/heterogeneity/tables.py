@@ -1,4 +1,4 @@
-"""The report as tables for people: what was measured, its value, and what to compare it with."""
+"""Heterogeneity reports as tables and as an HTML page."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from edgefl.analysis.charts import svg
-from edgefl.analysis.charts.html import document, table
+from edgefl.analysis import charts
+from edgefl.analysis.charts import html_page, html_table
 from edgefl.analysis.heterogeneity import theory
 from edgefl.analysis.heterogeneity.curvature import PROBES, STEPS
 from edgefl.analysis.heterogeneity.labels import grouped, majority_levels
@@ -16,11 +16,11 @@ from edgefl.analysis.heterogeneity.report import HeterogeneityReport, reading
 Row = dict[str, str]
 
 _GROUPS = 12
-"""Groups of users with the same classes that are listed; more say little."""
+"""Largest number of groups of users with equal classes that are listed."""
 
 
 def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
-    """Rows by section; each has the keys ``what``, ``value`` and ``beside it``."""
+    """Return the report's rows by section: a quantity, its value, and a number to compare it with."""
     return {
         "labels": _labels(report),
         "inputs": _inputs(report),
@@ -31,7 +31,7 @@ def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
 
 
 def groups(report: HeterogeneityReport) -> list[Row]:
-    """Users that hold the same classes, together; none where almost everybody holds other ones."""
+    """Return a row per group of users with equal classes; empty if the groups are more than 12."""
     by_classes = grouped(report.counts)
     if len(by_classes) > _GROUPS:
         return []
@@ -148,7 +148,7 @@ def _number(value: float) -> str:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """0-4, 7, 9-10"""
+    """Return ascending numbers as ranges: 0-4, 7, 9-10."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -159,7 +159,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 BARS = 24
-"""Users that are drawn as bars; more of them are a line."""
+"""Largest number of users drawn as bars; more are drawn as a line."""
 
 Sections = Mapping[str, Sequence[Mapping[str, str]]]
 
@@ -167,19 +167,29 @@ _STYLE = "td,th{text-align:left}.warning{border-left:4px solid #d1495b;padding-l
 
 
 def page(title: str, report: HeterogeneityReport, sections: Sections, notes: Sequence[str]) -> str:
-    """``sections`` are tables of rows with equal keys, ``notes`` what to read before them."""
+    """Return the report's HTML page.
+
+    Args:
+        title: title of the page.
+        report: the measurements.
+        sections: tables of rows with equal keys, by title.
+        notes: paragraphs above the tables.
+
+    Returns:
+        The page's text.
+    """
     verdict = reading(report.kappa, max(report.alpha_lambda))
     warned = ' class="warning"' if "unsafe" in verdict else ""
     body = [f"<p{warned}>{escape(verdict)}</p>"]
     body += [f"<p>{escape(note)}</p>" for note in notes]
     body += [_pairwise(report), _kappas(report)]
-    body += [f"<h2>{escape(name)}</h2>{table(rows)}" for name, rows in sections.items()]
-    return document(title, body, style=_STYLE)
+    body += [f"<h2>{escape(name)}</h2>{html_table(rows)}" for name, rows in sections.items()]
+    return html_page(title, body, style=_STYLE)
 
 
 def _pairwise(report: HeterogeneityReport) -> str:
     names = [str(user) for user in range(len(report.counts))]
-    return svg.heatmap(
+    return charts.heatmap(
         report.labels.pairwise.tolist(),
         names,
         names,
@@ -194,10 +204,12 @@ def _kappas(report: HeterogeneityReport) -> str:
     title = f"kappa per user, alpha {report.setting.alpha:g}: what FO leaves out"
     if len(kappas) <= BARS:
         named = {str(user): value for user, value in enumerate(kappas)}
-        return svg.bar_chart(named, title=title, x="user", y="kappa")
+        return charts.bar_chart(named, title=title, x="user", y="kappa")
     last = len(kappas) - 1
     lines: dict[str, list[tuple[float, float]]] = {
         "kappa": [(float(at), own) for at, own in enumerate(kappas)]
     }
     lines["0.2: HF differs visibly"] = [(0.0, 0.2), (float(last), 0.2)]
-    return svg.line_chart(lines, title=title, x="user", y="kappa", x_span=svg.COUNT, y_span=svg.AMOUNT)
+    return charts.line_chart(
+        lines, title=title, x="user", y="kappa", x_span=charts.COUNT, y_span=charts.AMOUNT
+    )

@@ -1,20 +1,20 @@
-"""The constants of Per-FedAvg's theory as pure functions (per_fedavg.md 6.3 to 6.5; Fallah et al. 2020, Appendix G).
+"""Constants and bounds of Per-FedAvg's theory as pure functions (per_fedavg.md 6.3 to 6.5; Fallah et al. 2020, Appendix G).
 
-The bounds are those of the paper, of which the one on sampled users with tau > 1 is not certified (per_fedavg.md 8.1).
+The paper's bound for sampled users with tau > 1 is not certified (per_fedavg.md 8.1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from edgefl.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """What the assumptions A1 to A5 say of the users' losses: B, L, rho, sigma_g, sigma_h, and gamma_G^2, gamma_H^2."""
+    """Constants of the users' losses in the assumptions A1 to A5: B, L, rho, sigma_g, sigma_h, gamma_G^2, gamma_H^2."""
 
     B: float
     L: float
@@ -26,8 +26,13 @@ class Landscape:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How users train: batches of ``inner`` (D), ``outer`` (D') and ``hessian`` (D''). ConfigError if out of range."""
+class TrainingSetting:
+    """Training constants: step sizes, tau local steps, and batches of ``inner`` (D), ``outer`` (D'), ``hessian`` (D'')
+    samples.
+
+    Raises:
+        ConfigError: if a value is out of range.
+    """
 
     alpha: float
     beta: float
@@ -52,30 +57,32 @@ class Setting:
 
 
 def smoothness(of: Landscape, alpha: float) -> float:
-    """L_F = 4 L + alpha rho B: F_i and F are L_F-smooth (lemma 4.2)."""
+    """Return L_F = 4 L + alpha rho B: F_i and F are L_F-smooth (lemma 4.2)."""
     return 4 * of.L + alpha * of.rho * of.B
 
 
-def beta_max(of: Landscape, setting: Setting) -> float:
-    """1 / (10 tau L_F), the largest local step size of the theorem; infinite for a flat landscape."""
+def beta_max(of: Landscape, setting: TrainingSetting) -> float:
+    """Return 1 / (10 tau L_F), the theorem's largest local step size; infinite for a flat landscape."""
     smooth = smoothness(of, setting.alpha)
     return 1 / (10 * setting.tau * smooth) if smooth else math.inf
 
 
 def alpha_max(of: Landscape) -> float:
-    """1 / L, the largest inner step size of the theorem."""
+    """Return 1 / L, the theorem's largest inner step size."""
     return 1 / of.L if of.L else math.inf
 
 
-def bias(of: Landscape, setting: Setting) -> float:
-    """2 alpha L sigma_g / sqrt(D) bounds ||E[G] - grad F_i|| (lemma 4.3)."""
+def bias(of: Landscape, setting: TrainingSetting) -> float:
+    """Return 2 alpha L sigma_g / sqrt(D), a bound of ||E[G] - grad F_i|| (lemma 4.3)."""
     return 2 * setting.alpha * of.L * of.sigma_g / math.sqrt(setting.inner)
 
 
-def sigma_f2(of: Landscape, setting: Setting) -> float:
-    """12 [B^2 + sigma_g^2 (1/D' + (alpha L)^2 / D)] [1 + alpha^2 sigma_h^2 / (4 D'')] - 12 B^2 bounds E||G - grad F_i||^2.
+def sigma_f2(of: Landscape, setting: TrainingSetting) -> float:
+    """Return sigma_F^2, a bound of E||G - grad F_i||^2 (lemma 4.3)::
 
-    Written as a sum of terms that are not negative: for small noise the difference above loses its digits.
+        12 [B^2 + sigma_g^2 (1/D' + (alpha L)^2 / D)] [1 + alpha^2 sigma_h^2 / (4 D'')] - 12 B^2
+
+    It is computed as a sum of non-negative terms: for small noise the difference above loses its digits.
     """
     noise = of.sigma_g**2 * (1 / setting.outer + (setting.alpha * of.L) ** 2 / setting.inner)
     curved = setting.alpha**2 * of.sigma_h**2 / (4 * setting.hessian)
@@ -83,31 +90,31 @@ def sigma_f2(of: Landscape, setting: Setting) -> float:
 
 
 def gamma_f2(of: Landscape, alpha: float) -> float:
-    """3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2 bounds (1/n) sum ||grad F_i - grad F||^2 (lemma 4.4)."""
+    """Return 3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2, a bound of (1/n) sum ||grad F_i - grad F||^2 (lemma 4.4)."""
     return 3 * of.B**2 * alpha**2 * of.gamma_h2 + 192 * of.gamma_g2
 
 
-def m_fo(of: Landscape, setting: Setting) -> float:
-    """alpha L (sigma_g / sqrt(D) + B), the bias of FO (H.1): no batch removes its second term."""
+def m_fo(of: Landscape, setting: TrainingSetting) -> float:
+    """Return alpha L (sigma_g / sqrt(D) + B), the bias of FO (H.1): no batch removes its second term."""
     return setting.alpha * of.L * (of.sigma_g / math.sqrt(setting.inner) + of.B)
 
 
-def s_fo2(of: Landscape, setting: Setting) -> float:
-    """2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, the mean squared error of FO (H.1)."""
+def s_fo2(of: Landscape, setting: TrainingSetting) -> float:
+    """Return 2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, the mean squared error of FO (H.1)."""
     scaled = setting.alpha * of.L
     return 2 * of.sigma_g**2 * (1 / setting.outer + scaled**2 / setting.inner) + 2 * (scaled * of.B) ** 2
 
 
-def m_hf(of: Landscape, setting: Setting) -> float:
-    """alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), the bias of HF (H.2)."""
+def m_hf(of: Landscape, setting: TrainingSetting) -> float:
+    """Return alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), the bias of HF (H.2)."""
     noise = of.L * of.sigma_g * (2 / math.sqrt(setting.inner) + 1 / math.sqrt(setting.outer))
     return setting.alpha * (noise + of.rho * setting.delta * of.B**2)
 
 
-def s_hf2(of: Landscape, setting: Setting) -> float:
-    """6 sigma_g^2 (2 (alpha L)^2 / D + 2 / D' + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4 (H.2).
+def s_hf2(of: Landscape, setting: TrainingSetting) -> float:
+    """Return 6 sigma_g^2 (2 (alpha L)^2 / D + 2 / D' + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4 (H.2).
 
-    Pessimistic: its 1 / delta^2 belongs to two batches where HF takes one for both gradients (per_fedavg.md 2.3).
+    It is pessimistic: its 1 / delta^2 assumes two batches, and HF uses one for both gradients (per_fedavg.md 2.3).
     """
     alpha, delta = setting.alpha, setting.delta
     noise = 2 * (alpha * of.L) ** 2 / setting.inner + 2 / setting.outer
@@ -115,30 +122,45 @@ def s_hf2(of: Landscape, setting: Setting) -> float:
     return 6 * of.sigma_g**2 * noise + 2 * (alpha * of.rho * delta) ** 2 * of.B**4
 
 
-@dataclass(frozen=True)
-class Estimator:
-    """Bounds on the bias and on the mean squared error of a G: with those of another than EXACT in their place, the theorem
-    and the drift hold for that one (constants absorbed, per_fedavg.md 6.3)."""
+class Estimator(Enum):
+    """An estimator G of the meta-gradient, with bounds on its bias and mean squared error.
 
-    bias: Callable[[Landscape, Setting], float]
-    error: Callable[[Landscape, Setting], float]
+    With the bounds of FO or HF for EXACT's, the theorem and the drift hold for these (constants absorbed, per_fedavg.md
+    6.3).
+    """
+
+    EXACT = "EXACT"
+    FO = "FO"
+    HF = "HF"
+
+    def bias(self, of: Landscape, setting: TrainingSetting) -> float:
+        """Return the bound on ||E[G] - grad F_i||."""
+        bounds = {Estimator.EXACT: bias, Estimator.FO: m_fo, Estimator.HF: m_hf}
+        return bounds[self](of, setting)
+
+    def error(self, of: Landscape, setting: TrainingSetting) -> float:
+        """Return the bound on E||G - grad F_i||^2."""
+        bounds = {Estimator.EXACT: sigma_f2, Estimator.FO: s_fo2, Estimator.HF: s_hf2}
+        return bounds[self](of, setting)
 
 
-EXACT = Estimator(bias, sigma_f2)
-FO = Estimator(m_fo, s_fo2)
-HF = Estimator(m_hf, s_hf2)
+EXACT, FO, HF = Estimator
 
 
 def sampling_factor(fraction: float, users: int) -> float:
-    """(1 - r) / (r (n - 1)): the variance of the mean of r n of n fixed numbers, drawn without replacement, over theirs."""
+    """Return (1 - r) / (r (n - 1)).
+
+    It is the variance of the mean of r n of n fixed numbers, drawn without replacement, over the variance of the numbers.
+    """
     return 0.0 if users == 1 else (1 - fraction) / (fraction * (users - 1))
 
 
-def sigma_t2(of: Landscape, setting: Setting, by: Estimator = EXACT) -> float:
-    """The error that more rounds do not remove (theorem 4.5):
+def sigma_t2(of: Landscape, setting: TrainingSetting, by: Estimator = EXACT) -> float:
+    """Return sigma_T^2, the error that more rounds do not remove (theorem 4.5)::
 
     280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)
-    + beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1))) + 4 alpha^2 L^2 sigma_g^2 / D.
+    + beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1)))
+    + 4 alpha^2 L^2 sigma_g^2 / D
     """
     step = setting.beta * smoothness(of, setting.alpha)
     noise, apart = 2 * by.error(of, setting), gamma_f2(of, setting.alpha)
@@ -147,15 +169,30 @@ def sigma_t2(of: Landscape, setting: Setting, by: Estimator = EXACT) -> float:
     return drift + sampled + by.bias(of, setting) ** 2
 
 
-def bound(of: Landscape, setting: Setting, *, rounds: int, gap: float, by: Estimator = EXACT) -> float:
-    """4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2 bounds the mean of E||grad F||^2 over K rounds; ``gap`` = F(w_0) - F*."""
+def bound(
+    of: Landscape, setting: TrainingSetting, *, rounds: int, gap: float, by: Estimator = EXACT
+) -> float:
+    """Return 4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2, a bound of the mean of E||grad F||^2 over K rounds (theorem 4.5).
+
+    Args:
+        of: constants of the losses.
+        setting: training constants.
+        rounds: the number of rounds K.
+        gap: F(w_0) - F*.
+        by: the estimator of the meta-gradient.
+
+    Returns:
+        The bound.
+    """
     return 4 * gap / (setting.beta * setting.tau * rounds) + 4 * sigma_t2(of, setting, by)
 
 
-def drift(of: Landscape, setting: Setting, step: int, by: Estimator = EXACT) -> tuple[float, float]:
-    """Bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2):
+def drift(of: Landscape, setting: TrainingSetting, step: int, by: Estimator = EXACT) -> tuple[float, float]:
+    """Return bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2)::
 
-    4 beta t (sigma_F + gamma_F) and 35 beta^2 t tau (2 sigma_F^2 + gamma_F^2), for beta <= 1 / (10 tau L_F).
+        4 beta t (sigma_F + gamma_F)        35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)
+
+    Both need beta <= 1 / (10 tau L_F).
     """
     noise, apart = by.error(of, setting), gamma_f2(of, setting.alpha)
     mean = 4 * setting.beta * step * (math.sqrt(noise) + math.sqrt(apart))

@@ -1,4 +1,4 @@
-"""Personalization, evaluated: what a model is worth to each user after a few steps on the user's own data.
+"""Evaluation of personalization: the metrics of each user before and after a few steps on its own data.
 
-``evaluate`` measures users in torch, ``report`` sums them up, ``finished`` takes a run's folder, ``picture`` draws.
+``evaluate`` measures users in torch, ``report`` sums them up, and ``finished`` reads a run's folder.
 """

@@ -1,4 +1,4 @@
-"""The metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
+"""Metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
 
 ::
 
@@ -6,7 +6,7 @@
     report = evaluate_users(algorithm, weights, users, alpha=0.03)
     report.mean, report.before, report.worst_decile
 
-All methods get the same support batches: they depend on (seed, user, step) and nothing else.
+All methods get the same support batches, which depend only on (seed, user, step).
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from torch import Tensor
 
 from edgefl.algorithms.personal.personalize import ALPHA
 from edgefl.algorithms.submodels.frozen_forward import multi_step_forward
-from edgefl.analysis.personal.report import BATCH, STEPS, PersonalReport, Setting, UserReport, summed_up
+from edgefl.analysis.personal.report import (
+    BATCH,
+    STEPS,
+    EvaluationSetting,
+    PersonalReport,
+    UserReport,
+    summed_up,
+)
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.errors import ConfigError, DataError
@@ -33,22 +40,30 @@ from edgefl_device.data.support import Shards
 from edgefl_device.personal.point import Point, point_of
 
 EVALUATION_ROWS = 500
-"""Rows that are judged at a time; static batch norm wants many."""
+"""Rows of one evaluation call; static batch norm needs many."""
 
 CLASS_COUNTS = "data.class_counts"
-"""How often each class occurs in what a user adapts to."""
+"""Input port of the number of samples of each class in the user's support."""
 
 Rows = Mapping[str, Tensor]
-"""Samples as the trained part reads them (``x``), their labels (``y``), and the inputs beside x by name."""
+"""Samples in the layout of the trained part (``x``), their labels (``y``), and further inputs by name."""
 
 
 @dataclass(frozen=True, eq=False)
 class User:
-    """A user's samples x (n, *sample), labels y (n, *label), and which of them are its train and its test shard. ``others``
-    are the inputs beside x by name, (n, *its sample).
+    """A user's samples and shards.
 
-    ``number`` decides its random streams. ``group`` may name a class of users, whose mean is then reported too.
-    DataError where the shards have rows in common or outside of the samples.
+    Attributes:
+        number: number of the user, which seeds its random streams.
+        x: samples, (n, *sample).
+        y: labels, (n, *label).
+        shards: rows of the train and of the test shard.
+        name: name in reports; the number by default.
+        group: class of users with a reported mean of its own.
+        others: further inputs by name, (n, *input).
+
+    Raises:
+        DataError: if the shards share a row or exceed the samples.
     """
 
     number: int
@@ -81,7 +96,19 @@ class User:
         group: str = "",
         others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> User:
-        """A user with samples in two places, (x, y) each, and ``others`` in the same two."""
+        """Return a user with samples in two places.
+
+        Args:
+            number: number of the user.
+            train: (x, y) of the train shard.
+            test: (x, y) of the test shard.
+            name: name in reports.
+            group: class of users.
+            others: further inputs by name, for both shards.
+
+        Returns:
+            The user, with train samples before test samples.
+        """
         size, every = len(train[1]), len(train[1]) + len(test[1])
         x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
         more = {name: torch.cat(both) for name, both in (others or {}).items()}
@@ -90,9 +117,12 @@ class User:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A model to adapt: the algorithm's ``personalize`` and ``evaluate``, the tensors they read, and the frozen ``prefix``.
+    """A model to adapt: the algorithm's ``personalize`` and ``evaluate``, their tensors, and the frozen ``prefix``.
 
-    ``weights`` are never changed: each step makes new tensors. ConfigError for an algorithm that cannot personalize.
+    Steps make new tensors and leave ``weights`` unchanged.
+
+    Raises:
+        ConfigError: if the algorithm cannot personalize.
     """
 
     algorithm: Algorithm
@@ -113,7 +143,7 @@ class Adapter:
         return self.algorithm.personalize
 
     def rows(self, user: User, at: Array) -> Rows:
-        """What the trained part reads of the samples ``at``, and their labels, by the parts of a batch."""
+        """Return the samples ``at``, int64 (m,), as parts of a batch of the trained part."""
         rows = torch.from_numpy(at)
         x, others = user.x[rows], {name: each[rows] for name, each in user.others.items()}
         others |= {SAMPLE: x}
@@ -134,19 +164,52 @@ def evaluate_users(
     seed: int = 0,
     headline: int = 1,
 ) -> PersonalReport:
-    """All ``users`` after q steps of size ``alpha`` from ``weights``, for q = ``headline`` and each of ``steps``."""
-    setting = Setting(alpha, tuple(steps), batch, protocol, seed, headline)
+    """Evaluate users after q steps from ``weights``, for q = ``headline`` and each of ``steps``.
+
+    Args:
+        algorithm: algorithm with a ``personalize`` function.
+        weights: the tensors of the algorithm's functions.
+        users: the users.
+        alpha: step size.
+        steps: numbers of steps q of the curve.
+        batch: samples per step.
+        protocol: split of a user's samples into support and query.
+        seed: seed of the batches.
+        headline: the q of the headline numbers.
+
+    Returns:
+        The report on all users.
+
+    Raises:
+        ConfigError: if a value is out of range, or the algorithm cannot personalize.
+        DataError: if the protocol cannot split a user's samples.
+    """
+    setting = EvaluationSetting(alpha, tuple(steps), batch, protocol, seed, headline)
     adapter = Adapter(algorithm, weights)
     return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 
-def evaluate_user(adapter: Adapter, user: User, setting: Setting) -> UserReport:
-    """One user before, after, and along the curve. DataError where its samples cannot be split."""
+def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> UserReport:
+    """Evaluate one user along the curve of steps.
+
+    Args:
+        adapter: the model to adapt.
+        user: the user.
+        setting: the protocol.
+
+    Returns:
+        The user's metrics.
+
+    Raises:
+        DataError: if the protocol cannot split the user's samples.
+    """
     labels = user.y.numpy()
     parts = support.split(setting.protocol, user.shards, labels, seed=setting.seed, user=user.number)
     judged = adapter.rows(user, parts.query)
     same = np.array_equal(parts.support, parts.query)
-    batches = _Batches(adapter, user.number, judged if same else adapter.rows(user, parts.support), setting)
+    batches = _SupportBatches(
+        adapter, user.number, judged if same else adapter.rows(user, parts.support), setting
+    )
     points, now = [], prefixed("weights", adapter.weights)
     for done in range(setting.curve[-1] + 1):
         if done in setting.curve:
@@ -168,16 +231,16 @@ def evaluate_user(adapter: Adapter, user: User, setting: Setting) -> UserReport:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batches:
-    """What a user's steps read: batches of its ``support``, noise, scalars."""
+class _SupportBatches:
+    """Inputs of a user's steps: batches of its ``support``, noise and scalars."""
 
     adapter: Adapter
     user: int
     support: Rows
-    setting: Setting
+    setting: EvaluationSetting
 
     def feeds(self, weights: Tensors, step: int) -> Tensors:
-        """The inputs of step number ``step`` from 0, beside ``weights``."""
+        """Return the inputs of step number ``step``, from 0, with ``weights``."""
         ports, y = self.adapter.step.inputs, self.support["y"]
         at = torch.from_numpy(self._positions(step))
         inputs = weights | {f"batch.0.{part}": each[at] for part, each in self.support.items()}
@@ -197,15 +260,14 @@ class _Batches:
         return {name: inputs[name] for name in ports}
 
     def _positions(self, step: int) -> Array:
-        """Fewer than a batch where there are fewer, unless the step's noise has the shape of one whole batch."""
+        """Return the batch's rows: fewer than a batch for a small support, unless the noise has a whole batch's shape."""
         ports, wanted = self.adapter.step.inputs, self.setting.batch
         fixed = any(role_of(name) == "noise" and spec.shape for name, spec in ports.items())
         own = ports["batch.0.x"].shape[0]
         if fixed and own != wanted:
             raise ConfigError(
-                f"algorithm {self.adapter.algorithm.name!r} draws noise for batches of {own}, and personalization "
-                f"is asked for "
-                f"batches of {wanted}: set its batch to {own}",
+                f"algorithm {self.adapter.algorithm.name!r} draws noise for batches of {own}, and "
+                f"personalization has batches of {wanted}: set its batch to {own}",
                 batch=wanted,
             )
         key = {"seed": self.setting.seed, "user": self.user}
@@ -224,7 +286,7 @@ class _Batches:
 
 
 def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> Point:
-    """Means over all rows of ``judged``, taken in groups of about equal size."""
+    """Return means over all rows of ``judged``, computed in groups of nearly equal size."""
     count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}
     dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)

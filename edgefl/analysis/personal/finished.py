@@ -1,4 +1,4 @@
-"""Every device of a finished run or simulation, with the model that it left: from its folder to reports."""
+"""Evaluation of every device of a finished run or simulation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from edgefl.algorithms.personal.personalize import ALPHA, STEP, adapted
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
-from edgefl.analysis.personal.report import PersonalReport, Setting, UserReport, summed_up
+from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
@@ -30,19 +30,18 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.arrays import archive
 
 DEVICES = "devices"
-"""Folder of a run in which each device has its own."""
+"""Folder of a run with a subfolder per device."""
 
 FIRST_ROUND = 1
-"""Where a submodel's window rolls, it is evaluated in its first place, as deployment has it."""
+"""Round of the evaluated window: a rolling submodel is evaluated in its first place, as it is deployed."""
 
 
 @dataclass(frozen=True)
-class Finished:
-    """What a run or a simulation left in ``folder``, and the data it was run on.
+class FinishedRun:
+    """The results of a run or a simulation in ``folder``, and its dataset.
 
-    A user is a device with its own tier's submodel: its train shard is the device's file, or in a simulation its rows of
-    the dataset; its test shard those rows of the test set that have the same class proportions and belong to no other
-    user.
+    A user is a device with the submodel of its tier. Its train shard is the device's file, or in a simulation its rows of
+    the dataset. Its test shard holds rows of the test set with the same class proportions, disjoint between users.
     """
 
     folder: Path
@@ -51,8 +50,19 @@ class Finished:
     weights: Arrays
 
     @classmethod
-    def open(cls, folder: Path, data: Path | None = None) -> Finished:
-        """ConfigError if ``folder`` holds nothing finished. ``data``: where the dataset's files are now."""
+    def open(cls, folder: Path, data: Path | None = None) -> FinishedRun:
+        """Open the folder of a finished run.
+
+        Args:
+            folder: folder of the run or simulation.
+            data: folder of the dataset's files, if they moved.
+
+        Returns:
+            The run with its model and dataset.
+
+        Raises:
+            ConfigError: if the folder holds no finished run.
+        """
         config, model = _configuration(folder), folder / MODEL_NAME
         missing = [path.name for path in (config, model) if not path.is_file()]
         if missing:
@@ -70,7 +80,7 @@ class Finished:
 
     @cached_property
     def users(self) -> tuple[User, ...]:
-        """The devices, in the order of the federation file; ``group`` is the tier."""
+        """Return the devices, in the order of the federation file; ``group`` is the tier."""
         names = device_names(self.federation)
         parts = partition(self.federation, self.dataset, len(names), warn=lambda _: None)
         rows = held_out(self.federation, self.dataset, parts)
@@ -93,7 +103,7 @@ class Finished:
         )
 
     def _train(self, name: str, part: Array) -> Mapping[str, Array]:
-        """What a device trained on, as the model reads it: ``x``, ``y``, and the inputs beside x by name."""
+        """Return a device's training samples in the model's layout: ``x``, ``y``, and further inputs by name."""
         if not (self.folder / DEVICES).is_dir():  # a simulation's clients read the dataset
             return self.dataset.train_batch(part)
         own = archive(self.folder / DEVICES / name / "data.npz")
@@ -106,11 +116,11 @@ class Finished:
         return {**own.others, "x": self.dataset.read(own.x), "y": own.y}
 
     def _labels(self, y: Array) -> torch.Tensor:
-        """In the shape that the loss reads."""
+        """Return labels in the shape of the loss's labels."""
         return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
     def adapter(self, tier: str) -> Adapter:
-        """The tier's submodel of the model, to adapt. An algorithm that does not personalize gets the plain step."""
+        """Return the tier's submodel, to adapt. An algorithm that does not personalize gets the plain step."""
         made = tier_of(self.federation, self.spec, tier)
         algorithm, submodel = made.algorithm, made.submodel
         if algorithm.personalize is None:
@@ -126,15 +136,15 @@ class Finished:
 
     @property
     def alpha(self) -> float:
-        """The step size that the algorithms of all tiers have."""
+        """Return the step size, which all tiers' algorithms share."""
         return next(iter(self.adapters.values())).algorithm.hyper[ALPHA]
 
-    def report(self, setting: Setting) -> PersonalReport:
-        """All users; those whose samples the protocol cannot split are left out, with the reason."""
+    def report(self, setting: EvaluationSetting) -> PersonalReport:
+        """Evaluate all users; users with samples that the protocol cannot split are left out, with the reason."""
         left_out: dict[str, str] = {}
         return summed_up(setting, list(self._evaluated(setting, left_out)), left_out)
 
-    def _evaluated(self, setting: Setting, left_out: dict[str, str]) -> Iterator[UserReport]:
+    def _evaluated(self, setting: EvaluationSetting, left_out: dict[str, str]) -> Iterator[UserReport]:
         for user in self.users:
             try:
                 yield evaluate_user(self.adapters[user.group], user, setting)
@@ -143,11 +153,11 @@ class Finished:
 
 
 def _configuration(folder: Path) -> Path:
-    """A simulation's where there is one, else a run's."""
+    """Return a simulation's file if the folder has one, else a run's."""
     simulation = folder / SIMULATION_CONFIG
     return simulation if simulation.is_file() else folder / RUN_CONFIG
 
 
 def tier_name(device: str) -> str:
-    """The tier of a device that `edgefl run` started."""
+    """Return the tier of a device of ``edgefl run``."""
     return device.rpartition("-")[0]

@@ -1,4 +1,4 @@
-"""What personalization gave all users together: numbers for people and for programs. No torch."""
+"""Reports on personalization: numbers over all users, their tables and page. No torch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from edgefl.analysis.charts.html import document, table
-from edgefl.analysis.charts.svg import COUNT, FREE, SHARE, Span, line_chart
+from edgefl.analysis.charts import COUNT, FREE, SHARE, AxisRange, html_page, html_table, line_chart
 from edgefl.contract.options import at_least_zero
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire.text import SHARES, metric_value
@@ -17,18 +16,29 @@ from edgefl_device.data.support import checked_protocol
 from edgefl_device.personal.point import Point
 
 STEPS = (0, 1, 2, 5, 10)
-"""The curve over q that is reported beside the headline."""
+"""Default numbers of steps of the curve."""
 
 BATCH = 40
-"""The paper's."""
+"""The paper's batch."""
 
 DECILE = 0.1
 
 
 @dataclass(frozen=True)
 class UserReport:
-    """One user. ``samples`` is what it weighs in the weighted mean (its train shard, else its test shard), ``support`` and
-    ``query`` are numbers of rows, ``majority`` is the accuracy of its own most frequent class, where each label is one."""
+    """Evaluation of one user.
+
+    Attributes:
+        number: number of the user.
+        name: name of the user.
+        group: class of users, or empty.
+        samples: weight in the weighted mean: rows of the train shard, else of the test shard.
+        support: rows that the user adapts to.
+        query: rows that the user is judged on.
+        leaks: True if judged rows were adapted to.
+        majority: accuracy of the user's own commonest class; None if a label is not one class.
+        curve: metrics by number of steps.
+    """
 
     number: int
     name: str
@@ -45,25 +55,27 @@ class UserReport:
 
     @property
     def metric(self) -> str:
-        """What people are shown first: a metric of the task, or the loss."""
+        """Return the name of the headline metric: a metric of the task, or the loss."""
         return self.curve[0].metric
 
     @property
     def before(self) -> float:
-        """:attr:`metric` without a step."""
+        """Return :attr:`metric` without a step."""
         return self.curve[0].value(self.metric)
 
     def value(self, steps: int) -> float:
-        """:attr:`metric` after ``steps``."""
+        """Return :attr:`metric` after ``steps``."""
         return self.after(steps).value(self.metric)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """How users are evaluated: the same for all that are compared.
+class EvaluationSetting:
+    """The protocol of an evaluation, equal for all compared methods.
 
-    ``headline`` is the q of the headline, ``steps`` those of the curve, to which it and 0 are added. ConfigError for values
-    out of range.
+    ``headline`` is the q of the headline numbers; it and 0 are added to ``steps``, the curve.
+
+    Raises:
+        ConfigError: if a value is out of range.
     """
 
     alpha: float
@@ -93,14 +105,29 @@ class Setting:
 
 @dataclass(frozen=True)
 class PersonalReport:
-    """All users under one protocol, by the ``metric`` of their task, all users alike unless it says otherwise.
+    """Numbers over all users under one protocol, by the ``metric`` of their task. Users weigh equally unless noted.
 
-    ``mean`` is the headline: after ``steps`` steps; ``before`` that without one. ``std`` is over users, of the population;
-    ``worst_decile`` the mean of the tenth of the users (at least one) that fare worst, ``weighted`` the mean by samples.
-    ``majority`` is the accuracy of each user's own most frequent class, the level below which a method has learned nothing;
-    None for other metrics.
-    ``groups`` has the means of groups of users. ``left_out`` names users that could not be evaluated, and why.
-    ``leaks``: samples that judge were adapted to.
+    Attributes:
+        protocol: split of a user's samples.
+        leaks: True if judged rows were adapted to.
+        note: description of the protocol.
+        alpha: step size.
+        batch: samples per step.
+        steps: number of steps of the headline.
+        seed: seed of the batches.
+        metric: name of the metric.
+        mean: the headline, after ``steps`` steps.
+        before: the mean without a step.
+        std: standard deviation over the population of users.
+        worst_decile: mean of the worst tenth of the users, at least one.
+        weighted: mean weighted by samples.
+        majority: mean accuracy of each user's own commonest class, the level of a method that learned nothing; None for
+            other metrics.
+        majority_weighted: the same, weighted by samples.
+        groups: means of the groups of users.
+        curve: means by number of steps.
+        users: the users' reports.
+        left_out: users that could not be evaluated, with the reason.
     """
 
     protocol: support.Protocol
@@ -125,9 +152,21 @@ class PersonalReport:
 
 
 def summed_up(
-    setting: Setting, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
+    setting: EvaluationSetting, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
 ) -> PersonalReport:
-    """The report of these ``users``. DataError without any."""
+    """Return the report on users.
+
+    Args:
+        setting: the protocol.
+        users: the users' reports.
+        left_out: reasons by the name of each user left out.
+
+    Returns:
+        The means, deviations and curve.
+
+    Raises:
+        DataError: if there is no user.
+    """
     if not users:
         reasons = "; ".join(f"{name}: {why}" for name, why in (left_out or {}).items())
         raise DataError(f"there is no user to evaluate{': ' if reasons else ''}{reasons}", left_out=left_out)
@@ -163,13 +202,13 @@ def summed_up(
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """The (weighted) mean, exactly rounded, so that it depends on no order."""
+    """Return the (weighted) mean, exactly rounded and therefore independent of the order."""
     shares = [1.0] * len(values) if weights is None else weights
     return math.fsum(value * share for value, share in zip(values, shares, strict=True)) / math.fsum(shares)
 
 
 def worst_decile(values: Sequence[float], *, more_is_better: bool = True) -> float:
-    """The mean of the worst tenth, rounded up to whole users."""
+    """Return the mean of the worst tenth, rounded up to whole users."""
     return mean(sorted(values, reverse=not more_is_better)[: math.ceil(len(values) * DECILE - 1e-9)])
 
 
@@ -182,26 +221,37 @@ def _mean_point(points: Sequence[Point]) -> Point:
 
 
 def page(title: str, reports: Sequence[PersonalReport]) -> str:
-    """The page of ``reports``, the first of which is the headline; ValueError without one."""
+    """Return the HTML page of reports, the first of which is the headline.
+
+    Args:
+        title: title of the page.
+        reports: reports that differ in their protocols.
+
+    Returns:
+        The page's text.
+
+    Raises:
+        ValueError: if there is no report.
+    """
     if not reports:
         raise ValueError(f"the page {title!r} has no report to show")
     first = reports[0]
     parts = [
-        table(summary(reports)),
+        html_table(summary(reports)),
         *(f"<p><b>{report.protocol}</b>: {escape(report.note)}</p>" for report in reports),
         _curve(reports),
         _users(first),
         f"<h2>Users, {first.protocol}</h2>",
-        table(user_rows(first)),
+        html_table(user_rows(first)),
     ]
     left = [f"<li>{escape(name)}: {escape(why)}</li>" for name, why in first.left_out.items()]
     if left:
         parts.append(f"<h2>Left out</h2><ul>{''.join(left)}</ul>")
-    return document(title, parts)
+    return html_page(title, parts)
 
 
 def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
-    """A line for each number, a column for each of ``reports``, which differ in their protocols."""
+    """Return a row per number with a column per report; reports differ in their protocols."""
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
     return [
@@ -230,7 +280,7 @@ def _numbers(report: PersonalReport) -> dict[str, str]:
 
 
 def user_rows(report: PersonalReport) -> list[dict[str, str]]:
-    """A line for each user, those that fare worst first."""
+    """Return a row per user, the worst first."""
     shares, metric = report.metric in SHARES, report.metric
     ordered = sorted(report.users, key=lambda user: user.value(report.steps), reverse=not shares)
     return [
@@ -257,12 +307,12 @@ def _curve(reports: Sequence[PersonalReport]) -> str:
     return line_chart(lines, title=title, x="steps", y=metric, x_span=COUNT, y_span=_span(metric))
 
 
-def _span(metric: str) -> Span:
+def _span(metric: str) -> AxisRange:
     return SHARE if metric in SHARES else FREE
 
 
 def _users(report: PersonalReport) -> str:
-    """Users in the order of their metric, before and after: who gains, and who is left behind."""
+    """Draw the users' metrics in ascending order, before and after."""
 
     def ranked(values: Sequence[float]) -> list[tuple[float, float]]:
         return [(float(rank), value) for rank, value in enumerate(sorted(values), 1)]

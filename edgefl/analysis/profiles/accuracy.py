@@ -1,4 +1,4 @@
-"""The accuracy of each tier in a run: of its submodel on the test set, or of its devices while they trained."""
+"""Accuracy of each tier in a run: of its submodel on the test set, or of its devices during training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Shares of right answers by tier; ``axis`` and ``note`` say of what, for a picture."""
+    """Accuracy by tier, with the label ``axis`` and the explanation ``note`` of a chart."""
 
     by_tier: Mapping[str, float]
     axis: str = "accuracy on the test set"
@@ -32,8 +32,20 @@ class Accuracy:
 
 
 def accuracy_of(run: Path) -> Accuracy:
-    """What is known of the run in the folder ``run``: its model on the test set where both can be read here, else what
-    devices told (:func:`tier_accuracy`). DataError if it is no run or tells neither."""
+    """Return the accuracy of each tier in a run.
+
+    The model is evaluated on the test set if both can be read here; else the devices' reports count
+    (:func:`tier_accuracy`).
+
+    Args:
+        run: folder of the run.
+
+    Returns:
+        The accuracies and their source.
+
+    Raises:
+        DataError: if the folder is not a run's, or holds no accuracy.
+    """
     try:
         from edgefl.lab.tier_accuracy import accuracy_on_test_set
 
@@ -44,20 +56,29 @@ def accuracy_of(run: Path) -> Accuracy:
             tier_accuracy(run),
             "accuracy on the tier's training samples",
             "Accuracy: of the tier's devices on their own samples while they trained, in the last round that they "
-            f"reported. Of the test set it cannot be told here: {why}",
+            f"reported. The accuracy on the test set is unknown here: {why}",
         )
 
 
 def check_same_model(run: Path, manifest: Manifest) -> None:
-    """ConfigError unless the run in the folder ``run`` trained the model of this bundle: the accuracy of one model says
-    nothing about another's memory. A run that tells neither by its bundles nor by its file is taken at its word."""
+    """Check that a run trained a bundle's model, because another model's accuracy and memory are unrelated.
+
+    A run without bundles and without a readable file passes.
+
+    Args:
+        run: folder of the run.
+        manifest: manifest of the bundle.
+
+    Raises:
+        ConfigError: if the run trained another model, or other tensors in this tier.
+    """
     own = [_model_of(each) for each in _manifests(run)]
     known = own or [(name, "") for name in _configured_model(run)]
     wanted = _model_of(manifest) if own else (manifest.model, "")
     if known and wanted not in known:
         raise ConfigError(
-            f"the run in {run} trained {_told(known[0])}, and the bundle of tier {manifest.tier!r} holds {_told(wanted)}: "
-            f"name bundles of that run, such as {run}/bundles, or the run of this model",
+            f"the run in {run} trained {_model_text(known[0])}, and the bundle of tier {manifest.tier!r} holds "
+            f"{_model_text(wanted)}: name bundles of that run, such as {run}/bundles, or the run of this model",
             run=str(run),
             trained=known[0][0],
             found=manifest.model,
@@ -75,12 +96,12 @@ def check_same_model(run: Path, manifest: Manifest) -> None:
 
 
 def _model_of(manifest: Manifest) -> tuple[str, str]:
-    """The model's name, and what it reads and tells apart."""
+    """Return the model's name, and a description of its samples and classes."""
     data = manifest.data
     return manifest.model, f"samples of shape {tuple(data.shape)} in {data.classes} classes"
 
 
-def _told(model: tuple[str, str]) -> str:
+def _model_text(model: tuple[str, str]) -> str:
     return " for ".join(filter(None, model))
 
 
@@ -89,7 +110,7 @@ def _manifests(run: Path) -> Iterator[Manifest]:
 
 
 def _configured_model(run: Path) -> list[str]:
-    """The model's name in the run's file, which `edgefl run` leaves there with every key."""
+    """Return the model's name in the run's file, which ``edgefl run`` writes with every key."""
     try:
         return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8-sig"))["model"]["name"])]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -97,10 +118,18 @@ def _configured_model(run: Path) -> list[str]:
 
 
 def tier_accuracy(run: Path) -> dict[str, float]:
-    """Share of training samples that each tier classified rightly in the last round that it reported.
+    """Return each tier's accuracy on training samples in the last round that it reported.
 
-    Devices report right answers by step, whose samples the run's bundles tell. DataError if ``run`` holds no journal (a
-    server with a database of its own keeps it there) or no bundle, or nothing that says how many were right.
+    Devices report right answers per step; the run's bundles hold the number of samples of a step.
+
+    Args:
+        run: folder of the run.
+
+    Returns:
+        Accuracy from 0 to 1 by tier.
+
+    Raises:
+        DataError: if the folder holds no journal (a server's own database has it then), no bundle, or no right answers.
     """
     path = run / _JOURNAL
     if not path.is_file():
@@ -125,13 +154,14 @@ def tier_accuracy(run: Path) -> dict[str, float]:
         accuracies[tier] = sum(right) / len(right) / _batch(run)
     if not accuracies:
         raise DataError(
-            f"no device of {run} told how many of its samples were right; train a classifier", path=str(path)
+            f"no device of {run} reported how many of its samples were right; train a classifier",
+            path=str(path),
         )
     return accuracies
 
 
 def _batch(run: Path) -> int:
-    """Samples of a step, which all tiers of a run have in common."""
+    """Return the samples of a step, equal in all tiers of a run."""
     for manifest in _manifests(run):
         return manifest.batch
     raise DataError(

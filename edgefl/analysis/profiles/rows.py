@@ -1,4 +1,4 @@
-"""Profiles as rows of text, the same in the terminal and on the page, and that page."""
+"""Profiles as rows of text, for the terminal and for the HTML page."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from html import escape
 
 import msgspec
 
-from edgefl.analysis.charts.html import document, table
-from edgefl.analysis.charts.svg import AMOUNT, SHARE, Point, bar_chart, line_chart
+from edgefl.analysis.charts import AMOUNT, SHARE, Point, bar_chart, html_page, html_table, line_chart
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.system import sizes
 from edgefl.system.sizes import MIB
@@ -20,7 +19,7 @@ PARTS = ("forward", "backward", "update")
 
 
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
-    """The tier, with whatever else tells it from the profiles ``beside`` it."""
+    """Return the tier's name, with the fields in which the profiles ``beside`` differ."""
     parts = [profile.tier, *([profile.exchange] if profile.exchange else [])]
     for field in ("model", "program", "engine", "batch"):
         if len({getattr(other, field) for other in beside}) > 1:
@@ -29,7 +28,7 @@ def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str
 
 
 def names_of(profiles: Sequence[BundleProfile]) -> list[str]:
-    """One name each, numbered where they would be the same."""
+    """Return one name per profile; equal names are numbered."""
     plain = [name_of(profile, profiles) for profile in profiles]
     return [
         f"{name} ({plain[: at + 1].count(name)})" if plain.count(name) > 1 else name
@@ -38,8 +37,15 @@ def names_of(profiles: Sequence[BundleProfile]) -> list[str]:
 
 
 def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Rows:
-    """A row for each bundle: what a step takes, and the most memory of all its graphs by each measure. ``names``: in place
-    of :func:`names_of`."""
+    """Return a row per bundle: a step's time, and the most memory of all its graphs by each measure.
+
+    Args:
+        profiles: the bundles' profiles.
+        names: names of the profiles; by default :func:`names_of`.
+
+    Returns:
+        The rows, by column.
+    """
     return [
         {
             "tier": name,
@@ -61,7 +67,7 @@ def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Row
 
 
 def graphs(profile: BundleProfile) -> Rows:
-    """A row for each graph of one bundle."""
+    """Return a row per graph of one bundle."""
     return [
         {
             "graph": graph.name,
@@ -82,7 +88,7 @@ def graphs(profile: BundleProfile) -> Rows:
 
 
 def parts(profile: BundleProfile) -> Rows:
-    """What each training graph computes: the median call's time, and that of the call which nine tenths do not exceed."""
+    """Return a row per part of each training graph, with the median and the 90th percentile of its time."""
     return [
         {
             "graph": graph.name,
@@ -98,7 +104,7 @@ def parts(profile: BundleProfile) -> Rows:
 
 
 def costliest(profile: BundleProfile) -> Rows:
-    """The ops that take most of a training step; of all graphs where none trains."""
+    """Return the costliest ops of a training step; of all graphs if none trains."""
     shown = profile.steps or profile.graphs
     pairs = sorted(((op, graph) for graph in shown for op in graph.ops), key=lambda pair: -pair[0].ms)
     return [
@@ -117,7 +123,7 @@ def costliest(profile: BundleProfile) -> Rows:
 
 
 def chunks(profile: BundleProfile) -> Rows:
-    """The I/O of each chunk of the multi-step forward pass."""
+    """Return a row per chunk of the multi-step forward pass, with its I/O."""
     return [
         {
             "chunk": f"{number} of {len(profile.io)}",
@@ -134,7 +140,7 @@ def chunks(profile: BundleProfile) -> Rows:
 
 
 def notes(profile: BundleProfile) -> list[str]:
-    """What a reader has to know to read the numbers."""
+    """Return remarks on the machine and the measurements."""
     machine = profile.machine
     hows = {graph.split.how for graph in profile.steps if graph.split}
     lines = [
@@ -154,7 +160,7 @@ def notes(profile: BundleProfile) -> list[str]:
         )
     if not hows:
         lines.append(
-            "the bundle does not tell where its nodes come from: export it again for modules and phases"
+            "the bundle does not name the source of its nodes: export it again for modules and phases"
         )
     return lines
 
@@ -164,12 +170,12 @@ def ms(value: float) -> str:
 
 
 def mib(value: float) -> str:
-    """MiB with one decimal; "-" for 0, which is unknown."""
+    """Return MiB with one decimal; "-" for 0, an unknown value."""
     return sizes.mib(value) if value else "-"
 
 
 def count(value: int) -> str:
-    """Large counts in millions."""
+    """Return a count; large ones in millions."""
     return "-" if not value else f"{value / 1e6:.1f} M" if value >= 1e5 else f"{value:,}"
 
 
@@ -178,7 +184,7 @@ def _moved(size: int, took: float) -> str:
 
 
 def _part(profile: BundleProfile, field: str) -> str:
-    """Of the slowest step, as :attr:`BundleProfile.step_ms`."""
+    """Return a part's time in the slowest step, as :attr:`BundleProfile.step_ms`."""
     slowest = profile.slowest
     return "-" if slowest is None or slowest.split is None else ms(getattr(slowest.split, field))
 
@@ -198,9 +204,20 @@ def page(
     names: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """The page of ``profiles``; ``accuracy`` of each tier in a run. ValueError without a profile.
+    """Return the HTML page of profiles.
 
-    ``names`` are the profiles' in place of their tiers', ``notes`` stand below the table.
+    Args:
+        title: title of the page.
+        profiles: the bundles' profiles.
+        accuracy: accuracy by tier in a run.
+        names: names of the profiles; by default :func:`names_of`.
+        notes: remarks below the table.
+
+    Returns:
+        The page's text.
+
+    Raises:
+        ValueError: if there is no profile.
     """
     if not profiles:
         raise ValueError(f"the page {title!r} has no profile to show")
@@ -217,11 +234,11 @@ def page(
     data = msgspec.json.encode(list(profiles)).decode().replace("<", "\\u003c")
     parts.append(f'<script type="application/json" id="profiles">{data}</script>')
     policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}"><link rel="icon" href="data:,">'
-    return document(title, parts, style=_STYLE, head=policy)
+    return html_page(title, parts, style=_STYLE, head=policy)
 
 
 def _notes(profiles: Sequence[BundleProfile], names: Sequence[str]) -> list[str]:
-    """Of each profile; without its name where the notes of all are the same."""
+    """Return the profiles' notes, prefixed with names unless they are all equal."""
     all_notes = [notes(profile) for profile in profiles]
     if all(notes == all_notes[0] for notes in all_notes):
         return all_notes[0]
@@ -245,14 +262,16 @@ def _bundle(name: str, profile: BundleProfile) -> str:
 
 
 def _memory(name: str, profile: BundleProfile) -> str:
-    """Memory over the idle process, a colour for each stage of the round."""
+    """Draw memory over the idle process, with a colour per stage of the round."""
     series: dict[str, list[Point]] = {}
     moments = [
         (moment.t_ms, (moment.rss_bytes - profile.idle_bytes) / MIB) for moment in profile.timeline.moments
     ]
     for span in profile.timeline.spans:
         points = [point for point in moments if span.start_ms <= point[0] <= span.end_ms]
-        points += [point for point in moments if point[0] > span.end_ms][:1]  # so that the line goes on
+        points += [point for point in moments if point[0] > span.end_ms][
+            :1
+        ]  # connects the line to the next stage
         if points:
             series.setdefault(_free(span.label, series), points)
     if not series and moments:
@@ -273,13 +292,13 @@ def _memory(name: str, profile: BundleProfile) -> str:
 
 
 def _free(label: str, taken: Mapping[str, object]) -> str:
-    """``label``, counted on where a stage comes again."""
+    """Return ``label``, numbered if a stage repeats."""
     names = [label, *(f"{label} ({number})" for number in range(2, len(taken) + 3))]
     return next(name for name in names if name not in taken)
 
 
 def _times(name: str, profile: BundleProfile) -> str:
-    """Every graph, those of steps in their parts."""
+    """Draw the time of every graph, steps split into their parts."""
     bars: dict[str, float] = {}
     for graph in profile.graphs:
         if graph.split is None:
@@ -292,7 +311,7 @@ def _times(name: str, profile: BundleProfile) -> str:
 
 
 def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: Accuracy | None) -> str:
-    """Memory of each tier against its accuracy, or, without a run, against how much of the model it trains."""
+    """Draw each tier's memory against its accuracy, or without a run against its share of trained parameters."""
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):
         heights = [known.get(profile.tier) for profile in profiles]
@@ -304,9 +323,9 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
         why = (
             f"The run knows other tiers: {', '.join(known)}."
             if known
-            else "No run told the accuracy of the tiers."
+            else "No run has the accuracy of the tiers."
         )
-        note = f"{why} So memory stands against how much of the model each trains."
+        note = f"{why} So memory is shown against how much of the model each trains."
     points = {
         name: [(profile.peak_bytes / MIB, height)]
         for name, profile, height in zip(names, profiles, heights, strict=True)
@@ -324,4 +343,4 @@ def _figure(chart: str, kind: str, note: str = "") -> str:
 
 
 def _table(found: Rows, kind: str) -> str:
-    return f'<div class="wide">{table(found, kind)}</div>'
+    return f'<div class="wide">{html_table(found, kind)}</div>'

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edgefl.analysis.charts.svg import (
+from edgefl.analysis.charts import (
     AMOUNT,
     COUNT,
     SHARE,

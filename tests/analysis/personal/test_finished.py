@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.analysis.personal.evaluate import Setting
-from edgefl.analysis.personal.finished import Finished
+from edgefl.analysis.personal.evaluate import EvaluationSetting
+from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.api.analysis import personalize
 from edgefl.api.simulate import simulate
 from edgefl.cli import app
@@ -25,7 +25,7 @@ SHORT = ("--steps", "0,1,5", "--batch", "8")
 
 
 def test_every_user_is_judged_on_its_own_classes_in_its_own_proportions(leave: Leave) -> None:
-    finished = Finished.open(leave())
+    finished = FinishedRun.open(leave())
 
     for user in finished.users:
         labels = user.y.numpy()
@@ -37,7 +37,7 @@ def test_every_user_is_judged_on_its_own_classes_in_its_own_proportions(leave: L
 
 
 def test_no_test_sample_judges_two_users(leave: Leave) -> None:
-    finished = Finished.open(leave())
+    finished = FinishedRun.open(leave())
 
     shards = [user.x[rows].reshape(len(rows), -1) for user in finished.users for rows in [user.shards.test]]
     rows = [tuple(row.tolist()) for shard in shards for row in shard]
@@ -46,9 +46,9 @@ def test_no_test_sample_judges_two_users(leave: Leave) -> None:
 
 
 def test_steps_on_a_users_own_classes_help_every_tier(leave: Leave) -> None:
-    finished = Finished.open(leave())
+    finished = FinishedRun.open(leave())
 
-    report = finished.report(Setting(0.3, (10,), 8))
+    report = finished.report(EvaluationSetting(0.3, (10,), 8))
 
     assert [user.name for user in report.users] == [f"strong-{k}" for k in range(4)] + ["half-0", "half-1"]
     assert set(report.groups) == {"strong", "half"}
@@ -57,7 +57,7 @@ def test_steps_on_a_users_own_classes_help_every_tier(leave: Leave) -> None:
 
 
 def test_the_model_of_a_width_tier_is_its_part_of_the_whole(leave: Leave) -> None:
-    finished = Finished.open(leave())
+    finished = FinishedRun.open(leave())
 
     whole, half = finished.adapter("strong").weights, finished.adapter("half").weights
 
@@ -68,28 +68,28 @@ def test_the_server_s_memory_beside_the_weights_does_no_harm(leave: Leave) -> No
     folder = leave()
     path = folder / "model.safetensors"
     weights = tensors.load(path.read_bytes())
-    before = Finished.open(folder).report(Setting(0.3, (), 8))
+    before = FinishedRun.open(folder).report(EvaluationSetting(0.3, (), 8))
 
     path.write_bytes(tensors.dump(weights | {f"m/{name}": array for name, array in weights.items()}))
 
-    assert Finished.open(folder).report(Setting(0.3, (), 8)) == before
+    assert FinishedRun.open(folder).report(EvaluationSetting(0.3, (), 8)) == before
 
 
 def test_an_algorithm_that_does_not_personalize_gets_the_plain_step(leave: Leave) -> None:
-    finished = Finished.open(leave(algorithm={"batch": 8}))
+    finished = FinishedRun.open(leave(algorithm={"batch": 8}))
 
-    report = finished.report(Setting(0.3, (10,), 8))
+    report = finished.report(EvaluationSetting(0.3, (10,), 8))
 
     assert report.curve[-1].value("accuracy") > report.before
 
 
 def test_a_user_whose_test_shard_is_too_small_is_named_and_left_out(leave: Leave) -> None:
-    finished = Finished.open(leave())
+    finished = FinishedRun.open(leave())
     first, *others = finished.users
     few = replace(first, shards=Shards(first.shards.train, first.shards.test[:1]))
     vars(finished)["users"] = (few, *others)
 
-    report = finished.report(Setting(0.3, (), 8, "split_test"))
+    report = finished.report(EvaluationSetting(0.3, (), 8, "split_test"))
 
     assert [user.name for user in report.users] == [user.name for user in others]
     assert "at least 2" in report.left_out["strong-0"]
@@ -99,7 +99,7 @@ def test_too_few_test_samples_for_all_users_say_what_to_change(leave: Leave) -> 
     folder = leave(data={"name": "digits", "partition": "iid", "train_samples": 240, "test_samples": 8})
 
     with pytest.raises(DataError, match=r"data\.test_samples"):
-        Finished.open(folder).report(Setting(0.3, (), 8))
+        FinishedRun.open(folder).report(EvaluationSetting(0.3, (), 8))
 
 
 def test_the_command_prints_every_protocol_and_the_trivial_level(leave: Leave) -> None:
@@ -157,9 +157,9 @@ def test_a_folder_without_a_finished_run_says_what_is_missing(leave: Leave, tmp_
     (folder / "model.safetensors").unlink()
 
     with pytest.raises(ConfigError, match=r"has no model\.safetensors"):
-        Finished.open(folder)
+        FinishedRun.open(folder)
     with pytest.raises(ConfigError, match=r"has no run\.toml and no model\.safetensors"):
-        Finished.open(tmp_path / "nothing")
+        FinishedRun.open(tmp_path / "nothing")
 
 
 def test_other_data_than_the_run_s_own_are_refused(leave: Leave) -> None:
@@ -171,7 +171,7 @@ def test_other_data_than_the_run_s_own_are_refused(leave: Leave) -> None:
     )
 
     with pytest.raises(DataError, match="strong-1 are not those"):
-        _ = Finished.open(folder).users
+        _ = FinishedRun.open(folder).users
 
 
 @pytest.mark.parametrize(
@@ -188,9 +188,9 @@ def test_the_users_of_a_simulation_are_those_of_the_run_that_it_stands_for(
     leave: Leave, tmp_path: Path
 ) -> None:
     run = leave()
-    simulation = simulate(Finished.open(run).federation, tmp_path / "simulation")
+    simulation = simulate(FinishedRun.open(run).federation, tmp_path / "simulation")
 
-    ours, theirs = Finished.open(simulation.folder), Finished.open(run)
+    ours, theirs = FinishedRun.open(simulation.folder), FinishedRun.open(run)
 
     for user, other in zip(ours.users, theirs.users, strict=True):
         assert (user.name, user.group) == (other.name, other.group)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
-from edgefl.analysis.personal.evaluate import Setting
-from edgefl.analysis.personal.finished import Finished
+from edgefl.analysis.personal.evaluate import EvaluationSetting
+from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.api.analysis import heterogeneity
 from edgefl.api.deploy import deploy
 from edgefl.data.dataset import Dataset, OtherInput
@@ -42,15 +42,15 @@ def folder(leave: Leave, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_users_of_a_run_are_judged_with_all_inputs(folder: Path) -> None:
-    finished = Finished.open(folder)
+    finished = FinishedRun.open(folder)
 
-    report = finished.report(Setting(0.3, (20,), 8))
+    report = finished.report(EvaluationSetting(0.3, (20,), 8))
 
     assert [user.name for user in report.users] == ["strong-0", "strong-1", "weak-0"]
     assert report.curve[-1].loss < report.curve[0].loss
     for user in finished.users:
         user.others["attention_mask"].fill_(1)
-    assert finished.report(Setting(0.3, (), 8)).curve[0].loss != report.curve[0].loss
+    assert finished.report(EvaluationSetting(0.3, (), 8)).curve[0].loss != report.curve[0].loss
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import Setting, User, evaluate_users
+from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_users
 from edgefl.analysis.personal.report import (
     PersonalReport,
     UserReport,
@@ -35,7 +35,7 @@ def test_less_is_better_of_perplexity_and_constant_answers_are_not_compared() ->
         for user, after in zip(plain.users, (20.0, 54.6), strict=True)
     ]
 
-    report = summed_up(Setting(0.1, (0, 1)), users)
+    report = summed_up(EvaluationSetting(0.1, (0, 1)), users)
 
     assert (report.metric, report.worst_decile, report.majority) == ("perplexity", 54.6, None)
     assert [row["after"] for row in user_rows(report)] == ["54.6", "20"]
@@ -59,7 +59,7 @@ def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
         )
         for number, (value, count) in enumerate(zip(accuracies, samples, strict=True))
     ]
-    return summed_up(Setting(0.1, (0, 1)), users)
+    return summed_up(EvaluationSetting(0.1, (0, 1)), users)
 
 
 def test_the_headline_counts_users_alike_and_the_weighted_mean_their_samples() -> None:
@@ -169,7 +169,7 @@ def test_float64_users_give_float64_steps() -> None:
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        Setting(**({"alpha": 0.1} | wrong))  # type: ignore[arg-type]
+        EvaluationSetting(**({"alpha": 0.1} | wrong))  # type: ignore[arg-type]
 
 
 def test_shards_that_share_a_sample_are_refused() -> None:

@@ -97,7 +97,7 @@ def test_names_are_text_and_never_markup(opened: Page, browser: Browser) -> None
 
 
 def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[BundleProfile]) -> None:
-    assert "No run told the accuracy" in page("p", profiles)
+    assert "No run has the accuracy" in page("p", profiles)
     told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
     other = page(
         "p", profiles, Accuracy({"small": 0.75, "large": 0.5}, "right in all", "Of the samples here.")

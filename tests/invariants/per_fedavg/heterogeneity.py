@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard
+from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch
 from edgefl.objective.objective import Objective
 from tests.invariants.fafed.quadratic import NAME, normal, quadratic, random_weights, sample
 
@@ -48,7 +48,7 @@ def largest_norms(losses: Losses, shards: Sequence[Shard]) -> tuple[float, float
     eye = torch.eye(len(losses.start), dtype=torch.float64)
     for shard in shards:
         for row in range(len(shard.x)):
-            one = Batch(0, *shard.rows(slice(row, row + 1)))
+            one = ShardBatch(0, *shard.rows(slice(row, row + 1)))
             gradients.append(float(losses.gradient(losses.start, one).norm()))
             dense = torch.stack([losses.product(losses.start, column, one) for column in eye])
             hessians.append(float(torch.linalg.matrix_norm(dense, 2)))

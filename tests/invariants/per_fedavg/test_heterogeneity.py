@@ -19,7 +19,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     user_gradient,
 )
 from edgefl.analysis.heterogeneity.labels import feature_report, label_report, majority_levels, wasserstein_1d
-from edgefl.analysis.heterogeneity.losses import Batch, Losses, Shard, batches
+from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch, batches
 from edgefl.analysis.heterogeneity.report import reading
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
@@ -109,7 +109,9 @@ def test_30_identical_users_have_no_dissimilarity_of_any_kind() -> None:
     shard = Shard(normal((12, 5), 4), torch.arange(12) % 3)
     found = gradients_of(losses, [shard] * 5)
     assert found.plug_in == 0.0 and found.unbiased == 0.0 and found.mean_norm2 > 0.0
-    examined = [Examined(user, shard, losses.gradient(losses.start, Batch(0, *shard))) for user in range(2)]
+    examined = [
+        Examined(user, shard, losses.gradient(losses.start, ShardBatch(0, *shard))) for user in range(2)
+    ]
     assert curvature_report(losses, examined, 0.0).gamma_h2 < 1e-20
 
 
@@ -166,10 +168,10 @@ def test_the_variance_of_single_samples_is_exact_from_single_samples_and_unbiase
     y = (x[:, :1] > 0.3).double()
 
     def variance(order: Tensor, size: int) -> float:
-        parts = [Batch(n, x[rows], y[rows]) for n, rows in enumerate(order.split(size))]
+        parts = [ShardBatch(n, x[rows], y[rows]) for n, rows in enumerate(order.split(size))]
         return user_gradient(losses, losses.start, parts).variance
 
-    single = [losses.gradient(losses.start, Batch(0, x[n : n + 1], y[n : n + 1])) for n in range(24)]
+    single = [losses.gradient(losses.start, ShardBatch(0, x[n : n + 1], y[n : n + 1])) for n in range(24)]
     rows = torch.stack(single)
     exact = float((rows - rows.mean(0)).square().sum() / 23)
     assert variance(torch.arange(24), 1) == pytest.approx(exact, rel=1e-12)
@@ -202,7 +204,7 @@ def test_curvature_on_quadratics_is_that_of_the_matrices() -> None:
     matrices, offsets = [positive(D, n) for n in range(3)], [normal((D,), 20 + n) for n in range(3)]
     losses = quadratic_losses(normal((D,), 5))
     users = [
-        Examined(n, shard, losses.gradient(losses.start, Batch(0, *shard)))
+        Examined(n, shard, losses.gradient(losses.start, ShardBatch(0, *shard)))
         for n, shard in enumerate(quadratic_users(matrices, offsets))
     ]
     found = curvature_report(losses, users, 0.2)
@@ -222,7 +224,7 @@ def test_the_variance_of_hessians_is_exact_where_they_differ_on_the_diagonal() -
     losses = quadratic_losses(normal((D,), 5))
     diagonals = normal((6, D), 8)
     x = torch.cat([torch.cat((torch.diag(row), row[:, None]), 1)[None] for row in diagonals])
-    parts = [Batch(n, x[n : n + 1], torch.zeros(1, dtype=torch.int64)) for n in range(6)]
+    parts = [ShardBatch(n, x[n : n + 1], torch.zeros(1, dtype=torch.int64)) for n in range(6)]
     exact = float((diagonals - diagonals.mean(0)).square().sum() / 5)
     assert hessian_variance(losses, parts) == pytest.approx(exact, rel=1e-10)
 
@@ -280,7 +282,7 @@ def test_hessians_of_models_with_batch_norm_dropout_and_attention_are_symmetric(
     losses = Losses(Objective.of(OutputSide(spec, 0)), spec.weights)
     x = TensorSpec(spec.sample.shape, spec.sample.dtype, spec.sample.below).rows(4)
     inputs = Function("", lambda given: given, {"batch.x": x, "batch.y": spec.label.rows(4)}).example(0)
-    batch = Batch(3, inputs["batch.x"], inputs["batch.y"])
+    batch = ShardBatch(3, inputs["batch.x"], inputs["batch.y"])
     generator = torch.Generator().manual_seed(0)
     u, v = torch.randn((2, len(losses.start)), generator=generator)
     left, right = (float(a @ losses.product(losses.start, b, batch)) for a, b in ((u, v), (v, u)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import Setting, User, evaluate_user
+from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_user
 from edgefl.analysis.personal.report import UserReport
 from edgefl.models.split import split
 from edgefl_device.data.samples import LocalData
@@ -46,7 +46,7 @@ def in_torch(made: Tier, local: LocalData, later: LocalData) -> UserReport:
         for name in local.others
     }
     user = User.of(0, train=train, test=test, others=others)
-    return evaluate_user(made.adapter, user, Setting(0.3, (1, 2), BATCH))
+    return evaluate_user(made.adapter, user, EvaluationSetting(0.3, (1, 2), BATCH))
 
 
 @pytest.mark.slow

@@ -1,11 +1,11 @@
-"""Line charts, bar charts and heat maps as SVG text that needs nothing else: no library, no font, no script.
+"""Charts as SVG text, and HTML pages and tables: no library, no font, no script.
 
 ::
 
     text = line_chart({"FedAvg": [(1, 0.4), (2, 0.6)]}, title="Accuracy", x="round", y="accuracy")
     Path("accuracy.svg").write_text(text)
 
-Colours follow the light or dark theme of whoever looks at it. Names and titles are escaped.
+Colours follow the reader's light or dark theme. Names and titles are escaped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Point = tuple[float, float]
 
 WIDTH, HEIGHT = 760, 440
 LEFT, RIGHT, TOP, BOTTOM = 76, 24, 48, 64
-# Told apart by most colour-blind people, and readable on white as on black.
+# Distinguishable for most colour-blind people, and readable on white and on black.
 COLOURS = ("#4477cc", "#dd6633", "#2a9d6f", "#b05cc6", "#c9a227", "#d1495b", "#3fa7b8", "#8d8d8d")
 _STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#222}.title{font-size:16px;font-weight:600}.small{font-size:11px}"
@@ -29,25 +29,28 @@ _STYLE = (
 
 
 @dataclass(frozen=True)
-class Span:
-    """What an axis shows at least; values beyond make it longer. ``whole``: its marks are whole numbers."""
+class AxisRange:
+    """The least extent of an axis; values beyond it make the axis longer.
+
+    ``whole`` restricts its marks to whole numbers.
+    """
 
     low: float | None = None
     high: float | None = None
     whole: bool = False
 
     def covering(self, values: Sequence[float]) -> tuple[float, float]:
-        """From where to where an axis with these values goes."""
+        """Return the ends (low, high) of an axis that shows ``values``."""
         ends = [end for end in (self.low, self.high) if end is not None]
         return min(*values, *ends, math.inf), max(*values, *ends, -math.inf)
 
 
-FREE = Span()
-AMOUNT = Span(0.0)
-"""Bytes, seconds: what begins at 0."""
-COUNT = Span(0.0, whole=True)
-SHARE = Span(0.0, 1.0)
-"""Accuracies, and all else that lies between 0 and 1."""
+FREE = AxisRange()
+AMOUNT = AxisRange(0.0)
+"""Amounts from 0, such as bytes and seconds."""
+COUNT = AxisRange(0.0, whole=True)
+SHARE = AxisRange(0.0, 1.0)
+"""Shares from 0 to 1, such as accuracies."""
 
 
 def line_chart(
@@ -56,34 +59,57 @@ def line_chart(
     title: str,
     x: str,
     y: str,
-    x_span: Span = FREE,
-    y_span: Span = FREE,
+    x_span: AxisRange = FREE,
+    y_span: AxisRange = FREE,
     log_y: bool = False,
 ) -> str:
-    """Lines through points (x, y) by name, with a legend; ``x`` and ``y`` are the labels of the axes.
+    """Draw lines through points, with a legend.
 
-    Points that are not finite are left out, and with ``log_y``, which has no ``y_span``, those that are not above 0.
-    ValueError without a point.
+    Args:
+        series: points (x, y) by the line's name. Points that are not finite are left out; with ``log_y`` also those
+            with y <= 0.
+        title: title of the chart.
+        x: label of the x axis.
+        y: label of the y axis.
+        x_span: least extent of the x axis.
+        y_span: least extent of the y axis; ignored with ``log_y``.
+        log_y: logarithmic y axis.
+
+    Returns:
+        The chart as SVG text.
+
+    Raises:
+        ValueError: if no point is left.
     """
     shown = {name: [point for point in points if _fits(point, log_y)] for name, points in series.items()}
     every = [point for points in shown.values() for point in points]
     if not every:
         raise ValueError(f"the chart {title!r} has no point to show")
     across = _Axis.over([point[0] for point in every], LEFT, WIDTH - RIGHT, x_span)
-    # The legend stands below the title, so that it hides no line.
+    # The legend is below the title, where it hides no line.
     rows = _legend_rows(list(series))
     top = TOP + 18 * len(rows)
     up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, y_span, log=log_y)
     parts = [*_frame(title, x, y, top), *_across(across, top), *_up(up)]
     for number, points in enumerate(shown.values()):
         parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number))
-    return _document([*parts, *_legend(rows)])
+    return _svg([*parts, *_legend(rows)])
 
 
 def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "") -> str:
-    """Return one bar for each name, from 0; its value stands above it.
+    """Draw one bar per name from 0, with its value above it.
 
-    A value that is not finite has no bar. ValueError where none has one.
+    Args:
+        values: the bars' heights by name; a value that is not finite has no bar.
+        title: title of the chart.
+        y: label of the y axis.
+        x: label of the x axis.
+
+    Returns:
+        The chart as SVG text.
+
+    Raises:
+        ValueError: if no value is finite.
     """
     finite = [value for value in values.values() if math.isfinite(value)]
     if not finite:
@@ -103,7 +129,7 @@ def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "") -
             f'height="{abs(end - floor):.1f}" fill="{_colour(0)}"><title>{escape(name)}: {value:g}</title></rect>'
         )
         parts.append(_text(middle, min(end, floor) - 4, f"{value:.3g}", "middle", "small"))
-    return _document(parts)
+    return _svg(parts)
 
 
 def heatmap(
@@ -115,9 +141,21 @@ def heatmap(
     x: str = "",
     y: str = "",
 ) -> str:
-    """A coloured cell for each entry of ``matrix`` (rows, columns), with its number where there is room.
+    """Draw a coloured cell for each entry of a matrix, with its number if the cell is large enough.
 
-    Cells that are not finite stay empty. ValueError for a matrix that does not fit its names, or without a number.
+    Args:
+        matrix: the values, (rows, columns); cells that are not finite stay empty.
+        rows: names of the rows.
+        columns: names of the columns.
+        title: title of the chart.
+        x: label of the columns.
+        y: label of the rows.
+
+    Returns:
+        The chart as SVG text.
+
+    Raises:
+        ValueError: if the matrix does not match its names, or has no finite number.
     """
     if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
         raise ValueError(
@@ -144,12 +182,12 @@ def heatmap(
                 place = (LEFT + wide * index, TOP + tall * at, wide, tall)
                 share = (value - low) / (high - low) if high > low else 0.5
                 parts.append(_cell(place, value, share, f"{row}, {column}: {value:g}"))
-    return _document(parts)
+    return _svg(parts)
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """From values to pixels: ``marks`` in order, the first at ``start``, the last at ``end``."""
+    """A scale from values to pixels: ``marks`` in order, the first at ``start``, the last at ``end``."""
 
     marks: list[float]
     start: float
@@ -158,7 +196,7 @@ class _Axis:
 
     @classmethod
     def over(
-        cls, values: Sequence[float], start: float, end: float, span: Span = FREE, *, log: bool = False
+        cls, values: Sequence[float], start: float, end: float, span: AxisRange = FREE, *, log: bool = False
     ) -> _Axis:
         marks = (
             logarithmic(*FREE.covering(values)) if log else linear(*span.covering(values), whole=span.whole)
@@ -180,7 +218,7 @@ def _colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def _document(parts: Sequence[str]) -> str:
+def _svg(parts: Sequence[str]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}">'
         f'<style>{_STYLE}</style><rect class="back" width="{WIDTH}" height="{HEIGHT}"/>'
@@ -217,7 +255,7 @@ def _up(axis: _Axis) -> list[str]:
 
 
 def _stroke(number: int) -> str:
-    """How line ``number`` is drawn: dashed where all colours are taken."""
+    """Return the style of line ``number``; lines beyond the palette are dashed."""
     dashes = "" if number < len(COLOURS) else ' stroke-dasharray="6 4"'
     return f'fill="none" stroke="{_colour(number)}" stroke-width="2"{dashes}'
 
@@ -231,7 +269,7 @@ def _line(points: Sequence[Point], number: int) -> str:
 
 
 def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
-    """(number, name, left edge) of each entry, in as many rows as they need."""
+    """Return (number, name, left edge) of each entry, in as many rows as the names need."""
     rows: list[list[tuple[int, str, float]]] = [[]]
     left = float(LEFT)
     for number, name in enumerate(names):
@@ -254,7 +292,7 @@ def _legend(rows: Sequence[Sequence[tuple[int, str, float]]]) -> list[str]:
 
 
 def _cell(place: tuple[float, float, float, float], value: float, share: float, title: str) -> str:
-    """From pale to dark blue; the number is written in what contrasts with it."""
+    """Return a cell between pale and dark blue, its number in the contrasting colour."""
     left, top, wide, tall = place
     ends = zip((237, 243, 251), (16, 58, 122), strict=True)
     colour = ",".join(str(round(pale + share * (dark - pale))) for pale, dark in ends)
@@ -272,12 +310,12 @@ def _cell(place: tuple[float, float, float, float], value: float, share: float, 
 
 
 def _short(value: float) -> str:
-    """In a cell: counts as they are as long as there is room, other numbers to two digits."""
+    """Return counts in full while they are below 10,000, other numbers with two digits."""
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.2g}"
 
 
 def _thinned(count: int, room: float, each: float) -> range:
-    """Which of ``count`` labels to write so that each has ``room``."""
+    """Return the labels, of ``count``, that have ``room`` pixels each."""
     return range(0, count, max(1, math.ceil(room / each)))
 
 
@@ -299,9 +337,18 @@ def _sideways(text: str) -> str:
 
 
 def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten from the one at or below ``low`` to the one at or above ``high``.
+    """Return multiples of 1, 2 or 5 times a power of ten that cover ``low`` to ``high``.
 
-    Of a single value the axis goes half of it down and up, from 0 to 1 for a 0. ``whole``: no fractions.
+    A single value gets an axis of half of it down and up; 0 gets one from 0 to 1.
+
+    Args:
+        low: the smallest value.
+        high: the largest value.
+        wanted: number of intervals, about.
+        whole: multiples of 1 at least.
+
+    Returns:
+        The marks, ascending.
     """
     if high <= low:
         half = abs(low) / 2
@@ -315,7 +362,7 @@ def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> 
 
 
 def logarithmic(low: float, high: float, wanted: int = 8) -> list[float]:
-    """Powers of ten from the one at or below ``low`` > 0 to the one at or above ``high``, at even distances."""
+    """Return powers of ten from the one at or below ``low`` > 0 to the one at or above ``high``, evenly spaced."""
     first = math.floor(math.log10(low) + 1e-9)
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     step = max(1, math.ceil((last - first) / wanted))
@@ -324,7 +371,7 @@ def logarithmic(low: float, high: float, wanted: int = 8) -> list[float]:
 
 
 def written(value: float) -> str:
-    """At most four digits: 0.25, 1500, 20k, 1e-12."""
+    """Return a number with at most four digits: 0.25, 1500, 20k, 1e-12."""
     size = abs(value)
     if size < 1e-12:
         return "0" if size < 1e-300 else f"{value:.0e}"
@@ -332,3 +379,51 @@ def written(value: float) -> str:
         mantissa, _, exponent = f"{value:.3g}".partition("e")
         return f"{mantissa}e{int(exponent)}" if exponent else mantissa
     return f"{value / 1000:g}k" if size >= 1e4 else f"{value:.4g}"
+
+
+_PAGE_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:860px;margin:2rem auto;padding:0 1rem}"
+    "table{border-collapse:collapse;margin:1rem 0}svg{max-width:100%;height:auto}"
+    "td,th{padding:.25rem .7rem;text-align:right;vertical-align:top;border-bottom:1px solid #8886}"
+    "td:first-child,th:first-child{text-align:left}"
+    "@media(prefers-color-scheme:dark){body{background:#16181c;color:#ddd}}"
+)
+
+
+def html_page(title: str, parts: Sequence[str], *, style: str = "", head: str = "") -> str:
+    """Return a whole HTML page.
+
+    Args:
+        title: title and heading.
+        parts: the body's HTML.
+        style: CSS added to the common style.
+        head: HTML added to the head.
+
+    Returns:
+        The page's text.
+    """
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{head}<title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{_PAGE_STYLE}{style}</style></head>'
+        f"<body><h1>{escape(title)}</h1>" + "\n".join(parts) + "</body></html>\n"
+    )
+
+
+def html_table(rows: Sequence[Mapping[str, str]], kind: str = "") -> str:
+    """Return an HTML table of rows with equal keys; empty without a row.
+
+    Args:
+        rows: the cells' text by column.
+        kind: CSS class of the table.
+
+    Returns:
+        The table's HTML.
+    """
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    named = f' class="{kind}"' if kind else ""
+    return f"<table{named}><tr>{head}</tr>{body}</table>"
