@@ -16,8 +16,8 @@ from benchmarks.common.machine import cpu_seconds, family
 from benchmarks.faults.federation import events_of, lab_of
 from edgefl.config import parse
 from edgefl.errors import ConfigError
+from edgefl.lab.broker import free_port
 from edgefl.lab.lab import Lab
-from edgefl.lab.ports import free_port
 from edgefl.setup.tiers import completed
 from edgefl.system.processes import child_process
 from edgefl_server.access.certificates import LabAuthority

@@ -19,8 +19,7 @@ from edgefl.api.simulate import Simulation
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
 from edgefl.data.partition import histograms
-from edgefl.lab.cuts import chosen
-from edgefl.lab.deployment import ROWS, Workshop
+from edgefl.lab.deployment import ROWS, DeploymentBuilder, deployed_submodel
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import federation_model
@@ -48,12 +47,14 @@ class SubmodelAccuracy:
 
     def cut(self, tier: str, gamma: float | None = None) -> Submodel:
         """What ``tier`` trains, or a submodel of its kind of another size."""
-        return chosen(self.federation, self.spec, tier=tier, gamma=gamma)
+        return deployed_submodel(self.federation, self.spec, tier=tier, gamma=gamma)
 
     def by_class(self, submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> Array:
         """float64 (classes,): the share of each class's test samples that ``submodel`` of ``weights`` finds; 0 for a class
         without any. A window that rolls stands as in round ``number``."""
-        workshop = Workshop(self.spec, self.dataset, weights, samples=ROWS, federation=self.federation)
+        workshop = DeploymentBuilder(
+            self.spec, self.dataset, weights, samples=ROWS, federation=self.federation
+        )
         right = workshop.right(workshop.module(submodel, number))
         hits = np.bincount(self.dataset.test_y[right], minlength=len(self._test_counts))
         return hits / np.maximum(self._test_counts, 1)

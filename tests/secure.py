@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl_server.lab_broker import LabBroker
 from tests import needs

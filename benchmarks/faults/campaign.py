@@ -15,7 +15,7 @@ from benchmarks.faults.federation import ROUNDS, lab_of, small_federation
 from edgefl.config import Federation
 from edgefl.errors import EdgeflError
 from edgefl.lab.faults.schedule import Fault, Schedule, random_schedule
-from edgefl.lab.lab import Restarted, Said
+from edgefl.lab.lab import Restart, ServerEvent
 from edgefl.setup.tiers import device_names
 from edgefl.system.structs import filled
 
@@ -104,7 +104,7 @@ def _attempt(
             lab.disturb(faults)
         lab.start()
         for news in lab.events(patience_s=patience_s):
-            if isinstance(news, Restarted):
+            if isinstance(news, Restart):
                 ran.restarts += 1
             else:
                 _take(news, ran)
@@ -115,7 +115,7 @@ def _attempt(
         lab.stop()
 
 
-def _take(news: Said, ran: FaultyRun) -> None:
+def _take(news: ServerEvent, ran: FaultyRun) -> None:
     event = news.event
     if event.get("event") == "roundclosed":
         ran.digests[event["round"]] = event["weights_sha256"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.common.machine import quiet_environment
 from edgefl.config import Federation, parse
-from edgefl.lab.lab import Lab, Said
+from edgefl.lab.lab import Lab, ServerEvent
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 
@@ -76,7 +76,7 @@ def events_of(lab: Lab, patience_s: float = math.inf) -> Iterator[dict[str, Any]
     try:
         lab.start()
         for news in lab.events(patience_s):
-            if isinstance(news, Said):
+            if isinstance(news, ServerEvent):
                 yield news.event
     finally:
         lab.stop()

@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.fleet.federation import Case, running_broker, running_server
 from benchmarks.fleet.run import FleetFigures, Run
 from benchmarks.generator.settings import quantile
-from edgefl.lab.ports import check_room, free_port
+from edgefl.lab.broker import check_room, free_port
 from edgefl.system.structs import filled
 
 __all__ = ["Case", "FleetRow", "measure"]

@@ -19,8 +19,7 @@ import psutil
 
 from benchmarks.common.machine import import_path, quiet_environment
 from edgefl.errors import EdgeflError
-from edgefl.lab.broker import lab_broker, listens
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port, lab_broker, listens
 from edgefl.system.processes import end_process, last_line
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address

@@ -17,7 +17,7 @@ from benchmarks.generator.connection import Loop, Target
 from benchmarks.generator.device import Device
 from benchmarks.generator.settings import Load, Summary, Tally
 from edgefl.errors import BrokerError
-from edgefl.lab.ports import check_room
+from edgefl.lab.broker import check_room
 from edgefl.wire.mqtt.address import Address
 
 _LAST_ANSWERS_S, _LOOK_S = 5.0, 0.02

@@ -15,7 +15,7 @@ import msgspec
 from benchmarks.common.machine import own_environment
 from benchmarks.mirror.told import Fetched, Published, Trial, Way
 from edgefl.errors import EdgeflError
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.system.memory import status_bytes
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command

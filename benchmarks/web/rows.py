@@ -29,7 +29,7 @@ from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.system.memory import status_bytes
-from edgefl.web.built import PACKED, built_page
+from edgefl.web.page import PACKED, built_page
 from edgefl.wire import tensors
 from edgefl_export.bundle.formats import format_of
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from edgefl.config import Federation, load, without_devices
 from edgefl.errors import ConfigError
-from edgefl.lab.written import config_of, journal_of
+from edgefl.lab.run_folder import config_of, journal_of
 from edgefl.setup.data import open_data
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.replay import Replay, ReplayedRound, differences

@@ -14,10 +14,9 @@ from edgefl.api.progress import reporting
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import ConfigError
-from edgefl.lab.cuts import chosen
-from edgefl.lab.deployment import BnEval, Deployment, Workshop
+from edgefl.lab.deployment import BnEval, Deployment, DeploymentBuilder, deployed_submodel
 from edgefl.lab.facts import WeightsOrigin
-from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
+from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
@@ -104,12 +103,14 @@ def deploy(
     with reporting("reading weights and data") as report:
         weights, settings, origin = _opened(source, federation, data)
         dataset = open_data(settings)
-        workshop = Workshop.of(
+        workshop = DeploymentBuilder.of(
             settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples
         )
         spec = workshop.spec
         report("cutting the model")
-        cut = chosen(settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights)
+        cut = deployed_submodel(
+            settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights
+        )
         report("exporting the file and evaluating it")
         return workshop.deployment(
             cut,

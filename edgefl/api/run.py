@@ -20,9 +20,9 @@ from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, ParticipationError
 from edgefl.lab.agents import dealt, with_agents
-from edgefl.lab.deployment import Workshop
-from edgefl.lab.lab import Lab, Restarted, Said, discard, refuse_foreign
-from edgefl.lab.written import CONFIG_NAME, MODEL_NAME, weights_of
+from edgefl.lab.deployment import DeploymentBuilder
+from edgefl.lab.lab import Lab, Restart, ServerEvent, discard, refuse_foreign
+from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, weights_of
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.places import found_from_anywhere, held
@@ -39,7 +39,7 @@ from edgefl_server.storage.history import rounds_of
 
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
-News = Said | Restarted
+News = ServerEvent | Restart
 """What a run tells: an event of the server as plain values, or that a process died and runs again."""
 
 
@@ -85,7 +85,7 @@ class Run:
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
-        workshop = Workshop.of(self.federation, open_data(self.federation), self.model)
+        workshop = DeploymentBuilder.of(self.federation, open_data(self.federation), self.model)
         names, weights = workshop.spec.global_names, workshop.whole
         unnamed = {name: name for name in self.model if name not in names.values()}
         return {own: torch.tensor(weights[name]) for own, name in (unnamed | dict(names)).items()}
@@ -259,5 +259,5 @@ def run(
         prepared = prepare(federation, out, fresh=fresh, agents=agents)
     with reporting("starting the processes", total=prepared.federation.federation.rounds) as report:
         return prepared.train(
-            lambda news: report.report_event(news.event) if isinstance(news, Said) else None
+            lambda news: report.report_event(news.event) if isinstance(news, ServerEvent) else None
         )

@@ -14,7 +14,7 @@ from edgefl.config import Federation, load
 from edgefl.config.broker import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
-from edgefl.lab.written import CONFIG_NAME, PASSWORD, without_password
+from edgefl.lab.run_folder import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.digests import UNDECIDING, imports_code, run_digest
 from edgefl.setup.places import found_from_anywhere, held

@@ -18,7 +18,7 @@ from edgefl.api.progress import reporting, round_rows, round_text
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
-from edgefl.lab.written import without_password
+from edgefl.lab.run_folder import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.places import found_from_anywhere, held

@@ -1,1 +1,1 @@
-"""A federation on one machine: data, processes, and what they say. Used by `edgefl run` and the benchmarks."""
+"""Federations on one machine: their data, processes and events. Used by `edgefl run` and the benchmarks."""

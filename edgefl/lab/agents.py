@@ -1,4 +1,4 @@
-"""Which programs are the devices of a run on one machine: Python's agent, and those of `agents/`."""
+"""Agent programs of the devices of a run on one machine: Python's agent, and those of `agents/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _MOST = 1000
 
 
 def parse_agents(text: str) -> dict[str, int]:
-    """``python:2,cpp:2,web:2``: how many devices of each kind; a kind alone is one. ConfigError for anything else."""
+    """Return the number of devices by kind from text such as ``python:2,cpp:2,web:2``; a kind alone counts once.
+
+    Raises:
+        ConfigError: for any other text.
+    """
     counts: dict[str, int] = {}
     for part in text.split(","):
         kind, colon, number = part.strip().partition(":")
@@ -38,7 +42,7 @@ def parse_agents(text: str) -> dict[str, int]:
 
 
 def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation:
-    """The federation on one machine with as many devices as there are agents, dealt to its tiers by turns."""
+    """Return the federation with as many devices as agents, dealt to its tiers in turns."""
     tiers = own_tiers(federation)
     total = sum(counts.values())
     share = {name: len(range(place, total, len(tiers))) for place, name in enumerate(tiers)}
@@ -47,14 +51,18 @@ def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation
 
 
 def dealt(devices: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
-    """The kind of each device. Kinds take turns, so that a tier has several of them."""
+    """Return the kind of each device. Kinds take turns, so that a tier has several of them."""
     turns = zip_longest(*([kind] * count for kind, count in counts.items()))
     kinds = [kind for kind in chain.from_iterable(turns) if kind]
     return dict(zip(devices, cycle(kinds), strict=False)) if kinds else {}
 
 
 def command_of(kind: str) -> list[str]:
-    """The words that start an agent of this kind, before its options; ConfigError where it is not built."""
+    """Return the command of an agent of this kind, without its options.
+
+    Raises:
+        ConfigError: if the agent is not built.
+    """
     return COMMANDS[kind]()
 
 

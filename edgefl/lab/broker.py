@@ -1,8 +1,10 @@
-"""Broker without passwords for one measurement on this machine."""
+"""Free ports and a broker without passwords for measurements on this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import resource
 import socket
 import subprocess
 import time
@@ -10,11 +12,74 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from edgefl.errors import BrokerError
-from edgefl.lab.ports import free_port
+from edgefl.errors import BrokerError, ConfigError
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
 from edgefl_server.broker import mosquitto_command
+
+# Below those that systems give to outgoing connections (Linux: from 32768, others: from 49152). One of those may be
+# taken before its broker listens, even by a client that tries to reach the broker: it connects to itself then.
+_PORTS = range(10_000, 32_000)
+_TRIES = 1000
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port without a listener.
+
+    Raises:
+        ConfigError: if no tried port is free.
+    """
+    for port in random.SystemRandom().sample(_PORTS, _TRIES):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise ConfigError(
+        f"none of {_TRIES} ports tried on {host} is free; name one: [broker] port = 1883", host=host
+    )
+
+
+_OTHERS = 128
+"""Files besides the connections: libraries, pipes, a measurement's inputs."""
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def check_room(connections: int) -> None:
+    """Raise the limit on open files as far as ``connections`` need it.
+
+    Raises:
+        ConfigError: if the system's limits are too low, with the remedy.
+    """
+    needed = connections + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{connections} connections need {needed} open files, and this process may have {hard}: raise the limit "
+            f"(`ulimit -Hn {needed}` as root, LimitNOFILE in a systemd unit), or load with fewer devices",
+            needed=needed,
+            limit=hard,
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    ports = _local_ports()
+    if ports and connections > ports:
+        raise ConfigError(
+            f"{connections} connections from one address need as many ports, and this system gives {ports} "
+            f"({_PORT_RANGE}): widen that range, or load from several machines, each with another `first`",
+            limit=ports,
+        )
+
+
+def _local_ports() -> int:
+    """Return the possible number of outgoing connections to one listener; 0 if unknown."""
+    try:
+        first, last = _PORT_RANGE.read_text(encoding="ascii").split()
+        return int(last) - int(first) + 1
+    except (OSError, ValueError):
+        return 0
+
 
 _HOST = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""What `edgefl run` does without a federation file: sized so that two cores finish in a few minutes."""
+"""Defaults of `edgefl run` without a federation file, sized for a few minutes on two cores."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ SGD_RATE = 0.05
 """Learning rate of algorithms that take SGD's steps, by default."""
 
 META = frozenset({"per_fedavg", "fedavg_update", "fedavg_matched"})
-"""Algorithms whose own rate is the paper's, for a thousand rounds."""
+"""Algorithms whose default rate is the paper's, for a thousand rounds."""
 
 ROUNDS = 10
 STEPS = 20
-"""Local steps of a round: twice those of a file, for a round of so small a model is mostly its messages, and FedBAT learns
-step sizes in half of them (fedbat.md 9)."""
+"""Local steps of a round: twice those of a file, because a round of so small a model is mostly its messages.
+
+FedBAT also learns step sizes in half of them (fedbat.md 9).
+"""
 
 
 CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}
-"""Of a few steps most are needed in full precision: half of 20 cost FedBAT a point (the paper has 50 steps and more)."""
+"""Codec options for few steps: half of 20 in full precision cost FedBAT a point (the paper has 50 steps and more)."""
 
 
 def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key: those that were ``chosen`` on the command line, and what the demo needs beside them."""
+    """Return settings by dotted key: ``chosen`` ones of the command line, and the demo's for the rest."""
     model = str(chosen.get("model.name", "resnet8"))
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
@@ -42,7 +44,7 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learning_rate(algorithm: str, model: str) -> float:
-    """That of the algorithm, if it takes other steps than plain SGD's."""
+    """Return the algorithm's own rate, if it takes other steps than plain SGD's."""
     from edgefl.algorithms.catalog import ALGORITHMS
 
     factory = ALGORITHMS.get(algorithm)

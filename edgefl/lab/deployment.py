@@ -1,4 +1,4 @@
-"""From a trained global model to one file of a submodel of any size, with the facts that people need to use it."""
+"""Deployment of a trained global model: one file of a submodel of any size, with its facts."""
 
 from __future__ import annotations
 
@@ -15,25 +15,30 @@ import numpy as np
 import torch
 from torch import nn
 
-from edgefl.config import Federation
+from edgefl.config import Federation, TierTable, load, without_devices
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
 from edgefl.lab.facts import WeightsOrigin, described
+from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME
 from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
+from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
-from edgefl.setup.model import federation_model
+from edgefl.setup.model import federation_model, submodel_of
 from edgefl.setup.samples import data_spec
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone
 from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
+from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
 from edgefl.system.html import table
 from edgefl.system.sizes import size
+from edgefl.wire import tensors
+from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.export import Artifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
@@ -41,23 +46,91 @@ from edgefl_export.deploy.preprocessing import Preprocessing, preprocessing_of
 from edgefl_export.deploy.program import INPUT, Subject
 from edgefl_export.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
+_SIZES = frozenset({"ratio", "exit", "width", "counts"})
+"""Options that give the size of a tier's submodel by other means than gamma."""
+
+
+def deployed_submodel(
+    federation: Federation,
+    spec: ModelSpec,
+    *,
+    tier: str | None = None,
+    kind: str | None = None,
+    gamma: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Array] | None = None,
+) -> Submodel:
+    """Return the submodel to deploy: that of ``tier``, or one of ``kind`` (default: the whole model) and size ``gamma``.
+
+    A kind takes the options of the federation's tiers of that kind, for which the model was trained. Missing channel counts
+    come from the trained ``weights``; a tier keeps those of its devices.
+
+    Args:
+        federation: the federation that trained the model.
+        spec: the whole model.
+        tier: a tier of the federation.
+        kind: a kind of submodel.
+        gamma: share of the parameters.
+        options: overrides of the kind's options.
+        weights: the trained weights.
+
+    Returns:
+        The submodel.
+
+    Raises:
+        ConfigError: if these contradict each other.
+        ModelError: if the weights are not the model's.
+    """
+    if tier is not None and kind is not None:
+        raise ConfigError("give either a tier, to cut as it does, or a kind, not both", tier=tier, kind=kind)
+    if tier is not None and tier not in federation.tiers:
+        raise ConfigError(f"no tier {tier!r}; there are: {', '.join(federation.tiers) or 'none'}", tier=tier)
+    table = federation.tiers[tier] if tier else _like(federation, kind or "output_side")
+    if gamma is not None and table.kind == "output_side":
+        raise ConfigError(
+            "kind output_side is the whole model in inference; a gamma goes with another kind", gamma=gamma
+        )
+    size = {} if gamma is None else {"gamma": gamma}
+    inherited = {name: value for name, value in table.options.items() if gamma is None or name not in _SIZES}
+    table = table.model_copy(update={**size, "options": {**inherited, **(options or {})}})
+    made = submodel_of(spec, tier or table.kind, table)
+    if tier is None and weights is not None and isinstance(made, Structured) and isinstance(made.counts, str):
+        standalone(made, weights)  # refuses those of another model
+        return made.replanned(weights)
+    return made
+
+
+def _like(federation: Federation, kind: str) -> TierTable:
+    """Return a tier of this kind without a size."""
+    tiers = {name: table for name, table in federation.tiers.items() if table.kind == kind}
+    if kind == "output_side" or not tiers:
+        return TierTable(kind=kind)
+    first, *others = tiers.values()
+    if any(other.options != first.options for other in others):
+        raise ConfigError(
+            f"the tiers {', '.join(tiers)} of kind {kind} have different options; name one of them as the tier",
+            tiers=tuple(tiers),
+        )
+    return TierTable(kind=kind, options=first.options)
+
+
 CHECKED_ROWS = 64
 ROWS = EVALUATION_BATCH
-"""Rows at a time where that does not matter."""
+"""Rows of an evaluation batch."""
 CALIBRATION_ROWS = 256
-"""Most rows that int8 ranges are measured on."""
+"""Largest number of rows that int8 ranges are measured on."""
 MOST_LOST = 0.02
 """Share of accuracy that quantization may lose without a note."""
 
 BnEval = Literal["frozen", "batch", "moving"]
 
 _SHOWN = 400
-"""Characters of the facts that a notebook shows."""
+"""Characters of the facts in a notebook."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployed file and its facts, in types that JSON knows.
+    """A deployed file and its facts, in JSON types.
 
     Attributes:
         artifact: the file.
@@ -135,17 +208,27 @@ class Deployment:
 
 
 @dataclass(frozen=True)
-class Workshop:
-    """Data and rules to make every submodel of one trained model from, the same for all, so that they can be compared.
+class DeploymentBuilder:
+    """Data and rules for deploying every submodel of one trained model, equal for all sizes and therefore comparable.
 
-    ``bn_eval`` says what batch norms normalise with. ``frozen``: statistics of the submodel's own, estimated in one pass
-    over at most ``samples`` of the server's rows (0: all; :class:`~edgefl.setup.evaluation.StatisticsRows`). Moving
-    statistics (model.bn = "global") describe the sizes that were trained: the whole model keeps them, unless narrow tiers
-    of ``federation`` moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every
-    size, for comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11). ``batch``
-    samples go through the artifact at a time. If the algorithm of ``federation`` computes with weights in another form than
-    they travel in, the submodel has that form.
-    ConfigError if these do not go together.
+    ``federation`` matters if narrow tiers trained statistics, or if its algorithm computes with weights in another form than
+    they travel in; the submodel then has that form.
+
+    Attributes:
+        spec: the whole model.
+        dataset: test samples, and rows to estimate statistics on.
+        weights: the trained weights, by name.
+        bn_eval: source of the statistics in batch norms. ``frozen``: the submodel's own, estimated in one pass over at most
+            ``samples`` of the server's rows (:class:`~edgefl.setup.evaluation.StatisticsRows`); moving statistics
+            (model.bn = "global") describe the trained sizes, so the whole model keeps them unless narrow tiers moved them
+            too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every size, for
+            comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11).
+        batch: samples per call of the file.
+        samples: rows to estimate statistics on; 0 for all.
+        federation: the federation that trained the model.
+
+    Raises:
+        ConfigError: if these are incompatible.
     """
 
     spec: ModelSpec
@@ -159,8 +242,8 @@ class Workshop:
     @classmethod
     def of(
         cls, federation: Federation, dataset: Dataset, weights: Mapping[str, Array], **options: Any
-    ) -> Workshop:
-        """Return the workshop of a model that ``federation`` trained; ``options`` are fields of the class."""
+    ) -> DeploymentBuilder:
+        """Return the builder for a model that ``federation`` trained; ``options`` are fields of the class."""
         spec = federation_model(federation, dataset)
         return cls(spec, dataset, weights, federation=federation, **options)
 
@@ -275,7 +358,7 @@ class Workshop:
 
     @cached_property
     def input_names(self) -> Mapping[str, str]:
-        """Names of inputs as ``forward`` has them, by their own; those without an entry keep theirs."""
+        """Return names of ``forward``'s inputs, by the framework's; inputs without an entry keep theirs."""
         source = self.spec.source
         if source is None:
             return {}
@@ -284,17 +367,19 @@ class Workshop:
         return {INPUT: first_input(type(source.module), inputs)[0]}
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
-        """``submodel`` on its own, in inference mode; where a window rolls, as it lies in round ``number``."""
+        """Return ``submodel`` on its own, in inference mode; a rolling window as in round ``number``."""
         return self._finished(submodel, number)[0]
 
     @property
     def metric(self) -> str:
-        """The main metric of the task: accuracy, perplexity, mae, or the loss."""
+        """Return the name of the task's main metric: accuracy, perplexity, mae, or the loss."""
         return next(iter(self.spec.metrics), "loss")
 
     def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
-        """Return :attr:`metric` on the test set, of a module or of a deployed file. If statistics belong to the batch,
-        in full batches of the file's size."""
+        """Return :attr:`metric` on the test set, of a module or of a deployed file.
+
+        Statistics of each batch need full batches of the file's size.
+        """
         forward = partial(call_with_inputs, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)
         step, last = ROWS, count
@@ -305,7 +390,7 @@ class Workshop:
 
     @torch.inference_mode()
     def right(self, module: nn.Sequential) -> Array:
-        """bool (test samples,): which of them ``module`` puts into their class."""
+        """Return a bool (test samples,) array of the samples that ``module`` classifies correctly."""
         rows = np.arange(len(self.dataset.test_y))
         found = [
             call_with_inputs(module, batch).argmax(dim=-1).eq(batch["y"]).numpy()
@@ -314,7 +399,9 @@ class Workshop:
         return np.concatenate(found)
 
     def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
-        """The module, and what its batch norms use: ``frozen``, ``batch``, ``moving`` (as trained) or ``none``."""
+        """Return the module, and the statistics of its batch norms: ``frozen``, ``batch``, ``moving`` (as trained) or
+        ``none``.
+        """
         made = standalone(submodel, self.weights, number)
         moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
         if inference := self._inference(submodel):
@@ -344,7 +431,7 @@ class Workshop:
         return self.federation is not None and trains_narrow(self.federation)
 
     def _inference(self, submodel: Submodel) -> Function | None:
-        """Return the form in which inference reads the weights, None if it is that in which they travel."""
+        """Return the function from travelling weights to inference weights; None if both are equal."""
         whole = OutputSide(self.spec, 0)
         if self.federation is None or algorithm_of(self.federation, whole).inference is None:
             return None
@@ -360,7 +447,7 @@ class Workshop:
         return {name: state[name].numpy() if name in state else array for name, array in self.weights.items()}
 
     def _whole(self, module: nn.Sequential) -> bool:
-        """Whether nothing of the trained model is left out."""
+        """Return True if the module has all tensors of the trained model, unchanged."""
         state = module.state_dict()
         return state.keys() == self.weights.keys() and all(
             np.array_equal(tensor.numpy(), self.weights[name]) for name, tensor in state.items()
@@ -368,13 +455,72 @@ class Workshop:
 
     @cached_property
     def _label(self) -> TensorSpec:
-        """One label: to ask the model runs it."""
+        """Return the specification of one label, cached because it runs the model."""
         return self.spec.label
 
     def _test(self, rows: Array) -> Tensors:
         return self._tensors(self.dataset.test_batch(rows))
 
     def _tensors(self, parts: Mapping[str, Array]) -> Tensors:
-        """A batch, its labels in the shape that the loss reads."""
+        """Return a batch with its labels in the shape of the loss's labels."""
         labels = parts["y"].reshape(len(parts["y"]), *self._label.shape)
         return {name: torch.from_numpy(array) for name, array in {**parts, "y": labels}.items()}
+
+
+BUNDLES = "bundles/*.efl"
+
+
+def accuracy_on_test_set(run: Path) -> dict[str, float]:
+    """Return the accuracy of each tier's submodel of a run's model on the test set.
+
+    A submodel that freezes units at the input side is the whole model on a device, so such tiers are equal. Batch norms have
+    the statistics of `edgefl deploy`. Nothing is downloaded.
+
+    Args:
+        run: folder of the run.
+
+    Returns:
+        Accuracy from 0 to 1 by tier.
+
+    Raises:
+        OSError: if the model or the configuration cannot be read.
+        DataError: if the data on this machine are not the run's, or the metric is not accuracy.
+    """
+    weights = tensors.load((run / MODEL_NAME).read_bytes())
+    federation = without_devices(load(run / CONFIG_NAME, {}))
+    here = federation.data.model_copy(update={"download": False})
+    federation = federation.model_copy(update={"data": here})
+    dataset = open_data(federation)
+    _check_same(run, dataset, named=here.name != "auto")
+    workshop = DeploymentBuilder.of(federation, dataset, weights)
+    spec = workshop.spec
+    if workshop.metric != "accuracy":
+        raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
+    accuracies: dict[str, float] = {}
+    whole: float | None = None
+    for tier in federation.tiers:
+        submodel = deployed_submodel(
+            federation, spec, tier=tier, kind=None, gamma=None, options={}, weights=weights
+        )
+        if submodel.prefix and whole is not None:
+            accuracies[tier] = whole
+            continue
+        accuracies[tier] = workshop.score(workshop.module(submodel))
+        whole = accuracies[tier] if submodel.prefix else whole
+    return accuracies
+
+
+def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
+    """Check that the run's bundles have this dataset's samples, or that a run without bundles names its dataset.
+
+    Raises:
+        DataError: if neither is true.
+    """
+    spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
+    if spec == data_spec(dataset) or (spec is None and named):
+        return
+    raise DataError(
+        f"the samples that are found here ({dataset.name}) are not known to be those of the run in {run}: set EDGEFL_DATA "
+        "as it was for the run",
+        path=str(run),
+    )

@@ -34,13 +34,13 @@ _FLOAT_SHARE = 0.05
 
 @dataclass(frozen=True)
 class WeightsOrigin:
-    """Where deployed weights come from.
+    """Origin of deployed weights.
 
     Attributes:
         federation: name of the federation.
         run: name of the run's folder.
-        round: the last round that is in the weights; None if unknown.
-        tier: the tier that the submodel is cut as; "" for another choice.
+        round: the last round in the weights; None if unknown.
+        tier: tier of the submodel; "" for another choice.
     """
 
     federation: str = ""

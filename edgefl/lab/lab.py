@@ -19,11 +19,11 @@ from edgefl.config.broker import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab.agents import PYTHON, WEB, command_of
+from edgefl.lab.broker import free_port
 from edgefl.lab.faults.injector import Injector
 from edgefl.lab.faults.schedule import Schedule, check_targets
-from edgefl.lab.ports import free_port
-from edgefl.lab.supervisor import Supervisor
-from edgefl.lab.written import BROKER, CONFIG_NAME, PASSWORD, without_password
+from edgefl.lab.processes import Supervisor
+from edgefl.lab.run_folder import BROKER, CONFIG_NAME, PASSWORD, without_password
 from edgefl.setup.data import own_data
 from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
 
 _LAST_WORDS_S = 0.2
-"""How long the lines that a process has left behind are waited for."""
+"""Wait for the remaining lines of an ended process."""
 
 _LEFT_BY_A_RUN = (
     *(
@@ -65,8 +65,8 @@ _LEFT_BY_A_RUN = (
 
 
 @dataclass(frozen=True)
-class Restarted:
-    """A process died and runs again."""
+class Restart:
+    """A process that died and was started again."""
 
     name: str
 
@@ -75,18 +75,18 @@ class Restarted:
 
 
 @dataclass(frozen=True)
-class Said:
+class ServerEvent:
     """One JSON event of the server."""
 
     event: dict[str, Any]
 
     def __str__(self) -> str:
-        told = (
+        fields = (
             f"{key} {value}"
             for key, value in self.event.items()
             if key != "event" and value not in (None, "", [])
         )
-        return f"{self.event.get('event')}: {', '.join(told)}"
+        return f"{self.event.get('event')}: {', '.join(fields)}"
 
 
 def refuse_finished(folder: Path) -> None:
@@ -96,7 +96,18 @@ def refuse_finished(folder: Path) -> None:
 
 
 class Lab:
-    """Prepares a folder for a run, starts the processes, and hands on what the server says."""
+    """A run's folder and processes, and the events of its server.
+
+    Args:
+        federation: the federation.
+        folder: folder of the run.
+        environment: environment variables of all processes.
+        policies: policy files of device owners, by device (`edgefl device --policy`).
+        agents: kinds of the devices other than Python's (:mod:`edgefl.lab.agents`).
+
+    Raises:
+        ConfigError: if an agent is not built, or browsers have no WebSocket broker.
+    """
 
     def __init__(
         self,
@@ -106,8 +117,6 @@ class Lab:
         policies: Mapping[str, Path] | None = None,
         agents: Mapping[str, str] | None = None,
     ) -> None:
-        """``policies``: files of what the owners of devices allow, by device (`edgefl device --policy`). ``agents``: kinds
-        of the devices that are not Python's (:mod:`edgefl.lab.agents`); ConfigError for one that is not built."""
         self.federation = federation
         self.folder = folder
         self._policies = policies or {}
@@ -130,21 +139,28 @@ class Lab:
 
     @property
     def address(self) -> Address:
-        """Of the broker."""
+        """Return the broker's address."""
         return _address(self.federation.broker, self._port)
 
     @property
     def _key(self) -> Path:
-        """Beside the stores of the devices that trust it."""
+        """Return the path of the server's key, in the folder of the stores of devices that trust it."""
         return self.folder / "signing.key"
 
     @property
     def public_key(self) -> str:
-        """Of the server; its key is made where there is none."""
+        """Return the server's public key; create the key if it is missing."""
         return KeyPair(self._key).public_key
 
     def disturb(self, schedule: Schedule) -> None:
-        """Before :meth:`start`: let these faults happen. ConfigError for one of a process that is not there."""
+        """Inject faults; call it before :meth:`start`.
+
+        Args:
+            schedule: the faults.
+
+        Raises:
+            ConfigError: if the run has no process of a fault's target.
+        """
         broker = self.federation.broker
         check_targets(schedule, self.devices, broker=broker.kind != "external")
         address = broker.host, self._port
@@ -153,12 +169,13 @@ class Lab:
 
     @property
     def faults_happened(self) -> int:
-        """How many faults of the schedule were begun so far."""
+        """Return the number of faults so far."""
         return self._injector.happened if self._injector is not None else self._happened
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Where ``name`` finds the broker; in the environment, because everybody may read the arguments of a process, and
-        the folder is passed on."""
+        """Return the broker's address for ``name``, as an environment variable: a process's arguments and the folder are
+        public.
+        """
         address = self.address
         if name in self._browsers and self._websocket_port:
             address = replace(address, port=self._websocket_port, path="/mqtt")
@@ -168,8 +185,15 @@ class Lab:
         return {BROKER: disturbed.url, **self._injector.environment(name)}
 
     def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
-        """Write the configuration and each device's data, the rows ``parts`` of the training samples, except where devices
-        have their own; an interrupted run with the same configuration goes on."""
+        """Write the configuration and the devices' data. An interrupted run with the same configuration is resumed.
+
+        Args:
+            dataset: the training samples.
+            parts: rows of each device; unused for devices with own data.
+
+        Raises:
+            ConfigError: if the folder holds a finished run, or one of another configuration.
+        """
         path = self.folder / CONFIG_NAME
         wanted = without_password(self.federation)
         if path.exists() and (before := without_password(load(path))) != wanted:
@@ -186,7 +210,7 @@ class Lab:
         write_text(path, dump(wanted))
 
     def start(self) -> None:
-        """Start broker, server and devices. They find each other in any order."""
+        """Start broker, server and devices, in any order."""
         broker, name = self.federation.broker, self.federation.federation.name
         if broker.kind != "external":
             arguments = ["--broker-kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
@@ -215,13 +239,17 @@ class Lab:
             self.supervisor.start_program(device, [*command, *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:
-        """What a device trains on: its own in ``data.devices_dir``, or its part of the dataset."""
+        """Return the data file of a device: its own in ``data.devices_dir``, or its part of the dataset."""
         return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
 
-    def events(self, patience_s: float = math.inf) -> Iterator[Said | Restarted]:
-        """Yield events of the server until it is done, data that a device refuses, and processes that were started again.
+    def events(self, patience_s: float = math.inf) -> Iterator[ServerEvent | Restart]:
+        """Yield the server's events until it is done, data that a device refuses, and restarts of processes.
 
-        EdgeflError if one of them cannot go on, after what the server said before, or after ``patience_s``.
+        Args:
+            patience_s: limit of the whole run.
+
+        Raises:
+            EdgeflError: if a process failed for good, after the server's remaining events; or after ``patience_s``.
         """
         deadline = time.monotonic() + patience_s
         while True:
@@ -231,32 +259,34 @@ class Lab:
                 restarted = self.supervisor.check()
             except EdgeflError:
                 time.sleep(_LAST_WORDS_S)
-                yield from (Said(event) for name, event in self.lines(0) if name == "server")
+                yield from (ServerEvent(event) for name, event in self.lines(0) if name == "server")
                 raise
             for name in restarted:
-                yield Restarted(name)
-            told = self._line(0.1)
-            if told is None:
+                yield Restart(name)
+            line = self._line(0.1)
+            if line is None:
                 if self.supervisor.is_done("server"):
                     return
-            elif told[0] == "server" and told[1]:
+                continue
+            name, event = line
+            if name == "server" and event:
                 if self._injector is not None:
-                    self._injector.told(told[1])
-                yield Said(told[1])
-            elif told[0] in self.devices and told[1].get("event") == "data":
+                    self._injector.observe(event)
+                yield ServerEvent(event)
+            elif name in self.devices and event.get("event") == "data":
                 # A device sends the server a code alone. Only its own process says which row it refuses.
-                yield Said({"event": "warned", "text": f"{told[0]} refuses its data: {told[1]['text']}"})
+                yield ServerEvent({"event": "warned", "text": f"{name} refuses its data: {event['text']}"})
 
     def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What any process said as JSON and nobody took yet, by its name; waits ``timeout_s`` for the first."""
-        told = self._line(timeout_s)
-        while told is not None:
-            if told[1]:
-                yield told
-            told = self._line(0)
+        """Yield the unread JSON events of all processes by name; wait ``timeout_s`` for the first."""
+        line = self._line(timeout_s)
+        while line is not None:
+            if line[1]:
+                yield line
+            line = self._line(0)
 
     def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
-        """The next line; empty where it is no event."""
+        """Return the next line; its event is empty for other text."""
         try:
             name, line = self.supervisor.lines.get(timeout=timeout_s)
             event = msgspec.json.decode(line)
@@ -267,7 +297,7 @@ class Lab:
             return "", {}
 
     def finish(self) -> None:
-        """Let the devices leave by themselves, then stop everything."""
+        """Wait for the devices to end by themselves, then stop all processes."""
         self.supervisor.wait(self.devices, timeout_s=10.0)
         self.stop()
 
@@ -281,7 +311,7 @@ class Lab:
 
 
 def _address(broker: BrokerTable, port: int) -> Address:
-    """The broker of the federation; where its file is a run's own, which has no password, with that of the environment."""
+    """Return the broker's address, with the environment's password if the file has none."""
     address = broker.address(port)
     if broker.kind == "amqtt":
         address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
@@ -292,7 +322,7 @@ def _address(broker: BrokerTable, port: int) -> Address:
 
 
 def _password_given(broker: BrokerTable) -> str:
-    """That of the environment: on its own, or in an address where it is for the same user at the same broker."""
+    """Return the environment's password: its own variable, or an address of the same user and broker."""
     if alone := os.environ.get(PASSWORD, ""):
         return alone
     if not (named := os.environ.get(BROKER, "")):
@@ -303,7 +333,7 @@ def _password_given(broker: BrokerTable) -> str:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """ConfigError for a folder that holds more than locks and is none of a run: nothing of it is discarded."""
+    """Raise ConfigError for a folder with other files than locks that is not a run's: its files are never discarded."""
     if (folder / CONFIG_NAME).exists() or not folder.exists():
         return
     if any(child.suffix != ".lock" for child in folder.iterdir()):
@@ -313,7 +343,11 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove what an earlier run left in ``folder``, and nothing else; ConfigError if it is none of a run."""
+    """Remove an earlier run's files from ``folder``, and no others.
+
+    Raises:
+        ConfigError: if the folder is not a run's.
+    """
     refuse_foreign(folder)
     for name in _LEFT_BY_A_RUN:
         for path in folder.glob(name):

@@ -1,8 +1,8 @@
-"""A profile through any agent: its command is started beside a broker of its own, asked over it, and ended.
+"""Profiles of bundles through any agent, which runs with a broker of its own.
 
 ::
 
-    report = profiled(["edgefl-agent"], bundle, Through(device="pixel-7", folder=folder))
+    report = profiled(["edgefl-agent"], bundle, AgentProfiling(device="pixel-7", folder=folder))
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from edgefl.lab.agent_process import AgentProcess
 from edgefl.lab.broker import lab_broker
-from edgefl.lab.written import PASSWORD
+from edgefl.lab.processes import AgentProcess
+from edgefl.lab.run_folder import PASSWORD
 from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.mqtt.address import Address
@@ -31,13 +31,21 @@ _HOST = "127.0.0.1"
 _BROKER_S = 20.0
 _END_S = 5.0
 _SETTLE_S = 0.5
-"""After the end of the agent: its last words may still be on the way."""
+"""Wait after the end of the agent, for messages in flight."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Through:
-    """``device``: what the agent is called. ``data``: local samples that an agent needs to start, which no profile reads.
-    ``folder``: for its store and its log. ``broker``: an address in place of a broker of its own."""
+class AgentProfiling:
+    """Options of a profile through an agent.
+
+    Attributes:
+        device: name of the agent.
+        data: local samples, which an agent needs to start and no profile reads.
+        folder: folder of its store and log.
+        broker: address of a broker; None to start one.
+        repeat: number of measured calls.
+        timeout_s: limit of the profile.
+    """
 
     device: str
     data: Path
@@ -50,16 +58,27 @@ class Through:
 def profiled(
     command: Sequence[str],
     bundle: Bundle,
-    how: Through,
+    how: AgentProfiling,
     *,
     tell: Callable[[FleetReport], None] = lambda _: None,
     stopping: Callable[[FleetProfiler], None] = lambda _: None,
 ) -> DeviceReport:
-    """What the agent of ``command`` answers; where it does not, its report says why.
+    """Profile a bundle through an agent.
 
-    The options of `edgefl device` are appended: --id, --broker, --federation, --data, --store, --engine and --server-key,
-    of a key that is made for this. ``stopping`` gets the profiler, whose ``stop`` ends this early. ConfigError if there is
-    no such command, BrokerError without a broker.
+    Args:
+        command: command of the agent. Its options are appended: --id, --broker, --federation, --data, --store, --engine
+            and --server-key, of a temporary key.
+        bundle: the bundle.
+        how: options of the profile.
+        tell: receives each new report.
+        stopping: receives the profiler, whose ``stop`` ends the profile early.
+
+    Returns:
+        The agent's report; without a profile, the reason.
+
+    Raises:
+        ConfigError: if the command cannot be run.
+        BrokerError: if no broker can be started.
     """
     federation = f"profile-{secrets.token_hex(4)}"
     wanted = Wanted(
@@ -95,14 +114,14 @@ def _files(address: Address) -> dict[str, str]:
 
 
 def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:
-    """Stop the profiler once the agent has ended, because nobody answers any more."""
+    """Stop the profiler after the end of the agent."""
     agent.wait()
     time.sleep(_SETTLE_S)
     profiler.stop()
 
 
 def _explained(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
-    """``report`` with what became of the agent, where that is why it did not answer."""
+    """Return ``report`` with the agent's end or silence as its reason."""
     code, last = agent.exit_code, _last_line(log)
     said = f", and its last words were: {last}" if last else ", and it wrote nothing"
     if code is not None:
@@ -122,8 +141,8 @@ def _last_line(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _broker(how: Through) -> Iterator[Address]:
-    """The broker that was named, or one of its own on this machine: Mosquitto where it is installed."""
+def _broker(how: AgentProfiling) -> Iterator[Address]:
+    """Yield the named broker, or a temporary one on this machine."""
     if how.broker is not None:
         yield how.broker
         return

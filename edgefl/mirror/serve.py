@@ -1,10 +1,10 @@
-"""A mirror as a process: where it listens, with which certificate, until it is told to end."""
+"""HTTP server of a mirror: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a range."""
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,32 +17,33 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgefl.errors import MirrorError
-from edgefl.mirror.cache import Cache, Upstream
-from edgefl.mirror.folder import Blob, BlobFolder
+from edgefl.mirror.blobs import Blob, BlobFolder, Cache, CachedMirror, FailureLog
 from edgefl.system.listener import WebServer, certificate_fault, listening
-
-# What a mirror answers: ``GET`` and ``HEAD`` of ``/<sha256>``, whole or a part of it, and nothing else.
 
 _STEP = 256 * 1024
 _LOOK_S = 0.02
 _SEND_S = 60.0
-"""For a client to take one step."""
+"""Limit for a client to take one step."""
 _SIZE_S = 15.0
-"""For an upstream mirror to say whether it has a blob."""
+"""Limit for an upstream mirror to report whether it has a blob."""
 _FOR_PAGES = {"Access-Control-Allow-Origin": "*", "Cross-Origin-Resource-Policy": "cross-origin"}
-"""Browsers are devices too, and their page is another origin. There is nothing here that not everybody may have."""
+"""Headers for browsers, whose page is another origin. All blobs are public."""
 _RANGE = re.compile(r"bytes=(\d{1,18})-(\d{0,18})")
 
-Open = Callable[[str], Blob | None]
-"""The blob of a name, or None. Blocks for the disk only."""
 
+def application(blobs: BlobFolder | Cache) -> Starlette:
+    """Return the web application of a mirror.
 
-def application(open_blob: Open) -> Starlette:
-    """The mirror of whatever ``open_blob`` finds."""
+    Args:
+        blobs: the folder or cache of blobs.
+
+    Returns:
+        The ASGI application.
+    """
 
     async def get(request: Request) -> Response:
         try:
-            blob = await anyio.to_thread.run_sync(open_blob, request.path_params["name"])
+            blob = await anyio.to_thread.run_sync(blobs.open, request.path_params["name"])
         except MirrorError:
             return _busy()
         if blob is None:
@@ -87,9 +88,9 @@ def _answer(request: Request, blob: Blob, size: int) -> Response:
 
 
 def _part(text: str, size: int) -> tuple[int, int, bool] | None:
-    """The bytes that a Range header asks for: the first, the one after the last, and whether it does. None: there are none.
+    """Return the first byte, the byte after the last, and True for a range; None for a range outside the blob.
 
-    One range is understood. All else is passed over, as it may be, and the whole is sent.
+    Only one range is supported. Other Range headers are ignored, as HTTP allows, and the whole blob is sent.
     """
     found = _RANGE.fullmatch(text.strip())
     if found is None or (found[2] and int(found[2]) < int(found[1])):
@@ -99,14 +100,14 @@ def _part(text: str, size: int) -> tuple[int, int, bool] | None:
 
 
 class _Head(Response):
-    """The headers of a blob and no body; Content-Length is the blob's."""
+    """Headers of a blob without a body; Content-Length is the blob's."""
 
     def __init__(self, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")
 
 
 class _Body(Response):
-    """A part of a blob, a step at a time and no faster than the client takes it."""
+    """A part of a blob, sent step by step at the client's speed."""
 
     def __init__(self, blob: Blob, first: int, last: int, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")
@@ -119,7 +120,7 @@ class _Body(Response):
             )
             async with anyio.create_task_group() as group:
                 group.start_soon(self._until_gone, receive, group.cancel_scope)
-                with suppress(TimeoutError):  # what is not complete makes the server hang up
+                with suppress(TimeoutError):  # uvicorn closes the connection of an incomplete response
                     await self._send_all(send)
                 group.cancel_scope.cancel()
         finally:
@@ -157,8 +158,8 @@ _END_S = 5
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a mirror listens; port 0: any that is free. With a certificate (PEM) it speaks HTTPS only."""
+class MirrorAddress:
+    """Listening address of a mirror; port 0 takes a free port. With a certificate (PEM) it serves HTTPS only."""
 
     host: str = "127.0.0.1"
     port: int = 8480
@@ -167,23 +168,30 @@ class Place:
 
 
 class MirrorServer:
-    """Serves ``folder``; with ``upstream`` that is a cache. ``run`` returns after :meth:`stop`, or a signal.
+    """HTTP server of a folder, or of a cache with ``upstream``; it listens from its construction on.
 
-    It listens once it is made. MirrorError for a folder, port or certificate that cannot be used.
+    Args:
+        folder: folder of the blobs.
+        place: listening address.
+        upstream: mirror to cache.
+        log: receives a line for each blob that could not be fetched.
+
+    Raises:
+        MirrorError: if the folder, port or certificate cannot be used.
     """
 
     def __init__(
         self,
         folder: Path,
-        place: Place = Place(),
+        place: MirrorAddress = MirrorAddress(),
         *,
-        upstream: Upstream | None = None,
-        tell: Callable[[str], None] = lambda _: None,
+        upstream: CachedMirror | None = None,
+        log: FailureLog | None = None,
     ) -> None:
         if fault := certificate_fault(place.cert_file, place.key_file, "`cert_file`, `key_file`"):
             raise MirrorError(fault)
-        self._cache = None if upstream is None else Cache(folder, upstream, tell)
-        served = self._cache or BlobFolder(folder)
+        self._cache = None if upstream is None else Cache(folder, upstream, log)
+        blobs = self._cache or BlobFolder(folder)
         try:
             self._socket = _listening(place)
         except MirrorError:
@@ -193,7 +201,7 @@ class MirrorServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"{'https' if place.cert_file else 'http'}://{shown}:{self.port}"
         self._server = WebServer(
-            application(served.open),
+            application(blobs),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -204,7 +212,7 @@ class MirrorServer:
         )
 
     def run(self) -> None:
-        """Serve."""
+        """Serve until :meth:`stop` or a signal."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -220,7 +228,7 @@ class MirrorServer:
             self._cache.close()
 
 
-def _listening(place: Place) -> socket.socket:
+def _listening(place: MirrorAddress) -> socket.socket:
     try:
         return listening(place.host, place.port)
     except (OSError, OverflowError) as error:

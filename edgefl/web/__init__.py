@@ -1,1 +1,1 @@
-"""The page on which browsers join a federation: what it serves, its QR code, and its way to the broker."""
+"""Page through which browsers join a federation, with its QR code and its relay to the broker."""

@@ -1,4 +1,4 @@
-"""``python -m edgefl.web``: serve the page that :class:`edgefl.web.settings.WebSettings` describe, in JSON on its input."""
+"""``python -m edgefl.web``: serve the page that :class:`edgefl.web.page.WebSettings` describe, in JSON on its input."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import msgspec
 
 from edgefl.errors import EdgeflError
 from edgefl.system.parent import end_by_signal
+from edgefl.web.page import WebSettings
 from edgefl.web.serve import serve
-from edgefl.web.settings import WebSettings
 
 if __name__ == "__main__":
     end_by_signal()

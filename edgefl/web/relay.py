@@ -1,7 +1,7 @@
-"""A browser's way to the broker: what its WebSocket carries goes on as MQTT over TCP or TLS, byte for byte.
+"""Relay between browsers' WebSockets and the broker, as MQTT over TCP or TLS, byte for byte.
 
-So one address and one certificate serve the page and its messages, and a broker without passwords goes on listening to its
-own machine alone: only who has the page's secret is let through.
+One address and certificate thus serve the page and its messages. A broker without passwords keeps listening on its own
+machine only, and only browsers with the page's secret pass.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edgefl.wire.mqtt.address import Address
 
 PROTOCOL = "mqtt"
 MOST_BROWSERS = 512
-"""At most, and half of all connections: the other half is for the page."""
+"""Largest number of browsers; at most half of all connections, because the page needs the other half."""
 _READ_BYTES = 1 << 16
 _CONNECT_S = 10.0
 _CONNECT, _MORE = 1, 128
@@ -29,14 +29,18 @@ _FULL, _NO_BROKER, _REFUSED = 1013, 1011, 1008
 
 
 @dataclass
-class Relay:
-    """Connects browsers to ``broker``. ConfigError for one that wants what no browser has through this page."""
+class BrowserRelay:
+    """Relay of browsers to ``broker``.
+
+    Raises:
+        ConfigError: if the broker needs a client certificate, or is a WebSocket itself.
+    """
 
     broker: Address
     open: int = 0
     _context: ssl.SSLContext | None = field(default=None, init=False, repr=False)
     _greeting: dict[asyncio.Timeout, None] = field(default_factory=dict, init=False, repr=False)
-    """Of the browsers that have not sent their CONNECT, the oldest first: when they have to."""
+    """Deadlines of browsers without a CONNECT so far, oldest first."""
 
     def __post_init__(self) -> None:
         if self.broker.cert_file:
@@ -54,7 +58,7 @@ class Relay:
                 self._context.set_alpn_protocols([self.broker.alpn])
 
     async def serve(self, browser: WebSocket) -> None:
-        """Relay until one side is gone. Read nothing of one side before the other has taken what was read."""
+        """Relay until one side closes. Each side is read only as fast as the other side takes the bytes."""
         is_full = self.open >= min(MOST_BROWSERS, most_connections() // 2)
         if PROTOCOL not in browser.scope["subprotocols"] or (is_full and not self._greeting):
             await browser.close(_FULL)
@@ -97,7 +101,7 @@ class Relay:
             await _close(browser)
 
     async def _greeted(self, browser: WebSocket) -> bytes:
-        """Return what the browser sent first, a whole CONNECT of MQTT; empty if it sends none in time."""
+        """Return the browser's first packet, a whole CONNECT of MQTT; empty if none arrives in time."""
         greeting = b""
         until = asyncio.timeout(_CONNECT_S)
         self._greeting[until] = None

@@ -1,4 +1,4 @@
-"""The page as a process: it reads what is trained, writes the samples, and serves until it is told to end."""
+"""Server of the page: its files are public, and its API requires the secret of the scanned address."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.data import open_data
 from edgefl.system.listener import WebServer, certificate_fault
-from edgefl.web.built import PACKED, built_page
-from edgefl.web.code import as_svg
-from edgefl.web.offer import Offer, offer_of
-from edgefl.web.relay import Relay
-from edgefl.web.samples import sample_of, write_samples
-from edgefl.web.settings import WebSettings
+from edgefl.web.offer import WebOffer, offer_of, sample_of, write_samples
+from edgefl.web.page import PACKED, WebSettings, as_svg, built_page
+from edgefl.web.relay import BrowserRelay
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.dashboard.web.serve import bind
 
@@ -40,9 +37,21 @@ _REFUSED = 1008
 
 
 def application(
-    offer: Offer, *, secret: str, url: str, static: Path, samples: Path, relay: Relay | None
+    offer: WebOffer, *, secret: str, url: str, static: Path, samples: Path, relay: BrowserRelay | None
 ) -> Starlette:
-    """The page in ``static`` at ``url`` (as people scan it), for browsers that join what is on ``offer``."""
+    """Return the web application of the page.
+
+    Args:
+        offer: the offer to browsers.
+        secret: secret of the scanned address.
+        url: the scanned address.
+        static: folder of the page's files.
+        samples: folder of the samples.
+        relay: relay to the broker; None if browsers reach the broker by themselves.
+
+    Returns:
+        The ASGI application.
+    """
 
     def known(request: HTTPConnection) -> bool:
         return hmac.compare_digest(request.query_params.get("join", "").encode(), secret.encode())
@@ -75,7 +84,7 @@ def application(
         Route("/api/sample.npz", sample),
         Route("/api/code.svg", code),
         WebSocketRoute("/mqtt", mqtt),
-        Mount("/", _Files(directory=static, html=True)),
+        Mount("/", _PageFiles(directory=static, html=True)),
     ]
     connects = [place for place in (offer.broker, *offer.mirrors) if place]
     return Starlette(routes=routes, middleware=[Middleware(_Headers, connects=connects)])
@@ -85,8 +94,8 @@ def _unknown() -> Response:
     return PlainTextResponse("scan the code in the terminal: its address holds what lets you in\n", 403)
 
 
-class _Files(StaticFiles):
-    """The page's files. Large ones lie there as browsers get them: packed, beside the name that is asked for."""
+class _PageFiles(StaticFiles):
+    """The page's files. Large ones are stored packed, with a suffix after the requested name."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         place, found = super().lookup_path(path)
@@ -106,8 +115,11 @@ class _Files(StaticFiles):
 
 
 class _Headers:
-    """Of every answer: the page loads nothing from elsewhere, speaks to nobody but ``connects``, and is isolated from other
-    origins, which threads of WebAssembly ask for."""
+    """Security headers of all responses.
+
+    The page loads nothing from elsewhere, connects only to ``connects``, and is isolated from other origins, which threads
+    of WebAssembly need.
+    """
 
     def __init__(self, app: ASGIApp, connects: list[str]) -> None:
         self._app = app
@@ -150,12 +162,12 @@ class _Headers:
 
 
 def _is_host(text: str) -> bool:
-    """Whether a Host header is one, and nothing that would end a directive of the policy."""
+    """Return True for a Host header without characters that would end a directive of the policy."""
     return bool(text) and all(letter.isalnum() or letter in ".-:[]" for letter in text)
 
 
 def _origin(url: str) -> str:
-    """``wss://host:port`` of a URL."""
+    """Return ``wss://host:port`` of a URL."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
 
@@ -166,12 +178,19 @@ _MOST_MESSAGE = 1 << 22
 
 
 def serve(settings: WebSettings) -> None:
-    """Until SIGTERM or SIGINT. ConfigError for what cannot be served."""
+    """Serve the page until SIGTERM or SIGINT.
+
+    Args:
+        settings: the page's settings.
+
+    Raises:
+        ConfigError: if the page is not built, or a setting cannot be used.
+    """
     static = built_page()
     check_certificate(settings.cert_file, settings.key_file)
     folder = Path(settings.folder)
     federation = load(folder / "federation.toml")
-    relay = Relay(Address.parse(settings.relay)) if settings.relay else None
+    relay = BrowserRelay(Address.parse(settings.relay)) if settings.relay else None
     dataset = _data(federation)
     samples = folder / "samples"
     rows = write_samples(samples, dataset, federation.federation.seed) if dataset is not None else 0
@@ -194,7 +213,7 @@ def serve(settings: WebSettings) -> None:
 
 
 def _data(federation: Federation) -> Dataset | None:
-    """What samples are drawn from, where this machine has it: a server whose devices have their own needs none."""
+    """Return the dataset of the samples, or None if this machine lacks it: a server of devices with own data needs none."""
     try:
         return open_data(federation)
     except EdgeflError as error:
@@ -203,6 +222,14 @@ def _data(federation: Federation) -> Dataset | None:
 
 
 def check_certificate(cert_file: str, key_file: str) -> None:
-    """ConfigError for half a certificate, or one that cannot be used."""
+    """Check a certificate and its key.
+
+    Args:
+        cert_file: certificate (PEM), or empty.
+        key_file: private key (PEM), or empty.
+
+    Raises:
+        ConfigError: if one of them is missing, or they cannot be used.
+    """
     if fault := certificate_fault(cert_file, key_file, "`web_cert_file`, `web_key_file`"):
         raise ConfigError(fault)

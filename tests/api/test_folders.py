@@ -15,7 +15,7 @@ from edgefl.config import Federation
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError, StoreError
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.run_folder import CONFIG_NAME
 from edgefl.setup import places
 from edgefl.system.files import FolderLock
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from edgefl.cli.federation import live
 from edgefl.config import Federation, parse
-from edgefl.lab.lab import Said
+from edgefl.lab.lab import ServerEvent
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, update_size
 
 SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
@@ -39,9 +39,9 @@ def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> st
         }
         closed = {"event": "roundclosed", "round": number, "reports": 1, "seconds": 1.0, "down_bytes": 1}
         closed |= {"up_bytes": up, "up_float32_bytes": 30 * 2048}
-        view.take(Said(seen))
-        assert view.take(Said(closed)) is not None
-    view.take(Said({"event": "finished", "accuracy": 0.75, "model": "m"}))
+        view.take(ServerEvent(seen))
+        assert view.take(ServerEvent(closed)) is not None
+    view.take(ServerEvent({"event": "finished", "accuracy": 0.75, "model": "m"}))
     view.conclude(Path("out"))
     return capsys.readouterr().out
 
@@ -88,8 +88,8 @@ def test_a_round_and_the_end_show_the_metric_of_the_task(
         "down_bytes": 1,
         "up_bytes": 1,
     }
-    view.take(Said({**closed, **told, "up_float32_bytes": 1}))
-    view.take(Said({"event": "finished", "model": "m", **told}))
+    view.take(ServerEvent({**closed, **told, "up_float32_bytes": 1}))
+    view.take(ServerEvent({"event": "finished", "model": "m", **told}))
     view.conclude(Path("out"))
 
     said = capsys.readouterr().out
@@ -111,18 +111,18 @@ def shown(view: live.View) -> str:
 def test_the_view_names_the_devices_that_a_round_waits_for() -> None:
     view = view_of(["strong-0", "strong-1"])
     waiting = {"event": "waiting", "next_round": 2, "known": 1, "needed": 2}
-    view.take(Said({**waiting, "missing": ["strong-1"]}))
+    view.take(ServerEvent({**waiting, "missing": ["strong-1"]}))
     assert "waiting for strong-1: 1 of 2" in shown(view)
-    view.take(Said(waiting))
+    view.take(ServerEvent(waiting))
     assert "waiting for devices: 1 of 2" in shown(view)
 
 
 def test_the_view_shows_declines_and_that_a_run_ends_unfinished() -> None:
     view = view_of(["strong-0"])
     declined = {"event": "declined", "device": "strong-0", "round": 2, "reason": "no-carry"}
-    view.take(Said({**declined, "text": "the store is new"}))
-    view.take(Said({**declined, "text": ""}))
-    view.take(Said({"event": "refused", "text": "round 2 lacks strong-0"}))
+    view.take(ServerEvent({**declined, "text": "the store is new"}))
+    view.take(ServerEvent({**declined, "text": ""}))
+    view.take(ServerEvent({"event": "refused", "text": "round 2 lacks strong-0"}))
     lines = [line.strip() for line in shown(view).splitlines()]
     assert "strong-0 declined round 2 (no-carry): the store is new" in lines
     assert "strong-0 declined round 2 (no-carry)" in lines and "the run ends unfinished" in lines
@@ -132,9 +132,11 @@ def test_the_view_says_once_why_rounds_are_abandoned() -> None:
     view = view_of(["strong-0"])
     for number in (1, 2):
         reason = {"round": number, "reason": "not-finite", "text": "it is NaN"}
-        view.take(Said({"event": "rejected", "device": "strong-0", **reason}))
+        view.take(ServerEvent({"event": "rejected", "device": "strong-0", **reason}))
         closed = {"event": "roundclosed", "reports": 0, "seconds": 1.0, "down_bytes": 0, "up_bytes": 0}
-        view.take(Said({**closed, **reason, "text": f"round {number} is abandoned: strong-0 (it is NaN)"}))
+        view.take(
+            ServerEvent({**closed, **reason, "text": f"round {number} is abandoned: strong-0 (it is NaN)"})
+        )
     text = shown(view)
 
     assert "strong-0 was refused in round 1 (not-finite): it is NaN" in text
@@ -158,7 +160,7 @@ def test_the_view_names_a_device_that_is_lost_and_those_that_a_round_waits_for()
     view = view_of(["strong-0", "strong-1"])
     failed = {"event": "devicefailed", "device": "strong-1", "round": 2, "text": "no space"}
     for event in (LOST, failed, AWAITING):
-        view.take(Said(event))
+        view.take(ServerEvent(event))
 
     lines = [line.strip() for line in shown(view).splitlines()]
     assert (
@@ -183,7 +185,7 @@ def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
         AWAITING,
         AWAITING,
     ):
-        view.take(Said(event))
+        view.take(ServerEvent(event))
 
     printed = capsys.readouterr()
     lines, other = (printed.out, printed.err) if live else (printed.err, printed.out)

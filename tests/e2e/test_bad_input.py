@@ -15,7 +15,7 @@ from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
 from edgefl.lab.lab import discard
-from edgefl.lab.written import CONFIG_NAME
+from edgefl.lab.run_folder import CONFIG_NAME
 from edgefl.wire.bundle.archive import write_bundle
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import EDGEFL, TINY, Calm

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import Trained, train
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, run_to_the_end

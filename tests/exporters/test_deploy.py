@@ -20,8 +20,7 @@ from edgefl.config import load
 from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError, DataError, EdgeflError, ExportError, ModelError
-from edgefl.lab.cuts import chosen
-from edgefl.lab.deployment import Workshop
+from edgefl.lab.deployment import DeploymentBuilder, deployed_submodel
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8
@@ -105,7 +104,7 @@ def test_every_kind_gives_the_logits_of_its_torch_module(
     kind: str, options: dict[str, float], bn: str, data: Dataset
 ) -> None:
     spec = small(bn)
-    workshop = Workshop(spec, data, weights_of(spec), samples=100)
+    workshop = DeploymentBuilder(spec, data, weights_of(spec), samples=100)
     submodel = catalog.build(spec, kind, **options)
 
     made = workshop.deployment(submodel)
@@ -122,7 +121,7 @@ def test_every_kind_gives_the_logits_of_its_torch_module(
 
 def test_the_file_reads_images_only_and_holds_the_weights(data: Dataset) -> None:
     spec = smallest()
-    made = Workshop(spec, data, weights_of(spec), samples=50).deployment(OutputSide(spec, 0))
+    made = DeploymentBuilder(spec, data, weights_of(spec), samples=50).deployment(OutputSide(spec, 0))
     graph = onnx.load_from_string(made.artifact.model).graph
     assert [(port.name, [d.dim_value for d in port.type.tensor_type.shape.dim]) for port in graph.input] == [
         ("x", [1, 1, 8, 8])
@@ -138,7 +137,7 @@ def test_the_file_reads_images_only_and_holds_the_weights(data: Dataset) -> None
 
 def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
     spec = smallest()
-    module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
+    module = DeploymentBuilder(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
     rows = {"x": torch.from_numpy(data.read(data.test_x[:4]))}
     subject = Subject(module, {"x": spec.sample})
     one, other = (deploy(subject, rows).artifact({"classes": ["a", "b"]}).model for _ in range(2))
@@ -147,7 +146,7 @@ def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
 
 def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> None:
     spec = small()
-    workshop = Workshop(spec, data, weights_of(spec), "batch", 20)
+    workshop = DeploymentBuilder(spec, data, weights_of(spec), "batch", 20)
     made = workshop.deployment(catalog.build(spec, "importance", gamma=0.3))
     x = data.read(data.test_x[:20])
     one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
@@ -158,10 +157,10 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
 def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
     spec = small(bn)
     server = replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0])
-    workshop = Workshop(spec, server, weights_of(spec))
+    workshop = DeploymentBuilder(spec, server, weights_of(spec))
     cut = catalog.build(spec, "width", gamma=0.25)
     test_rows = replace(data, train_x=data.test_x, train_y=data.test_y)
-    right = Workshop(spec, test_rows, weights_of(spec)).module(cut).state_dict()
+    right = DeploymentBuilder(spec, test_rows, weights_of(spec)).module(cut).state_dict()
     for name, tensor in workshop.module(cut).state_dict().items():
         assert torch.equal(tensor, right[name]), name
 
@@ -169,9 +168,9 @@ def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
     with pytest.raises(
         DataError, match=r"at least one row .* found none; .*`bn_eval` moving .* costs accuracy"
     ):
-        Workshop(spec, none, weights_of(spec)).module(cut)
+        DeploymentBuilder(spec, none, weights_of(spec)).module(cut)
     with pytest.raises(DataError, match=r"at least one test sample .* found none; add test_x"):
-        Workshop(spec, none, weights_of(spec)).deployment(cut)
+        DeploymentBuilder(spec, none, weights_of(spec)).deployment(cut)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_the_whole_model_gets_statistics_where_smaller_tiers_moved_them(
     )
     federation = load(tmp_path / "run.toml")
     few = data.limited(20, 20)
-    workshop = Workshop.of(federation, few, weights_of(small("global")))
+    workshop = DeploymentBuilder.of(federation, few, weights_of(small("global")))
     _, source = workshop._finished(OutputSide(workshop.spec, 0))
     assert (source == "frozen") == recalibrated
     warned = evaluation_warning(federation, workshop.spec, few)
@@ -219,7 +218,7 @@ def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
     spec, dataset, weights = whole
     cut = catalog.build(spec, "importance", gamma=0.25)
     made = {
-        bn_eval: Workshop(spec, dataset, weights, bn_eval, batch).deployment(cut).facts
+        bn_eval: DeploymentBuilder(spec, dataset, weights, bn_eval, batch).deployment(cut).facts
         for bn_eval, batch in (("frozen", 1), ("moving", 1), ("batch", 100))
     }
     assert {name: facts["batch_norm"] for name, facts in made.items()} == {name: name for name in made}
@@ -233,7 +232,7 @@ def test_the_whole_model_keeps_its_moving_statistics(
     kind: str, whole: tuple[ModelSpec, Dataset, Arrays]
 ) -> None:
     spec, dataset, weights = whole
-    module = Workshop(spec, dataset, weights).module(
+    module = DeploymentBuilder(spec, dataset, weights).module(
         catalog.build(spec, kind, **({} if kind == "output_side" else {"gamma": 1.0}))
     )
     for name, tensor in module.state_dict().items():
@@ -251,11 +250,11 @@ def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fi
     weights["block3.conv2.weight"][:] *= 30
     fixed = catalog.build(spec, "importance_structured", gamma=0.25)
 
-    free = chosen(federation, spec, kind="importance_structured", gamma=0.25, weights=weights)
+    free = deployed_submodel(federation, spec, kind="importance_structured", gamma=0.25, weights=weights)
     assert free.identity == fixed.replanned(weights).identity != fixed.identity
-    assert chosen(federation, spec, tier="thin", weights=weights).identity == fixed.identity
+    assert deployed_submodel(federation, spec, tier="thin", weights=weights).identity == fixed.identity
     numbers = list(fixed.numbers)
-    told = chosen(
+    told = deployed_submodel(
         federation,
         spec,
         kind="importance_structured",
@@ -268,7 +267,7 @@ def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fi
 
 def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
     spec, rows = smallest(), {"x": torch.from_numpy(data.read(data.test_x[:4]))}
-    module = Workshop(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
+    module = DeploymentBuilder(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
     made = deploy(Subject(module, {"x": spec.sample}), rows)
     other = copy.deepcopy(module)
     other.get_parameter("head.dense.bias").add_(0.1)
@@ -284,7 +283,7 @@ def test_what_computes_the_same_may_take_the_module_s_place(data: Dataset) -> No
         seen.append(module)
         return module[:-1].append(module[-1])
 
-    made = Workshop(spec, data, weights_of(spec)).deployment(OutputSide(spec, 0), smaller)
+    made = DeploymentBuilder(spec, data, weights_of(spec)).deployment(OutputSide(spec, 0), smaller)
     assert len(seen) == 1 and made.facts["accuracy"] == made.facts["whole_accuracy"]
 
 
@@ -299,19 +298,22 @@ def test_groups_are_full_and_wrap_around() -> None:
 def test_a_size_that_no_tier_has_is_cut_by_the_rule_the_model_was_trained_for(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RESNET)
     federation, spec = load(tmp_path / "run.toml"), small()
-    found = chosen(federation, spec, kind="importance", gamma=0.11)
+    found = deployed_submodel(federation, spec, kind="importance", gamma=0.11)
     assert found.identity == catalog.build(spec, "importance", gamma=0.11, strategy="layer").identity
-    plain = chosen(federation, spec, kind="importance", gamma=0.11, options={"strategy": "model"})
+    plain = deployed_submodel(federation, spec, kind="importance", gamma=0.11, options={"strategy": "model"})
     assert plain.identity == catalog.build(spec, "importance", gamma=0.11).identity
-    assert chosen(federation, spec, tier="half").identity == catalog.build(spec, "width", gamma=0.25).identity
-    assert chosen(federation, spec).identity == OutputSide(spec, 0).identity
+    assert (
+        deployed_submodel(federation, spec, tier="half").identity
+        == catalog.build(spec, "width", gamma=0.25).identity
+    )
+    assert deployed_submodel(federation, spec).identity == OutputSide(spec, 0).identity
 
 
 def test_a_size_that_is_asked_for_replaces_the_size_of_the_tiers(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
         RESNET[: RESNET.rindex("gamma")] + "options = { ratio = 0.5, scaler = true }"
     )
-    found = chosen(load(tmp_path / "run.toml"), small(), kind="width", gamma=0.1)
+    found = deployed_submodel(load(tmp_path / "run.toml"), small(), kind="width", gamma=0.1)
     assert found.identity == catalog.build(small(), "width", gamma=0.1, scaler=True).identity
 
 
@@ -329,16 +331,16 @@ def test_a_choice_that_cannot_be_made_is_told(
 ) -> None:
     (tmp_path / "run.toml").write_text(RESNET)
     with pytest.raises(ConfigError, match=message):
-        chosen(load(tmp_path / "run.toml"), small(), **choice)  # type: ignore[arg-type]
+        deployed_submodel(load(tmp_path / "run.toml"), small(), **choice)  # type: ignore[arg-type]
 
 
 def test_batch_statistics_need_a_batch_and_a_norm_that_takes_them(data: Dataset) -> None:
     with pytest.raises(ConfigError, match="found batch 1: take a larger one, such as 500"):
-        Workshop(small(), data, {}, "batch")
+        DeploymentBuilder(small(), data, {}, "batch")
     with pytest.raises(ConfigError, match="mlp has no batch norm"):
-        Workshop(build_model("mlp", size=8), data, {}, "batch", 20)
+        DeploymentBuilder(build_model("mlp", size=8), data, {}, "batch", 20)
     with pytest.raises(ConfigError, match="resnet8 has no moving statistics"):
-        Workshop(small(), data, {}, "moving")
+        DeploymentBuilder(small(), data, {}, "moving")
 
 
 # -- the command -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.errors import ExportError
-from edgefl.lab.deployment import Workshop
+from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.models.inputs import call_with_inputs
 from edgefl.models.losses.regression import SquaredError
 from edgefl.models.spec import ModelSpec
@@ -81,7 +81,7 @@ def run(model: bytes, inputs: Arrays) -> Array:
 def test_every_input_is_a_port_of_its_own_name_and_has_a_say() -> None:
     data, module = texts(), reader()
     spec = split(module, sample=TEXT, classes=CLASSES)
-    made = Workshop(spec, data, weights_of(spec), batch=5).deployment(OutputSide(spec, 2))
+    made = DeploymentBuilder(spec, data, weights_of(spec), batch=5).deployment(OutputSide(spec, 2))
 
     assert [(each["name"], each["dtype"], each["shape"]) for each in made.facts["inputs"]] == [
         ("ids", "int64", [5, LENGTH]),
@@ -103,7 +103,9 @@ def test_statistics_of_a_cut_come_from_samples_with_all_their_inputs(kind: str) 
     data, spec = pictures(), placed()
     far = {"place": OtherInput(data.others["place"].train + 3, data.others["place"].test)}
     near, moved = (
-        Workshop(spec, each, weights_of(spec)).module(catalog.build(spec, kind, gamma=0.5)).state_dict()
+        DeploymentBuilder(spec, each, weights_of(spec))
+        .module(catalog.build(spec, kind, gamma=0.5))
+        .state_dict()
         for each in (data, replace(data, others=far))
     )
     (mean,) = (name for name in near if name.endswith("running_mean"))
@@ -120,7 +122,7 @@ def test_a_compact_file_still_reads_the_other_input() -> None:
         for each in ("weight", "bias"):
             (name,) = (name for name in weights if name.endswith(f"{path}.{each}"))
             weights[name][channels] = 0
-    workshop = Workshop(spec, data, weights)
+    workshop = DeploymentBuilder(spec, data, weights)
 
     def smaller(module: nn.Sequential) -> nn.Sequential:
         named = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
@@ -146,7 +148,7 @@ def test_labels_without_a_dimension_are_compared_with_a_single_number() -> None:
     random = np.random.default_rng(0)
     y = [random.standard_normal(24).astype(np.float32) for _ in range(2)]
     data = Dataset.of(data.train_x, y[0], data.test_x, y[1], classes=1, others=data.others)
-    workshop = Workshop(spec, data, weights_of(spec))
+    workshop = DeploymentBuilder(spec, data, weights_of(spec))
     module = workshop.module(OutputSide(spec, 0))
     given = {name: torch.from_numpy(each) for name, each in data.test_batch(np.arange(24)).items()}
     expected = float((call_with_inputs(module, given)[:, 0] - given["y"]).abs().mean())
@@ -154,7 +156,7 @@ def test_labels_without_a_dimension_are_compared_with_a_single_number() -> None:
 
 
 class Renamed(nn.Module):
-    """Adds to x an input that is called as values inside of a graph are."""
+    """Adds to x an input that is call_with_inputs as values inside of a graph are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,5 +183,5 @@ def test_names_of_inputs_do_not_meet_those_inside_the_graph() -> None:
 def test_an_input_that_is_called_as_the_output_is_refused() -> None:
     spec = split(Taken(), sample={"x": TensorSpec((4,)), "logits": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "logits")}
-    with pytest.raises(ExportError, match="an input of the model is called 'logits'"):
+    with pytest.raises(ExportError, match="an input of the model is call_with_inputs 'logits'"):
         deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows)

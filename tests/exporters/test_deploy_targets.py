@@ -20,7 +20,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.data.text.vocabulary import words
 from edgefl.errors import ConfigError
-from edgefl.lab.deployment import Deployment, Workshop
+from edgefl.lab.deployment import Deployment, DeploymentBuilder
 from edgefl.lab.facts import WeightsOrigin
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.models.spec import ModelSpec
@@ -73,7 +73,7 @@ def spec_of(module: nn.Module, data: Dataset) -> ModelSpec:
 def made(module: nn.Module, data: Dataset, **target: Any) -> Deployment:
     spec = spec_of(module, data)
     weights = {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
-    return Workshop(
+    return DeploymentBuilder(
         spec, data, weights, bn_eval="moving" if isinstance(module, Pictures) else "frozen"
     ).deployment(OutputSide(spec, 0), target=DeployTarget(**target), origin=WeightsOrigin("fed", "run-1", 7))
 

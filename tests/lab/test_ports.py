@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.lab import ports
-from edgefl.lab.ports import free_port
+from edgefl.lab import broker
+from edgefl.lab.broker import free_port
 
 EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -24,8 +24,8 @@ def test_a_port_that_is_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
-        monkeypatch.setattr(ports, "_PORTS", range(port, port + 1))
-        monkeypatch.setattr(ports, "_TRIES", 1)
+        monkeypatch.setattr(broker, "_PORTS", range(port, port + 1))
+        monkeypatch.setattr(broker, "_TRIES", 1)
 
         with pytest.raises(ConfigError, match="is free"):
             free_port()

@@ -9,8 +9,8 @@ import pytest
 
 from edgefl.config import parse
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.lab.lab import Lab, Said
-from edgefl.lab.supervisor import Supervisor
+from edgefl.lab.lab import Lab, ServerEvent
+from edgefl.lab.processes import Supervisor
 from tests.wire.mqtt.events import wait_until
 
 CHILD = """
@@ -49,5 +49,6 @@ def test_a_run_says_which_row_a_device_refuses(tmp_path: Path) -> None:
     said = next(lab.events(patience_s=300))
 
     assert (
-        isinstance(said, Said) and said.event["text"] == "strong-0 refuses its data: d.csv, line 3: no number"
+        isinstance(said, ServerEvent)
+        and said.event["text"] == "strong-0 refuses its data: d.csv, line 3: no number"
     )

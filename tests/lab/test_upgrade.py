@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.faults.federation import lab_of, small_federation
 from edgefl.config import Federation
-from edgefl.lab.lab import Said
+from edgefl.lab.lab import ServerEvent
 from edgefl.system.distribution import PACKAGES, folders, version
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -43,7 +43,7 @@ def digests(federation: Federation, folder: Path, upgrade: Path | None = None) -
     try:
         lab.start()
         for news in lab.events(patience_s=400):
-            if not isinstance(news, Said) or news.event.get("event") != "roundclosed":
+            if not isinstance(news, ServerEvent) or news.event.get("event") != "roundclosed":
                 continue
             closed[news.event["round"]] = news.event["weights_sha256"]
             if upgrade is not None:  # once: a round that a killed server had not told of is told again

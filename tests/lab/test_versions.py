@@ -16,7 +16,7 @@ from edgefl.analysis.replay import replay
 from edgefl.cli.commands import app
 from edgefl.config import Federation, parse
 from edgefl.lab.faults.schedule import Fault, Schedule
-from edgefl.lab.lab import Lab, Restarted, Said
+from edgefl.lab.lab import Lab, Restart, ServerEvent
 from edgefl.setup.data import open_data, partition
 from edgefl.wire import tensors
 from tests.cli.runner import runner
@@ -70,11 +70,11 @@ def ran(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     try:
         lab.start()
         for news in lab.events(patience_s=PATIENCE_S):
-            if isinstance(news, Restarted):
+            if isinstance(news, Restart):
                 restarted.add(news.name)
-            elif isinstance(news, Said) and news.event.get("event") == "roundclosed":
+            elif isinstance(news, ServerEvent) and news.event.get("event") == "roundclosed":
                 closed.append(news.event)
-            elif isinstance(news, Said) and news.event.get("event") == "updateaccepted":
+            elif isinstance(news, ServerEvent) and news.event.get("event") == "updateaccepted":
                 accepted.append(news.event)
         lab.finish()
     finally:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from edgefl.mirror.cache import Upstream
-from edgefl.mirror.serve import MirrorServer, Place
+from edgefl.mirror.blobs import CachedMirror
+from edgefl.mirror.serve import MirrorAddress, MirrorServer
 from tests.mirror.hostile import PATIENCE_S
 
 
@@ -16,7 +16,7 @@ from tests.mirror.hostile import PATIENCE_S
 def serving(
     folder: Path,
     *,
-    upstream: Upstream | None = None,
+    upstream: CachedMirror | None = None,
     cert_file: str = "",
     key_file: str = "",
     port: int = 0,
@@ -24,9 +24,9 @@ def serving(
 ) -> Iterator[MirrorServer]:
     server = MirrorServer(
         folder,
-        Place(port=port, cert_file=cert_file, key_file=key_file),
+        MirrorAddress(port=port, cert_file=cert_file, key_file=key_file),
         upstream=upstream,
-        tell=(told if told is not None else []).append,
+        log=told,
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

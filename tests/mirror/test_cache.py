@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.mirror.cache import Upstream
+from edgefl.mirror.blobs import CachedMirror
 from edgefl.mirror.serve import MirrorServer
 from edgefl.wire.blobs import describe
 from edgefl.wire.mirrors import Mirror
@@ -23,8 +23,8 @@ REF = describe(DATA, 65536)
 MOST = 1 << 21
 
 
-def upstream(url: str, most: int = MOST) -> Upstream:
-    return Upstream(Mirror.parse(url), most)
+def upstream(url: str, most: int = MOST) -> CachedMirror:
+    return CachedMirror(Mirror.parse(url), most)
 
 
 def good(talk: Talk) -> None:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from edgefl.errors import MirrorError
-from edgefl.mirror.cache import Upstream
-from edgefl.mirror.serve import MirrorServer, Place
+from edgefl.mirror.blobs import CachedMirror
+from edgefl.mirror.serve import MirrorAddress, MirrorServer
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
@@ -155,21 +155,25 @@ def test_many_ask_at_once_and_some_hang_up_or_never_read(folder: Path) -> None:
 )
 def test_what_cannot_be_served_is_named(folder: Path, changes: dict[str, str], text: str) -> None:
     with pytest.raises(MirrorError, match=text):
-        MirrorServer(folder, Place(**{"port": 0, **changes}))  # type: ignore[arg-type]
+        MirrorServer(folder, MirrorAddress(**{"port": 0, **changes}))  # type: ignore[arg-type]
 
 
 def test_a_folder_or_a_port_that_cannot_be_used_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(MirrorError, match=r"folder .*/none cannot be read \(No such file"):
-        MirrorServer(tmp_path / "none", Place(port=0))
+        MirrorServer(tmp_path / "none", MirrorAddress(port=0))
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MirrorError, match=r"the cache's folder .*/file cannot be used"):
-        MirrorServer(tmp_path / "file", Place(port=0), upstream=Upstream(Mirror.parse("http://x"), 1))
+        MirrorServer(
+            tmp_path / "file", MirrorAddress(port=0), upstream=CachedMirror(Mirror.parse("http://x"), 1)
+        )
     with serving(folder) as server, pytest.raises(MirrorError, match="in use") as caught:
-        MirrorServer(folder, Place(port=server.port))
+        MirrorServer(folder, MirrorAddress(port=server.port))
     assert caught.value.details["port"] == server.port
-    with serving(tmp_path / "cache", upstream=Upstream(Mirror.parse("http://x"), 1)):  # noqa: SIM117
+    with serving(tmp_path / "cache", upstream=CachedMirror(Mirror.parse("http://x"), 1)):  # noqa: SIM117
         with pytest.raises(MirrorError, match=r"is in use \(process"):
-            MirrorServer(tmp_path / "cache", Place(port=0), upstream=Upstream(Mirror.parse("http://x"), 1))
+            MirrorServer(
+                tmp_path / "cache", MirrorAddress(port=0), upstream=CachedMirror(Mirror.parse("http://x"), 1)
+            )
 
 
 def test_the_command_serves_until_it_is_told_to_end(folder: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.system.distribution import NAME, PACKAGES
 
 WANTED = (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgefl.errors import BrokerError
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Connected, IncomingMessage, Will
 from edgefl.wire.mqtt.session import Session

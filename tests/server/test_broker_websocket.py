@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import BrokerError
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.session import Session

@@ -18,7 +18,7 @@ from edgefl.cli.federation.serving import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError, ModelError
-from edgefl.lab.lab import Said
+from edgefl.lab.lab import ServerEvent
 from edgefl.objective.objective import Objective
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.model import federation_model
@@ -115,7 +115,7 @@ def test_the_live_view_says_once_where_bundles_came_from(capsys: pytest.CaptureF
     event = msgspec.to_builtins(Compiled(compiled=1, reused=2, cache="folder", cache_bytes=3 << 20))
     with View(federation(), ["weak-1"], {}, live=True) as view:
         for _ in range(2):
-            view.take(Said(event))
+            view.take(ServerEvent(event))
     assert capsys.readouterr().out.count("bundles: 2 from the cache, 1 compiled (folder, 3.0 MiB)") == 1
 
 
@@ -166,7 +166,7 @@ def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
     event = msgspec.to_builtins(warned)
     with View(federation(), ["weak-1"], {}, live=True) as view:
         for _ in range(2):
-            view.take(Said(event))
+            view.take(ServerEvent(event))
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1
 
 

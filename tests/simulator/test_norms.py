@@ -16,7 +16,7 @@ from edgefl.api.deploy import deploy
 from edgefl.api.simulate import prepare_simulation
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
-from edgefl.lab.deployment import Workshop
+from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
 
@@ -110,7 +110,7 @@ def test_reported_deployed_and_recomputed_accuracy_agree(
     made = federation(norm, tiers, tmp_path)
     prepared = prepare_simulation(made, tmp_path / "out", device="cpu")
     done = prepared.run()
-    workshop = Workshop.of(done.federation, prepared.dataset, done.model)
+    workshop = DeploymentBuilder.of(done.federation, prepared.dataset, done.model)
     deployed = workshop.score(workshop.module(OutputSide(workshop.spec, 0)))
 
     reported = done.history[-1].accuracy
@@ -158,6 +158,6 @@ def test_what_is_deployed_has_the_form_whose_accuracy_is_reported(
     }
     right = by_hand("batch", prepared.dataset, weights, estimated=bool(tiers))
     assert reported == pytest.approx(right, abs=0.01)
-    read = Workshop.of(done.federation, prepared.dataset, done.model).whole
+    read = DeploymentBuilder.of(done.federation, prepared.dataset, done.model).whole
     np.testing.assert_allclose(read["0.weight"], weights["0.weight"], rtol=1e-6)
     assert right > 0.3

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 
 from edgefl.system.listener import WebServer
-from edgefl.web.relay import Relay
+from edgefl.web.relay import BrowserRelay
 from edgefl.wire.mqtt.address import Address
 
 
@@ -47,7 +47,7 @@ async def whole(_request: Request) -> Response:
 def main() -> None:
     descriptors, broker, *certificate = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
-    relay = Relay(Address("127.0.0.1", int(broker)))
+    relay = BrowserRelay(Address("127.0.0.1", int(broker)))
     app = Starlette(
         routes=[
             Route("/", here, methods=["GET", "POST"]),

@@ -7,7 +7,7 @@ import asyncio
 from starlette.types import Message
 from starlette.websockets import WebSocket
 
-from edgefl.web.relay import MOST_BROWSERS, PROTOCOL, Relay
+from edgefl.web.relay import MOST_BROWSERS, PROTOCOL, BrowserRelay
 from edgefl.wire.mqtt.address import Address
 
 
@@ -25,12 +25,12 @@ class _Browser:
         self.answers.append(message["type"])
 
 
-async def _until_greeting(relay: Relay, browser: asyncio.Task[None]) -> None:
+async def _until_greeting(relay: BrowserRelay, browser: asyncio.Task[None]) -> None:
     while not relay._greeting and not browser.done():
         await asyncio.sleep(0)
 
 
-async def _two_browsers(relay: Relay) -> tuple[_Browser, _Browser]:
+async def _two_browsers(relay: BrowserRelay) -> tuple[_Browser, _Browser]:
     """Connect a second browser in the moment in which the time of the first is over."""
     relay.open = MOST_BROWSERS - 1
     first, second = _Browser(), _Browser()
@@ -46,5 +46,5 @@ async def _two_browsers(relay: Relay) -> tuple[_Browser, _Browser]:
 
 
 def test_a_full_relay_makes_room_while_the_time_of_a_browser_ends() -> None:
-    for browser in asyncio.run(_two_browsers(Relay(Address("127.0.0.1", 1)))):
+    for browser in asyncio.run(_two_browsers(BrowserRelay(Address("127.0.0.1", 1)))):
         assert browser.answers == ["websocket.accept", "websocket.close"]

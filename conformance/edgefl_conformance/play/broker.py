@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl.errors import BrokerError
-from edgefl.lab.broker import listens
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port, listens
 from edgefl.system.processes import child_process
 from edgefl.system.python import module_command
 from edgefl.wire.mqtt.address import Address

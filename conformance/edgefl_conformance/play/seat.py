@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl.lab.agent_process import AgentProcess
+from edgefl.lab.processes import AgentProcess
 from edgefl.wire.mqtt.messages import Hello, Status
 from edgefl.wire.tensors import Array
 from edgefl.wire.text import printable

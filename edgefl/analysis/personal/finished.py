@@ -16,7 +16,7 @@ from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, U
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.lab.written import CONFIG_NAME as RUN_CONFIG
+from edgefl.lab.run_folder import CONFIG_NAME as RUN_CONFIG
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
 from edgefl.setup.data import held_out, open_data, partition

@@ -47,7 +47,7 @@ def accuracy_of(run: Path) -> Accuracy:
         DataError: if the folder is not a run's, or holds no accuracy.
     """
     try:
-        from edgefl.lab.tier_accuracy import accuracy_on_test_set
+        from edgefl.lab.deployment import accuracy_on_test_set
 
         return Accuracy(accuracy_on_test_set(run))
     except (EdgeflError, OSError, ImportError) as error:  # a run of somebody else's data, or no torch

@@ -15,7 +15,7 @@ from rich.text import Text
 from edgefl.cli.federation.lines import NO_STEP, Repeats
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
-from edgefl.lab.lab import Restarted, Said
+from edgefl.lab.lab import Restart, ServerEvent
 from edgefl.system.sizes import KIB, MIB, size
 from edgefl.wire.text import headline_metric
 from edgefl_export.front import cache
@@ -64,10 +64,10 @@ class View:
             self._live.update(self._draw())
             self._live.stop()
 
-    def take(self, item: Said | Restarted) -> dict[str, Any] | None:
+    def take(self, item: ServerEvent | Restart) -> dict[str, Any] | None:
         """Note one thing; returns the round's row when a round closed."""
         closed = None
-        if isinstance(item, Restarted):
+        if isinstance(item, Restart):
             self._notes.append(f"{item.name} was started again")
         else:
             closed = self._said(item.event)

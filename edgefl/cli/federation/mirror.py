@@ -38,23 +38,33 @@ def mirror(
       edgefl mirror /var/cache/edgefl --upstream https://weights.example.org --most 20GiB --host 0.0.0.0
     """
 
-    from edgefl.mirror.cache import Upstream
-    from edgefl.mirror.serve import MirrorServer, Place
-
-    def tell(event: str, text: str) -> None:
-        if as_json:
-            print_json({"event": event, "text": text})
-        else:
-            console.print(text)
+    from edgefl.mirror.blobs import CachedMirror
+    from edgefl.mirror.serve import MirrorAddress, MirrorServer
 
     cached = (
-        Upstream(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file) if upstream else None
+        CachedMirror(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file)
+        if upstream
+        else None
     )
     server = MirrorServer(
         folder,
-        Place(host, port, cert_file, key_file),
+        MirrorAddress(host, port, cert_file, key_file),
         upstream=cached,
-        tell=lambda text: tell("failed", text),
+        log=_EventPrinter("failed", as_json),
     )
-    tell("serving", f"serving {folder} at {server.url}{f', a cache of {upstream}' if upstream else ''}")
+    cache = f", a cache of {upstream}" if upstream else ""
+    _EventPrinter("serving", as_json).append(f"serving {folder} at {server.url}{cache}")
     server.run()
+
+
+class _EventPrinter:
+    """Log that prints each text as an event of one kind."""
+
+    def __init__(self, event: str, as_json: bool) -> None:
+        self._event, self._as_json = event, as_json
+
+    def append(self, text: str) -> None:
+        if self._as_json:
+            print_json({"event": self._event, "text": text})
+        else:
+            console.print(text)

@@ -49,7 +49,7 @@ def replay(
     """
 
     from edgefl.config.reading import check_names
-    from edgefl.lab.written import config_of, journal_of
+    from edgefl.lab.run_folder import config_of, journal_of
 
     # Torch, which all that follows loads, takes seconds.
     check_names(config or config_of(folder), {"data.dir": str(data.resolve())} if data else {})

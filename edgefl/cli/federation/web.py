@@ -20,7 +20,7 @@ from edgefl.system.python import module_command
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
-    from edgefl.web.settings import WebSettings
+    from edgefl.web.page import WebSettings
     from edgefl.wire.mqtt.address import Address
 
 FLAG = "--web"
@@ -75,10 +75,8 @@ class WebOptions:
                     f"a certificate and a broker for the page go with {FLAG}: add it, or leave them out"
                 )
             return
-        from edgefl.web.built import built_page
-        from edgefl.web.code import in_terminal
+        from edgefl.web.page import browsers_broker, built_page, in_terminal
         from edgefl.web.serve import check_certificate
-        from edgefl.web.settings import browsers_broker
         from edgefl_server.dashboard.web.serve import bind, parse_listen
 
         built_page()
@@ -103,9 +101,9 @@ def web_beside(
     import msgspec
 
     from edgefl.config.text import dump
-    from edgefl.lab.written import without_password
+    from edgefl.lab.run_folder import without_password
     from edgefl.system.files import write_text
-    from edgefl.web import settings as web
+    from edgefl.web import page as web
 
     own = folder / web.FOLDER
     secret = web.secret_of(own)
@@ -152,8 +150,8 @@ def _settings(
 ) -> WebSettings:
     from dataclasses import replace
 
-    from edgefl.web.relay import Relay
-    from edgefl.web.settings import WebSettings, address_of, browsers_broker
+    from edgefl.web.page import WebSettings, address_of, browsers_broker
+    from edgefl.web.relay import BrowserRelay
     from edgefl_server.dashboard.web.serve import bind, parse_listen
 
     host, port = parse_listen(options.listen)
@@ -162,7 +160,7 @@ def _settings(
     secure = bool(options.cert_file)
     own = "" if not options.broker else browsers_broker(options.broker, secure=secure)
     if not own:
-        Relay(broker)
+        BrowserRelay(broker)
     return WebSettings(
         folder=str(folder),
         host=host,
@@ -179,7 +177,7 @@ def _settings(
 
 
 def _tell(address: str, *, secure: bool, code: bool) -> None:
-    from edgefl.web.code import in_terminal
+    from edgefl.web.page import in_terminal
 
     if code:
         sys.stderr.write(in_terminal(address))

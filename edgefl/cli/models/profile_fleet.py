@@ -305,7 +305,7 @@ def _signals_as_before() -> Iterator[None]:
 
 def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
     """The profile of the agent that the command starts."""
-    from edgefl.lab.profiled_agent import Through, profiled
+    from edgefl.lab.profiled_agent import AgentProfiling, profiled
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_device.profile.measure.inputs import Inputs
     from edgefl_server.profiling.fleet import FleetProfiler
@@ -318,7 +318,7 @@ def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> D
         folder = Path(name)
         data = Inputs(bundle.manifest).samples(_ROWS)
         np.savez(folder / "data.npz", x=data.x, y=data.y, **data.others)  # type: ignore[arg-type]
-        how = Through(
+        how = AgentProfiling(
             device=checked_name("device", options.devices[0] if options.devices else AGENT),
             data=folder / "data.npz",
             folder=folder,

@@ -1,4 +1,4 @@
-"""Carries out a schedule of faults on the processes of a lab, each fault when its round has been opened."""
+"""Injection of a schedule of faults into the processes of a lab, each fault after its round's opening."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from edgefl.lab.faults.links import Links
 from edgefl.lab.faults.schedule import BROKER, EVERYBODY, SERVER, Fault, LinkFault, Schedule
-from edgefl.lab.supervisor import Supervisor
+from edgefl.lab.processes import Supervisor
 from edgefl.system.files import write_text
 
 _CLOCK = Path(__file__).parent / "clock"
@@ -22,7 +22,7 @@ _Work = Callable[[], None]
 
 
 class Injector:
-    """Begins and ends faults, on the thread of the links. ``told`` is given each event of the server.
+    """Injector of faults, on the thread of the links. It observes each event of the server.
 
     Processes reach the broker by :attr:`ports`, and are started with :meth:`environment`.
     """
@@ -45,18 +45,18 @@ class Injector:
         self._armed: set[int] = set()
         self._undo: set[_Work] = set()
         self.happened = 0
-        """Faults that were begun, of links or of a process that was there."""
+        """Number of faults so far, of links and of running processes."""
 
     def environment(self, name: str) -> dict[str, str]:
-        """What a process needs to have a clock that can jump."""
+        """Return the environment of a process whose clock can jump."""
         jumps = any(fault.kind == "clock" for fault in self._schedule.faults)
         if name not in self._names or not jumps:
             return {}
         path = os.pathsep.join(filter(None, (str(_CLOCK), os.environ.get("PYTHONPATH", ""))))
         return {"PYTHONPATH": path, "EDGEFL_CLOCK_FILE": str(self._folder / name)}
 
-    def told(self, event: Mapping[str, Any]) -> None:
-        """A round was opened: its faults are due, once."""
+    def observe(self, event: Mapping[str, Any]) -> None:
+        """Schedule the faults of a round once it is opened."""
         number = event.get("round", 0)
         if event.get("event") != "roundopened" or number in self._armed:
             return
@@ -66,7 +66,7 @@ class Injector:
                 self._links.later(fault.after_s, self._begin, fault)
 
     def stop(self) -> None:
-        """End the links, with whose thread no more faults begin, and all faults."""
+        """Stop the links' thread, so that no fault begins, and end all faults."""
         self._links.stop()
         for undo in self._undo:
             undo()
@@ -124,6 +124,6 @@ class Injector:
 
 
 def _limit_files(pid: int, size: int) -> None:
-    """No file of the process grows beyond ``size`` bytes: a write there fails, as on a full disk."""
+    """Limit the process's files to ``size`` bytes, where a write then fails as on a full disk."""
     with contextlib.suppress(psutil.Error, OSError):
         psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

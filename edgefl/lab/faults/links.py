@@ -1,4 +1,4 @@
-"""TCP links to the broker, one for each process, that can be made slow, wrong and dead."""
+"""TCP links to the broker, one per process, that can become slow, wrong and dead."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _START_S = 10.0
 
 
 @dataclass
-class _Weather:
-    """What is wrong with a link now."""
+class _LinkState:
+    """Present faults of a link."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -32,7 +32,7 @@ class _Weather:
 
 
 @dataclass(eq=False)
-class _Pair:
+class _RelayedConnection:
     """One connection: the client's end and the broker's."""
 
     client: asyncio.StreamWriter
@@ -45,18 +45,18 @@ class _Pair:
 
 
 @dataclass
-class _Link:
+class _BrokerLink:
     name: str
     rng: random.Random
-    weather: _Weather = field(default_factory=_Weather)
-    pairs: set[_Pair] = field(default_factory=set)
+    state: _LinkState = field(default_factory=_LinkState)
+    connections: set[_RelayedConnection] = field(default_factory=set)
     clear: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Links:
-    """A port of its own for each of ``names``, through which that process reaches the broker.
+    """One port per name, through which that process reaches the broker.
 
-    Everything happens on the loop of one thread; :meth:`begin` and :meth:`end` may be called from any other.
+    All work happens on the loop of one thread; :meth:`begin` and :meth:`end` may be called from any other.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Links:
         seed: int,
         elsewhere: Mapping[str, int] | None = None,
     ) -> None:
-        """``elsewhere``: ports of the broker for those that use another one than most."""
+        """``elsewhere`` has the broker's port for processes with another port than most."""
         self._broker = broker
         self._elsewhere = elsewhere or {}
         self._loop = asyncio.new_event_loop()
-        self._links = {name: _Link(name, random.Random(f"{seed}/{name}")) for name in names}
+        self._links = {name: _BrokerLink(name, random.Random(f"{seed}/{name}")) for name in names}
         for link in self._links.values():
             link.clear.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,19 +84,19 @@ class Links:
     async def _listen(self) -> dict[str, int]:
         ports = {}
         for name, link in self._links.items():
-            server = await asyncio.start_server(self._taker(link), "127.0.0.1", 0)
+            server = await asyncio.start_server(self._acceptor(link), "127.0.0.1", 0)
             ports[name] = server.sockets[0].getsockname()[1]
         return ports
 
     def stop(self) -> None:
-        """Cut everything, and end the thread."""
+        """Cut all connections, and end the thread."""
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_START_S)
 
     def _end(self) -> None:
         for link in self._links.values():
-            for pair in list(link.pairs):
-                pair.cut()
+            for connection in list(link.connections):
+                connection.cut()
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.call_soon(self._loop.stop)
@@ -111,20 +111,20 @@ class Links:
         self._change(names, lambda link: _begin(link, fault))
 
     def end(self, names: Iterable[str], fault: Fault) -> None:
-        """What :meth:`begin` did is over; what a cut did stays."""
+        """End the fault of :meth:`begin`; cut connections stay cut."""
         self._change(names, lambda link: _end(link, fault))
 
-    def _change(self, names: Iterable[str], change: Callable[[_Link], None]) -> None:
+    def _change(self, names: Iterable[str], change: Callable[[_BrokerLink], None]) -> None:
         for name in names:
             if name in self._links:
                 self._loop.call_soon_threadsafe(change, self._links[name])
 
     # -- connections -----------------------------------------------------------------------------------------
 
-    def _taker(
-        self, link: _Link
+    def _acceptor(
+        self, link: _BrokerLink
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
-        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await link.clear.wait()
             try:
                 host, port = self._broker
@@ -132,24 +132,24 @@ class Links:
             except OSError:
                 _reset(writer)
                 return
-            pair = _Pair(writer, forth)
-            link.pairs.add(pair)
+            connection = _RelayedConnection(writer, forth)
+            link.connections.add(connection)
             ways = _pump(link, reader, forth), _pump(link, back, writer)
             tasks = [asyncio.ensure_future(way) for way in ways]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            while pair.half_open:
+            while connection.half_open:
                 await asyncio.sleep(0.01)
-            link.pairs.discard(pair)
+            link.connections.discard(connection)
             for task in tasks:
                 task.cancel()
             for end in (writer, forth):
                 end.close()
 
-        return take
+        return accept
 
 
-async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Hand on what comes, each packet when its time has come and in its order, until one end closes."""
+async def _pump(link: _BrokerLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Relay packets in order, each after its delay, until one end closes."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
     sender = asyncio.ensure_future(_send(link, waiting, writer))
     packets, due = Packets(), 0.0
@@ -157,10 +157,10 @@ async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.Strea
     try:
         while data := await reader.read(_READ_BYTES):
             for packet in packets.feed(data):
-                weather = link.weather
-                due = max(due, now() + weather.delay_s + link.rng.uniform(0.0, weather.jitter_s))
+                state = link.state
+                due = max(due, now() + state.delay_s + link.rng.uniform(0.0, state.jitter_s))
                 await waiting.put((due, packet))
-                copy = second_copy(packet) if weather.twice and link.rng.random() < weather.twice else None
+                copy = second_copy(packet) if state.twice and link.rng.random() < state.twice else None
                 if copy is not None:
                     await waiting.put((due, copy))
         await waiting.put((due, b""))
@@ -172,7 +172,7 @@ async def _pump(link: _Link, reader: asyncio.StreamReader, writer: asyncio.Strea
 
 
 async def _send(
-    link: _Link, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
+    link: _BrokerLink, waiting: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter
 ) -> None:
     now = asyncio.get_running_loop().time
     with contextlib.suppress(OSError):
@@ -184,55 +184,55 @@ async def _send(
             await link.clear.wait()
             writer.write(packet)
             await writer.drain()
-            if link.weather.bytes_per_s > 0:
-                await asyncio.sleep(len(packet) / link.weather.bytes_per_s)
+            if link.state.bytes_per_s > 0:
+                await asyncio.sleep(len(packet) / link.state.bytes_per_s)
 
 
-def _begin(link: _Link, fault: Fault) -> None:
-    weather = link.weather
+def _begin(link: _BrokerLink, fault: Fault) -> None:
+    state = link.state
     match fault.kind:
         case "delay":
-            weather.delay_s += fault.amount
+            state.delay_s += fault.amount
         case "reorder":
-            weather.jitter_s += fault.amount
+            state.jitter_s += fault.amount
         case "bandwidth":
-            weather.bytes_per_s = fault.amount
+            state.bytes_per_s = fault.amount
         case "duplicate":
-            weather.twice = fault.amount
+            state.twice = fault.amount
         case "stall":
-            weather.stalled += 1
+            state.stalled += 1
             link.clear.clear()
         case "reset":
-            for pair in list(link.pairs):
-                pair.cut()
+            for connection in list(link.connections):
+                connection.cut()
         case "half_open":
-            for pair in list(link.pairs):
-                pair.half_open = True
-                _reset(pair.client)
+            for connection in list(link.connections):
+                connection.half_open = True
+                _reset(connection.client)
 
 
-def _end(link: _Link, fault: Fault) -> None:
-    weather = link.weather
+def _end(link: _BrokerLink, fault: Fault) -> None:
+    state = link.state
     match fault.kind:
         case "delay":
-            weather.delay_s = max(0.0, weather.delay_s - fault.amount)
+            state.delay_s = max(0.0, state.delay_s - fault.amount)
         case "reorder":
-            weather.jitter_s = max(0.0, weather.jitter_s - fault.amount)
+            state.jitter_s = max(0.0, state.jitter_s - fault.amount)
         case "bandwidth":
-            weather.bytes_per_s = 0.0
+            state.bytes_per_s = 0.0
         case "duplicate":
-            weather.twice = 0.0
+            state.twice = 0.0
         case "stall":
-            weather.stalled -= 1
-            if weather.stalled == 0:
+            state.stalled -= 1
+            if state.stalled == 0:
                 link.clear.set()
         case "half_open":
-            for pair in list(link.pairs):
-                pair.half_open = False
+            for connection in list(link.connections):
+                connection.half_open = False
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST: what was on its way is lost."""
+    """Close with RST, which loses bytes in flight."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):
@@ -243,18 +243,18 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 _PUBLISH, _DUP, _QOS = 0x30, 0x08, 0x06
 _LENGTH_BYTES = 4
 _WEBSOCKET = b"GET ", b"HTTP"
-"""How either side of MQTT over WebSocket begins; by MQTT's rules it would be a packet of the reserved flags 7 or 8."""
+"""First bytes of both sides of MQTT over WebSocket; as MQTT they would have the reserved flags 7 or 8."""
 
 
 class Packets:
-    """Cuts a stream into packets. What is no MQTT, such as TLS or WebSocket, goes through as it came."""
+    """A splitter of a stream into MQTT packets. Other streams, such as TLS or WebSocket, pass unchanged."""
 
     def __init__(self) -> None:
         self._held = b""
         self._opaque = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The packets that are whole now."""
+        """Return the packets that are complete now."""
         if self._opaque:
             return [data]
         self._held += data
@@ -274,7 +274,7 @@ class Packets:
 
 
 def _size(data: bytes) -> int | None:
-    """Bytes of the packet that begins here; None where too little came to tell, 0 where it is no packet."""
+    """Return the size of the first packet in bytes; None if it is not known yet, 0 if it is no packet."""
     if data[:1] and not 0x10 <= data[0] <= 0xF0:
         return 0
     length = 0
@@ -286,7 +286,7 @@ def _size(data: bytes) -> int | None:
 
 
 def second_copy(packet: bytes) -> bytes | None:
-    """The packet as a sender repeats it: a PUBLISH, marked as a duplicate where it can be; None for any other."""
+    """Return a sender's repetition of a PUBLISH, marked as a duplicate if possible; None for any other packet."""
     if packet[0] & 0xF0 != _PUBLISH:
         return None
     return bytes([packet[0] | (_DUP if packet[0] & _QOS else 0)]) + packet[1:]

@@ -1,4 +1,4 @@
-"""Faults as data: what happens to whom, in which round and when, drawn from a seed or read from a file."""
+"""Schedules of faults as data, drawn from a seed or read from a file."""
 
 from __future__ import annotations
 
@@ -25,22 +25,21 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_S)]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One fault: ``after_s`` seconds after round ``round`` was opened, for ``seconds``.
+    """One fault: ``after_s`` seconds after the opening of round ``round``, for ``seconds``.
 
-    ``target`` is ``server``, ``broker``, a device, or ``*``: every link, every device and the server. ``amount``:
+    ``target`` is ``server``, ``broker``, a device, or ``*`` for every link, every device and the server. The meaning of
+    ``amount`` depends on the kind.
 
-    ========= ================================================================
-    delay     seconds that each packet waits, in order
-    reorder   most seconds that it waits by chance; links overtake each other
-    bandwidth bytes a second
-    duplicate share of PUBLISH packets that come twice
-    disk_full bytes up to which files can still be written
-    clock     seconds by which the wall clock of a process jumps, for good
-    ========= ================================================================
+    * delay: wait of each packet in seconds, in order.
+    * reorder: largest random wait in seconds; links overtake each other.
+    * bandwidth: bytes per second.
+    * duplicate: share of PUBLISH packets that arrive twice.
+    * disk_full: largest size of a file in bytes.
+    * clock: permanent jump of a process's wall clock in seconds.
 
-    ``reset`` cuts the connections of a link, and what is on its way is lost; after ``half_open`` the broker still holds its
-    end; ``stall`` lets nothing through. ``kill`` is SIGKILL, and the process is started again; ``stop`` is SIGSTOP, and
-    SIGCONT after ``seconds``. The broker can be killed and stopped only.
+    ``reset`` cuts the connections of a link with the bytes in flight. After ``half_open`` the broker still holds its end.
+    ``stall`` blocks all packets. ``kill`` is SIGKILL, followed by a restart; ``stop`` is SIGSTOP, and SIGCONT after
+    ``seconds``. A broker can only be killed and stopped.
     """
 
     kind: LinkFault | ProcessFault
@@ -56,14 +55,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The faults of one run. ``seed`` decides what they leave to chance, such as which packets come twice."""
+    """The faults of one run. ``seed`` decides their random parts, such as the repeated packets."""
 
     seed: int = 0
     faults: tuple[Fault, ...] = ()
 
 
 def load_schedule(path: Path) -> Schedule:
-    """A schedule from a TOML or JSON file; ConfigError names what is wrong in it."""
+    """Load a schedule from a TOML or JSON file.
+
+    Raises:
+        ConfigError: if the file is no schedule, with the reason.
+    """
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
         if path.suffix == ".json":
@@ -77,7 +80,16 @@ def load_schedule(path: Path) -> Schedule:
 
 
 def check_targets(schedule: Schedule, names: Sequence[str], *, broker: bool) -> None:
-    """ConfigError for a fault of something that is not there. ``broker``: whether the run has one of its own."""
+    """Check that each fault has a target in the run.
+
+    Args:
+        schedule: the faults.
+        names: the devices.
+        broker: True if the run has a broker of its own.
+
+    Raises:
+        ConfigError: if a target is unknown.
+    """
     for fault in schedule.faults:
         known = {SERVER, EVERYBODY, *names}
         if fault.kind in ("kill", "stop") and broker:
@@ -93,7 +105,7 @@ _SHORT_S, _LONG_S = 0.2, 1.5
 
 
 def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
-    """One to ``most`` faults of any kind; the same seed draws the same ones."""
+    """Draw one to ``most`` faults of any kind from ``seed``."""
     rng = random.Random(seed)
     return Schedule(
         seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.common.browser import Browser
 from edgefl.errors import ConfigError
-from edgefl.web import built
+from edgefl.web import page
 from tests import needs
 
 STATE = "document.body.dataset.state"
@@ -16,7 +16,7 @@ def require_page() -> None:
     """Skip the test if there is no browser, or the page is not built."""
     needs.require("chromium")
     try:
-        built.built_page()
+        page.built_page()
     except ConfigError as error:
         needs.require("npm")
         needs.skip(error.message)

@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from edgefl.lab.ports import free_port
-from edgefl.web.built import PACKED, VARIABLE
-from edgefl.web.settings import WebSettings
+from edgefl.lab.broker import free_port
+from edgefl.web.page import PACKED, VARIABLE, WebSettings
 
 FEDERATION = """
 [federation]

@@ -20,9 +20,9 @@ from edgefl.cli.federation.beside import with_place
 from edgefl.cli.federation.web import WebOptions
 from edgefl.config import load
 from edgefl.errors import ConfigError
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.setup.tiers import completed, with_guests
-from edgefl.web import built, settings
+from edgefl.web import page
 from tests.agents.web.served import page_of_files
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
@@ -48,7 +48,7 @@ count = 1
 @pytest.fixture
 def built_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = page_of_files(tmp_path / "page")
-    monkeypatch.setenv(built.VARIABLE, str(folder))
+    monkeypatch.setenv(page.VARIABLE, str(folder))
     return folder
 
 
@@ -67,13 +67,13 @@ def said(*arguments: str) -> tuple[int, str]:
 
 
 def test_the_address_may_be_left_out() -> None:
-    assert options.DEFAULT == settings.DEFAULT
-    assert with_place(["run", "--web", "--out", "x"]) == ["run", "--web", settings.DEFAULT, "--out", "x"]
+    assert options.DEFAULT == page.DEFAULT
+    assert with_place(["run", "--web", "--out", "x"]) == ["run", "--web", page.DEFAULT, "--out", "x"]
     assert with_place(["run", "--web", "127.0.0.1:80", "--dashboard"])[:3] == ["run", "--web", "127.0.0.1:80"]
 
 
 def test_a_page_that_is_not_built_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(built.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(page.VARIABLE, str(tmp_path))
     with pytest.raises(ConfigError, match="make agents-web") as found:
         WebOptions("127.0.0.1:0").check()
     assert "index.html is missing" in found.value.message
@@ -120,25 +120,25 @@ def test_what_cannot_be_served_is_refused(given: WebOptions, reason: str, built_
 
 def test_a_page_over_https_opens_no_socket_without_tls() -> None:
     with pytest.raises(ConfigError, match="opens no WebSocket without TLS"):
-        settings.browsers_broker("ws://broker.lan/mqtt", secure=True)
-    assert settings.browsers_broker("ws://broker.lan:8083", secure=False) == "ws://broker.lan:8083/mqtt"
-    assert settings.browsers_broker("wss://broker.lan/x?mqtt=5", secure=True) == "wss://broker.lan:443/x"
+        page.browsers_broker("ws://broker.lan/mqtt", secure=True)
+    assert page.browsers_broker("ws://broker.lan:8083", secure=False) == "ws://broker.lan:8083/mqtt"
+    assert page.browsers_broker("wss://broker.lan/x?mqtt=5", secure=True) == "wss://broker.lan:443/x"
 
 
 def test_the_secret_stays_and_is_its_owners_alone(tmp_path: Path) -> None:
-    first = settings.secret_of(tmp_path / "web")
-    assert settings.secret_of(tmp_path / "web") == first and len(first) >= 22
-    assert settings.secret_of(tmp_path / "other") != first
+    first = page.secret_of(tmp_path / "web")
+    assert page.secret_of(tmp_path / "web") == first and len(first) >= 22
+    assert page.secret_of(tmp_path / "other") != first
     assert stat.S_IMODE((tmp_path / "web" / "secret").stat().st_mode) == 0o600
     (tmp_path / "web" / "secret").write_text("")  # killed as it was made
-    again = settings.secret_of(tmp_path / "web")
-    assert len(again) >= 22 and settings.secret_of(tmp_path / "web") == again
+    again = page.secret_of(tmp_path / "web")
+    assert len(again) >= 22 and page.secret_of(tmp_path / "web") == again
 
 
 def test_what_is_scanned_is_an_address_of_this_machine() -> None:
-    host = settings.own_address()
-    assert settings.address_of("0.0.0.0", 8091, "abc", secure=False) == f"http://{host}:8091/#abc"
-    assert settings.address_of("::1", 443, "abc", secure=True) == "https://[::1]:443/#abc"
+    host = page.own_address()
+    assert page.address_of("0.0.0.0", 8091, "abc", secure=False) == f"http://{host}:8091/#abc"
+    assert page.address_of("::1", 443, "abc", secure=True) == "https://[::1]:443/#abc"
 
 
 def test_the_first_round_waits_for_browsers_too(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def _answers(port: int) -> bool:
 
 
 def test_what_the_environment_names_is_found(built_page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert built.built_page() == built_page
+    assert page.built_page() == built_page
     os.remove(built_page / "worker.js")
     with pytest.raises(ConfigError, match=r"worker\.js is missing"):
-        built.built_page()
+        page.built_page()

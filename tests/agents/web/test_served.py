@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.web.code import as_svg, in_terminal
+from edgefl.web.page import as_svg, in_terminal
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Connected, IncomingMessage
 from edgefl.wire.mqtt.session import Session
@@ -171,9 +171,9 @@ def test_a_federation_whose_data_are_elsewhere_offers_no_sample(tmp_path: Path) 
 
 
 def test_a_relay_refuses_brokers_that_no_browser_reaches_through_it() -> None:
-    from edgefl.web.relay import Relay
+    from edgefl.web.relay import BrowserRelay
 
     with pytest.raises(ConfigError, match="asks for client certificates"):
-        Relay(Address("broker.lan", cert_file="a", key_file="b"))
+        BrowserRelay(Address("broker.lan", cert_file="a", key_file="b"))
     with pytest.raises(ConfigError, match="reached by WebSocket already"):
-        Relay(Address("broker.lan", path="/mqtt"))
+        BrowserRelay(Address("broker.lan", path="/mqtt"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgefl.data.dataset import Dataset
-from edgefl.lab.deployment import Workshop
+from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.models.test_sample_again import CLASSES, WORDS, last, spec_of, texts
 from tests.parity.rounds import exported, in_torch, local_data, on_device
@@ -39,7 +39,7 @@ def test_a_deployed_file_reads_the_sample_once() -> None:
     data = Dataset.of(x, y, x, y, below=WORDS, classes=CLASSES)
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
 
-    made = Workshop(spec, data, weights, batch=5).deployment(OutputSide(spec, 0))
+    made = DeploymentBuilder(spec, data, weights, batch=5).deployment(OutputSide(spec, 0))
 
     (name,) = made.artifact.inputs
     session = onnxruntime.InferenceSession(made.artifact.model, providers=["CPUExecutionProvider"])

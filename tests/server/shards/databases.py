@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from tests import needs
 
 _STARTED_S = 300.0

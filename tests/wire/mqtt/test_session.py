@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Wakeup, Will

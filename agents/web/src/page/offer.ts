@@ -7,7 +7,7 @@ export interface OfferedTier {
   memory_bytes: number;
 }
 
-/** As `edgefl.web.offer.Offer` writes it. */
+/** As `edgefl.web.offer.WebOffer` writes it. */
 export interface Offer {
   federation: string;
   model: string;

@@ -1,4 +1,7 @@
-"""Python loads this first in a process whose ``PYTHONPATH`` begins here: its wall clock differs by what a file says."""
+"""A wall clock shifted by the number in a file.
+
+Python imports this module first in a process whose ``PYTHONPATH`` begins with its folder.
+"""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""SupervisedProcess processes that are started again when they are killed, and looked after until the run ends."""
+"""Processes of a run: supervised ones, restarted after a crash, and single agents."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from edgefl.errors import EdgeflError
+from edgefl.errors import ConfigError, EdgeflError
 from edgefl.system.files import write_whole
 from edgefl.system.parent import PARENT
 from edgefl.system.processes import last_line
@@ -24,14 +25,14 @@ from edgefl.wire.text import printable
 
 _RESTARTS = 20
 _CRASHES = 2
-"""A process that was killed is started again often; one that fails by itself will fail again."""
+"""Crashes of a process until the run ends; kills are restarted more often, because they do not repeat by themselves."""
 _PAUSE_S = 0.3
 _ERROR = "error: "
 
 
 @dataclass
 class SupervisedProcess:
-    """One supervised process. The supervisor gets its standard output line by line, a log file the texts and errors."""
+    """One supervised process. The supervisor reads its standard output line by line; a log file gets texts and errors."""
 
     name: str
     command: Sequence[str]
@@ -65,13 +66,13 @@ class Supervisor:
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start ``python -m edgefl <arguments>`` as ``name``, with more in its ``environment`` than the others have."""
+        """Start ``python -m edgefl <arguments>`` as ``name``, with additions to its ``environment``."""
         self.start_program(name, module_command("edgefl", *arguments), environment)
 
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start any program likewise."""
+        """Start any program as ``name``, with additions to its ``environment``."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         log = self._folder / "logs" / f"{name}.log"
         child = SupervisedProcess(name, command, log, environment=environment or {})
@@ -108,7 +109,11 @@ class Supervisor:
         write_whole(self._folder / "processes.json", msgspec.json.encode(pids))
 
     def check(self) -> list[str]:
-        """Look after all children once; names of those that were started again. Raises if one cannot go on."""
+        """Restart died processes, and return their names.
+
+        Raises:
+            EdgeflError: if a process failed for good.
+        """
         restarted = []
         for child in self._children.values():
             if child.done or child.process is None or (code := child.process.poll()) is None:
@@ -132,13 +137,13 @@ class Supervisor:
         return process.pid if process else 0
 
     def running(self, name: str) -> subprocess.Popen[bytes] | None:
-        """The process of ``name``; None where there is none now."""
+        """Return the running process of ``name``, or None."""
         child = self._children.get(name)
         process = child.process if child is not None and not child.done else None
         return process if process is not None and process.poll() is None else None
 
     def replace(self, name: str, environment: Mapping[str, str]) -> None:
-        """Kill a process; the one that is started in its place has this in its environment."""
+        """Kill a process; its successor gets these environment variables too."""
         child = self._children[name]
         child.environment = {**child.environment, **environment}
         if (process := self.running(name)) is not None:
@@ -148,14 +153,14 @@ class Supervisor:
         return self._children[name].done
 
     def wait(self, names: Sequence[str], timeout_s: float) -> None:
-        """Give children time to finish by themselves."""
+        """Wait for processes to end by themselves."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not all(self.is_done(name) for name in names):
             self.check()
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End what still runs: politely, then for good."""
+        """Terminate running processes, and kill them after 5 s."""
         running = [process for name in self._children if (process := self.running(name))]
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -182,10 +187,64 @@ def _text_of(line: bytes) -> str:
 
 
 def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
-    """The child's own error, or its last line, with its exit code."""
+    """Return a process's own error, or its last line, with its exit code."""
     text = child.log.read_text(errors="replace")
     errors = "\n".join(line for line in text.splitlines() if line.startswith(_ERROR))
     words = last_line(errors or text, "it said nothing").removeprefix(_ERROR)
     error = EdgeflError(f"{child.name} stopped with code {code}: {words} (see {child.log})")
     error.exit_code = code if code in _EXPECTED else 1
     return error
+
+
+class AgentProcess:
+    """An agent in a process group of its own, so that its children end with it. Its output is appended to ``log``.
+
+    Raises ConfigError if the command cannot be run.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        try:
+            with log.open("ab") as output:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+                )
+        except OSError as error:
+            raise ConfigError(
+                f"the agent's command cannot be run ({error.strerror or error}: {command[0]!r}): name a command that takes "
+                "the options of `edgefl device`",
+                command=command[0],
+            ) from error
+
+    @property
+    def pid(self) -> int:
+        """Process id of the agent."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the agent, or None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """Kill the agent and all its children at once, as a power cut does."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def terminate(self) -> None:
+        """Ask the agent to leave (SIGTERM)."""
+        self._process.terminate()
+
+    def wait(self, within_s: float | None = None) -> int | None:
+        """Return the exit code, or None if the agent still runs after ``within_s`` seconds."""
+        try:
+            return self._process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            return None

@@ -1,4 +1,4 @@
-"""The configuration that a run leaves in its folder, and the variables that hold what must not stand there."""
+"""Files in the folder of a run, and the environment variables of its secrets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from edgefl.config import Federation
 from edgefl.errors import ConfigError
 
 CONFIG_NAME = "run.toml"
-"""The configuration as it was run; not a name that people give their own files."""
+"""The configuration as it was run; people's own files have other names."""
 
 SIMULATION_CONFIG = "config.toml"
-"""The same in the folder of a simulation."""
+"""The configuration in the folder of a simulation."""
 MODEL_NAME = "model.safetensors"
 
 BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 
 
 def without_password(federation: Federation) -> Federation:
-    """As it is written into the folder of a run, which people pass on: without the broker's password."""
+    """Return the federation without the broker's password, for the folder of a run, which people share."""
     broker = federation.broker.model_copy(update={"password": ""})
     return federation.model_copy(update={"broker": broker})
 

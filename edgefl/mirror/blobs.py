@@ -1,39 +1,123 @@
-"""A gateway's cache of another mirror: what it lacks is fetched once, however many ask, and passed on as it comes.
+"""Folders of blobs, each a file named by its SHA-256, and a gateway's cache of another mirror.
 
-Whoever asks gets bytes before their digest is known, and checks them, as with any mirror. Only what has the right one stays.
+A cache fetches a missing blob once for all readers and passes its bytes on as they arrive. Readers therefore get bytes of an
+unknown digest and check them, as with any mirror; the cache keeps only blobs with the right digest.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from edgefl.errors import MirrorError
-from edgefl.mirror.folder import Blob, BlobFolder
 from edgefl.system.files import PARTIAL, FolderHeld, FolderLock, make_folder
 from edgefl.wire.blobs import SHA256
 from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 from edgefl.wire.mirrors import Mirror
+
+
+class Blob(Protocol):
+    """A readable blob, possibly still incomplete."""
+
+    @property
+    def size(self) -> int | None:
+        """Size in bytes; None while it is unknown."""
+
+    @property
+    def failed(self) -> str:
+        """Reason why the blob stays incomplete; empty if it may be completed."""
+
+    @property
+    def lacks(self) -> bool:
+        """True if it failed because the mirror lacks the blob."""
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        """Return at most ``nbytes`` from ``start``; empty while they are missing."""
+
+    def close(self) -> None: ...
+
+
+class OpenFile:
+    """A complete blob. It stays readable while open, even after its file is deleted."""
+
+    failed, lacks = "", False
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.size: int | None = os.fstat(descriptor).st_size
+
+    def read(self, start: int, nbytes: int) -> bytes:
+        data = os.pread(self._descriptor, nbytes, start)
+        self.failed = "" if data else "the file became shorter"
+        return data
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class BlobFolder:
+    """A folder of blobs; other files and links are ignored.
+
+    Raises:
+        MirrorError: if the folder cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            os.listdir(path)
+        except OSError as error:
+            raise MirrorError(
+                f"the mirror's folder {path} cannot be read ({error.strerror or error}): a server writes it where its "
+                "federation has mirrors (`edgefl server`), most often as OUT/mirror",
+                folder=str(path),
+            ) from error
+
+    def open(self, sha256: str) -> Blob | None:
+        """Open a blob; None if the folder has no regular file of this name."""
+        if SHA256.fullmatch(sha256) is None:
+            return None
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for its writer
+        try:
+            descriptor = os.open(self.path / sha256, flags)
+        except OSError:
+            return None
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return OpenFile(descriptor)
+        with suppress(OSError):
+            os.close(descriptor)
+        return None
+
 
 _STEP = 128 * 1024
 _PATIENCE_S = 10.0
 _ATTEMPTS = 3
 _MOST_AT_ONCE = 8
 _FORGET_S = 10.0
-"""How long it is believed that the other mirror has not a blob, or cannot give it: names can be made up."""
+"""Time for which a failure of the other mirror is remembered; requested names can be invented."""
 _MOST_REMEMBERED = 1000
 _LOCK = "lock"
 
 
+class FailureLog(Protocol):
+    """A log of blobs that could not be fetched, such as a list."""
+
+    def append(self, text: str, /) -> object:
+        """Append the reason of a failure."""
+
+
 @dataclass(frozen=True)
-class Upstream:
-    """The mirror that is cached, in ``most_bytes`` at most. ``ca_file``: an authority beside the system's."""
+class CachedMirror:
+    """The mirror behind a cache of at most ``most_bytes``; ``ca_file`` adds an authority to the system's."""
 
     mirror: Mirror
     most_bytes: int
@@ -41,7 +125,7 @@ class Upstream:
 
 
 class _Download:
-    """A blob that comes in; any number may read along."""
+    """A blob on its way, with any number of readers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,13 +138,15 @@ class _Download:
     def fail(self, why: str, *, lacks: bool = False) -> None:
         self.lacks, self.failed = lacks, why
 
-    def reader(self) -> _Reader:
-        return _Reader(self, os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
+    def reader(self) -> _DownloadReader:
+        return _DownloadReader(self, os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
 
 
-class _Reader:
-    """One who reads along. The file may get its last name, or be deleted: an open one stays. Without a ``descriptor`` the
-    blob could not be had a moment ago."""
+class _DownloadReader:
+    """A reader of a blob on its way. Its open file survives a rename or deletion.
+
+    Without a ``descriptor`` the blob failed a moment ago.
+    """
 
     def __init__(self, download: _Download, descriptor: int | None = None) -> None:
         self._download = download
@@ -90,16 +176,20 @@ class _Reader:
 
 
 class Cache:
-    """``folder`` as a cache of ``upstream``. It is one process's alone; ``tell`` is told what cannot be fetched.
+    """A folder as the cache of another mirror, owned by one process.
 
-    MirrorError if another one has it, or it cannot be written.
+    Args:
+        folder: folder of the blobs.
+        upstream: the cached mirror.
+        log: receives a line for each blob that could not be fetched.
+
+    Raises:
+        MirrorError: if another process owns the folder, or it cannot be written.
     """
 
-    def __init__(
-        self, folder: Path, upstream: Upstream, tell: Callable[[str], None] = lambda _: None
-    ) -> None:
+    def __init__(self, folder: Path, upstream: CachedMirror, log: FailureLog | None = None) -> None:
         self._upstream = upstream
-        self._tell = tell
+        self._log: FailureLog = log if log is not None else deque(maxlen=1)
         try:
             make_folder(folder)
             self._held = FolderLock(folder, _LOCK)
@@ -121,7 +211,7 @@ class Cache:
         self._held.release()
 
     def open(self, sha256: str) -> Blob | None:
-        """The blob, here or on its way; None if that is none's name, or too many others are on their way."""
+        """Open a blob, complete or on its way; None for an invalid name, or if too many other blobs are on their way."""
         if SHA256.fullmatch(sha256) is None:
             return None
         with self._lock:
@@ -131,7 +221,7 @@ class Cache:
                 return here
             refused = self._refused.get(sha256)
             if refused is not None and time.monotonic() < refused[0]:
-                return _Reader(refused[1])
+                return _DownloadReader(refused[1])
             running = self._running.get(sha256) or self._begin(sha256)
             return None if running is None else running.reader()
 
@@ -166,7 +256,7 @@ class Cache:
         if download.failed:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            self._tell(f"blob {sha256[:12]} of {self._upstream.mirror}: {download.failed}")
+            self._log.append(f"blob {sha256[:12]} of {self._upstream.mirror}: {download.failed}")
 
     def _remember(self, sha256: str, download: _Download) -> None:
         now = time.monotonic()
@@ -199,7 +289,7 @@ class Cache:
         write: Callable[[bytes], object],
         update: Callable[[bytes], object],
     ) -> None:
-        """As much as comes in one go, from where the last one ended."""
+        """Fetch one connection's worth of bytes, from the end of the last one."""
         upstream = self._upstream
         with (
             Watchdog() as alarm,
@@ -222,7 +312,7 @@ class Cache:
     # -- what is kept ----------------------------------------------------------------------------------------
 
     def _found(self) -> dict[str, int]:
-        """Sizes of what an earlier process left whole, the longest unused first; all else of a blob's name goes."""
+        """Return sizes of the complete blobs of an earlier process, least recently used first; delete incomplete ones."""
         found: list[tuple[float, str, int]] = []
         for path in self._folder.path.iterdir():
             name = path.name.removesuffix(PARTIAL)
@@ -235,7 +325,11 @@ class Cache:
         return {name: nbytes for _, name, nbytes in sorted(found)}
 
     def _make_room(self, nbytes: int, wanted_by: _Download | None) -> None:
-        """Drop the longest unused until ``nbytes`` more fit, that download's from now on; MirrorError if they never do."""
+        """Drop least recently used blobs until ``nbytes`` more fit, and reserve these for ``wanted_by``.
+
+        Raises:
+            MirrorError: if the blob is larger than the free part of the cache can become.
+        """
         most = self._upstream.most_bytes
         with self._lock:
             coming = sum(each.size or 0 for each in self._running.values())
