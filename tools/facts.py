@@ -33,7 +33,7 @@ from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.update.form import Values, bits_per_entry
+from edgefl.wire.update.form import FloatValues, bits_per_entry
 
 Rows = list[dict[str, Any]]
 
@@ -238,7 +238,7 @@ def _what(factory: Callable[..., Any]) -> str:
 def _default_bits(codec: str, submodel: Submodel) -> float:
     """Of the trained entries of ``submodel``: for some codecs only their algorithm knows."""
     sections = algorithm_of(parse({"codec": {"name": codec}}, source=codec), submodel).form.sections
-    return bits_per_entry(sections[0].encoding if sections else Values())
+    return bits_per_entry(sections[0].encoding if sections else FloatValues())
 
 
 def _options_of(catalog: Mapping[str, Callable[..., Any]], *, upon: int = 1) -> Options:

@@ -19,7 +19,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
 
 CODECS = ("dense", "float16", "int8", "fedpaq", "fedbat", "topk")
 """What is measured unless somebody asks for others."""
@@ -95,9 +95,9 @@ def _section(
         match section.encoding:
             case Codes(bits=bits):
                 parts.append(("codes", _codes(bits, count, rng)))
-            case Values(dtype="float32"):
+            case FloatValues(dtype="float32"):
                 parts.append(("values", _floats(count, rng)))
-            case Values(dtype=dtype):
+            case FloatValues(dtype=dtype):
                 parts.append(("halves", _halves(_floats(count, rng), dtype)))
             case Sparse() as sparse:
                 nonzeros = sparse.kept(count)

@@ -77,7 +77,7 @@ def _of_function(function: Function) -> Function:
 
 
 @dataclass(frozen=True)
-class _View:
+class _SavedView:
     """View of ``whole`` that the forward pass created."""
 
     whole: Tensor
@@ -137,7 +137,7 @@ class _Storing(TorchDispatchMode):
         if isinstance(results, Tensor) and isinstance(viewed, Tensor):
             self._made[results] = self._made.get(viewed, True)
             if results is not viewed:
-                self._parts[results] = _View(viewed, _again(func, given))
+                self._parts[results] = _SavedView(viewed, _again(func, given))
             return
         for result in _tensors(results):
             self._made[result] = True

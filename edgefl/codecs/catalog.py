@@ -22,7 +22,7 @@ from edgefl.codecs.coders import (
 from edgefl.contract.choice import CodecChoice, built_upon
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
-from edgefl.wire.update.form import CHANGE_LIMIT, Sparse, Values
+from edgefl.wire.update.form import CHANGE_LIMIT, FloatValues, Sparse
 
 _LEAST = 2.0**-126
 """Smallest number that float32 holds with all its digits. Engines may flush smaller ones to 0."""
@@ -36,7 +36,7 @@ def dense(name: str) -> Codec:
 def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
     """The change of the round as float16 or bfloat16, according to the codec's name."""
     dtype: Literal["float16", "bfloat16"] = "float16" if name == "float16" else "bfloat16"
-    return Codec(name, Values(dtype), statistics=statistics, binarize_1d=binarize_1d)
+    return Codec(name, FloatValues(dtype), statistics=statistics, binarize_1d=binarize_1d)
 
 
 def int8(
@@ -156,7 +156,7 @@ def zerofl(
         CodecTraining("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )
     # 1 - 0.97 is a hair above 0.03.
-    upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else Values()
+    upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else FloatValues()
     return Codec(name, upload, statistics=statistics, binarize_1d=binarize_1d, training=training)
 
 

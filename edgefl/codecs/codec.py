@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from edgefl.wire.update.form import VERSION, Encoding, Sparse, Values
+from edgefl.wire.update.form import VERSION, Encoding, FloatValues, Sparse
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Codec:
     """
 
     name: str
-    trained: Coder | Values | Sparse | None = None
+    trained: Coder | FloatValues | Sparse | None = None
     change: bool = True
     feedback: bool = False
     statistics: int = STATISTICS_BITS

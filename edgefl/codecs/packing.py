@@ -16,7 +16,7 @@ from edgefl.codecs.coders import NearestLevels
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
+from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
 
 _BIAS, _MANTISSA, _LEAST_EXPONENT = 127.0, 128.0, -126.0
 _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
@@ -165,9 +165,9 @@ def form_of(
     numbered = {name: number for number, name in enumerate(parts.coded)} if groups is None else groups
     sections = [Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, Codes) else {})]
     if parts.plain:
-        sections.append(Section(parts.sent(parts.plain), Values()))
+        sections.append(Section(parts.sent(parts.plain), FloatValues()))
     if parts.statistics:
-        coding = Values() if statistics is None else statistics.encoding
+        coding = FloatValues() if statistics is None else statistics.encoding
         own = {name: number for number, name in enumerate(parts.statistics)} if statistics is not None else {}
         sections.append(Section(parts.sent(parts.statistics), coding, own))
     return Form(codec, version, tuple(sections), change)
@@ -190,11 +190,11 @@ def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -
         match section.encoding:
             case Codes(bits=bits):
                 codes.append(pack_codes(own, bits))
-            case Values(dtype="float32"):
+            case FloatValues(dtype="float32"):
                 values += own
-            case Values(dtype="float16"):
+            case FloatValues(dtype="float16"):
                 halves.append(flat(own).to(torch.float16))
-            case Values():
+            case FloatValues():
                 halves.append(bfloat16_bits(flat(own)))
             case Sparse() as sparse:
                 for x in own:

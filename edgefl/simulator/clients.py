@@ -84,7 +84,7 @@ class ClientWork:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _TrainingStage:
     """Stage of a round on one client, in seconds and in joules."""
 
     seconds: float
@@ -138,10 +138,10 @@ class SimulatedFleet:
         """Return the random order of clients with equal times, drawn for each round."""
         return self._uniform("arrive", number, client)
 
-    def _parts(self, client: str, work: ClientWork) -> tuple[_Stage, _Stage, _Stage]:
+    def _parts(self, client: str, work: ClientWork) -> tuple[_TrainingStage, _TrainingStage, _TrainingStage]:
         table, slowness = self._of_tier(work.tier), self.slowness(work.tier, client)
         fetch, send = (
-            _Stage(
+            _TrainingStage(
                 slowness * _BITS * nbytes / (mbit * 1e6) if mbit else 0.0,
                 joules_per_mb * nbytes / 1e6,
             )
@@ -151,7 +151,7 @@ class SimulatedFleet:
             )
         )
         training = slowness * 1e-3 * table.step_ms * work.steps
-        return fetch, _Stage(training, table.watts * training), send
+        return fetch, _TrainingStage(training, table.watts * training), send
 
     def _of_tier(self, tier: str) -> ClientsTable:
         return self._tiers.get(tier, self._common)

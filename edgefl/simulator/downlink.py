@@ -18,7 +18,7 @@ from edgefl_server.storage.published import PublishedModels
 
 
 @dataclass
-class MemoryBlobs:
+class DownlinkBlobs:
     """Blobs of the current model in memory, as they travel."""
 
     chunk: int
@@ -54,7 +54,7 @@ class Downloads:
         limits, downlink = spec.limits, spec.downlink
         self._spec = spec
         self._limit = limits.max_blob_bytes
-        self._blobs = MemoryBlobs(limits.chunk_bytes, downlink.compression)
+        self._blobs = DownlinkBlobs(limits.chunk_bytes, downlink.compression)
         self._downlink = Downlink(downlink, self._blobs, PublishedModels(folder, run), limits.max_blob_bytes)
 
     def publish(self, model: Model) -> None:

@@ -77,7 +77,7 @@ class MlflowRun:
         except (MlflowException, OSError, ImportError, msgspec.DecodeError) as error:
             raise ConfigError(
                 f"simulation.mlflow {uri!r} cannot be used: {_short(error)}; correct the URL, start its server, or leave "
-                f"the key out. {path} names the run that this simulation was told to: without that file it begins another",
+                f"the key out. {path} names the run of this simulation: without that file it begins another",
                 uri=uri,
             ) from error
 

@@ -33,7 +33,7 @@ Arrival = tuple[float, float, Assignment]
 
 
 @dataclass
-class Window:
+class VersionWindow:
     """An asynchronous round in progress. ``taken`` are the tasks whose updates it counts, in the order of arrival."""
 
     state: State
@@ -95,7 +95,7 @@ class Versions:
         *,
         active: Callable[[Mapping[int, RoundModel]], RoundAggregation],
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
-    ) -> tuple[Window, Mapping[str, Report], RoundAggregation]:
+    ) -> tuple[VersionWindow, Mapping[str, Report], RoundAggregation]:
         """Run an asynchronous round and train its clients.
 
         Args:
@@ -167,9 +167,9 @@ class Versions:
 
     def _gone_through(
         self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
-    ) -> Window:
+    ) -> VersionWindow:
         """Return the window at the time when the round has enough updates, without those of the tasks ``refused``."""
-        window = Window(state, now, list(self._waiting))
+        window = VersionWindow(state, now, list(self._waiting))
         for task in opened.began:
             self._give(window, task)
         ticks = 0
@@ -193,13 +193,13 @@ class Versions:
             "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
         )
 
-    def _answered(self, window: Window, task: Assignment, refused: str) -> None:
+    def _answered(self, window: VersionWindow, task: Assignment, refused: str) -> None:
         if not refused:
             window.taken.append(task)
         window.energy_j += self._joules(task)
         self._step(window, Answered(task.device, accepted=not refused, reason=refused))
 
-    def _step(self, window: Window, event: Answered | Tick) -> None:
+    def _step(self, window: VersionWindow, event: Answered | Tick) -> None:
         window.state, actions = coordinator.step(self.rules, window.state, event, window.now)
         for action in actions:
             if isinstance(action, Reassign):
@@ -209,7 +209,7 @@ class Versions:
                     self._give(window, task)
         window.actions = tuple(action for action in actions if not isinstance(action, Reassign))
 
-    def _give(self, window: Window, task: Assignment) -> None:
+    def _give(self, window: VersionWindow, task: Assignment) -> None:
         """Start a client: its update arrives when it is done, unless it is lost."""
         if not self.fleet.vanishes(_turn(task), task.tier, task.device):
             took = self.fleet.seconds(task.device, self._work(task))

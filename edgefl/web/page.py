@@ -67,7 +67,7 @@ def secret_of(folder: Path) -> str:
     known = path.read_text(encoding="ascii").strip() if path.is_file() else ""
     if known:
         return known
-    # Nobody else ever reads it; one that was not written to its end is none, as an empty one would let everybody in.
+    # Only the owner may read it. A half-written secret is replaced, because an empty one would admit everyone.
     own = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(own, "w", encoding="ascii") as file:
         file.write(made := secrets.token_urlsafe(_SECRET_BYTES))

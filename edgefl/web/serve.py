@@ -140,7 +140,7 @@ class _Headers:
                 else:
                     own.setdefault(
                         "Cache-Control", "no-cache"
-                    )  # asked for anew, and mostly answered "not modified"
+                    )  # browsers ask again, mostly for "not modified"
             await send(message)
 
         await self._app(scope, receive, answered)

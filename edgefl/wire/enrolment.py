@@ -2,7 +2,7 @@
 
 A token never travels: the hello names it and proves possession by an HMAC over the device's topic and key. A request
 (PKCS #10, PEM) is carried by hand. Its common name is the device, its organization the federation. The key itself signs
-the request, so nobody can enrol a key of somebody else.
+the request, which proves that the requester owns it.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
     signature = old.sign(_succession_text(old.public, new, until))
     statement = Succession(old=old.public, new=new, until=until, signature=signature)
     chain = (*old.successions, statement)[-MOST_SUCCESSIONS:]
-    # The statement first: one without its key is passed over, a key without its statement is known to nobody.
+    # The statement first: one without its key is ignored, and no device knows a key without its statement.
     write_whole(chain_of(path), "".join(f"{_line(each)}\n" for each in chain).encode(), durable=True)
     _write_key(path, fresh)
     return KeyPair(path)

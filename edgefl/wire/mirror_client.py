@@ -284,7 +284,7 @@ class MirrorConnection:
             return
         self.close()
         if status in _GONE:
-            raise BlobMissing(f"it has not the blob (HTTP {status})")
+            raise BlobMissing(f"it lacks the blob (HTTP {status})")
         if 300 <= status < 400:
             raise MirrorError(
                 f"it sends elsewhere (HTTP {status}), which is not followed: name the last address"
@@ -300,7 +300,7 @@ class MirrorConnection:
             told = _RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if told is None or (int(told[1]), int(told[2])) != (first, last - 1):
                 self.close()
-                raise MirrorError("it sends other bytes than those that were asked for")
+                raise MirrorError("it sends other bytes than the requested ones")
             promised, skip = last - first, 0
         if response.length is not None and response.length != promised:
             self.close()

@@ -10,7 +10,7 @@ from edgefl.codecs.packing import UpdateParts
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.layers.norms import make_norm
 from edgefl.models.spec import ModelSpec
-from edgefl.wire.update.form import Sparse, Values
+from edgefl.wire.update.form import FloatValues, Sparse
 from tests.codecs.coding import Coding, small
 
 
@@ -23,7 +23,7 @@ def test_statistics_of_other_widths_are_refused(codec: str) -> None:
 def test_zerofl_without_sparse_upload_sends_whole_changes_and_minds_its_other_options() -> None:
     coding = Coding.of("zerofl", sparse_upload=False, statistics=4)
     trained, statistics = coding.algorithm.form.sections
-    assert trained.encoding == Values() and coding.algorithm.form.change
+    assert trained.encoding == FloatValues() and coding.algorithm.form.change
     assert getattr(statistics.encoding, "bits", None) == 4
 
 

@@ -156,7 +156,7 @@ def test_labels_without_a_dimension_are_compared_with_a_single_number() -> None:
 
 
 class Renamed(nn.Module):
-    """Adds to x an input that is call_with_inputs as values inside of a graph are."""
+    """Adds to x an input that is called as values inside of a graph are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,5 +183,5 @@ def test_names_of_inputs_do_not_meet_those_inside_the_graph() -> None:
 def test_an_input_that_is_called_as_the_output_is_refused() -> None:
     spec = split(Taken(), sample={"x": TensorSpec((4,)), "logits": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "logits")}
-    with pytest.raises(ExportError, match="an input of the model is call_with_inputs 'logits'"):
+    with pytest.raises(ExportError, match="an input of the model is called 'logits'"):
         deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows)

@@ -139,7 +139,7 @@ BAD: dict[Behaviour, tuple[str, ...]] = {
     says_less: ("it sends 10 bytes, and the blob has 19999 there",),
     says_more: ("it sends 1152921504606846976 bytes",),
     negative: ("it ended early", "chunk 0 has a wrong digest"),
-    another_part: ("it sends other bytes than those that were asked for",),
+    another_part: ("it sends other bytes than the requested ones",),
     not_http: ("BadStatusLine",),
     broken_chunks: ("it ended early", "IncompleteRead"),
     zipped: ("chunk 0 has a wrong digest",),

@@ -21,7 +21,7 @@ from edgefl.simulator.rounds import Rounds
 from edgefl.simulator.trainers.local_rounds import Portion
 from edgefl.simulator.trainers.pool import Pool, RemoteWorker, WorkerLost
 from edgefl.simulator.trainers.processes import SharedMemory, mapped
-from edgefl.simulator.trainers.worker import Failed, Method, Worker
+from edgefl.simulator.trainers.worker import Method, TrainingWorker, WorkerFailure
 from tests.rings.rows import mostly_slow
 from tests.simulator.test_simulate import Stopped, federation, stop_after
 
@@ -213,9 +213,9 @@ def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
 
 
 def test_an_error_that_nobody_foresaw_says_where_it_was() -> None:
-    failed = Worker().answer("build", None)
+    failed = TrainingWorker().answer("build", None)
 
-    assert isinstance(failed, Failed) and isinstance(failed.error, AttributeError)
+    assert isinstance(failed, WorkerFailure) and isinstance(failed.error, AttributeError)
     assert "in a worker of the simulation" in failed.error.__notes__[0]
 
 

@@ -16,7 +16,7 @@ from edgefl.submodels.channels.axes import (
     Atom,
     Axis,
     Concat,
-    Product,
+    ProductAxis,
     UnalignedError,
     divide,
     is_pinned,
@@ -38,12 +38,12 @@ from tests.submodels.nets import MODELS, Sorted, model, rows, whole
 def test_a_view_of_one_dimension_as_two_makes_its_atom_a_product() -> None:
     channels = Atom(12)
     outer, inner = regroup([channels], (3, 4))
-    assert resolve(channels) == Product((outer, inner)) and (size(outer), size(inner)) == (3, 4)
+    assert resolve(channels) == ProductAxis((outer, inner)) and (size(outer), size(inner)) == (3, 4)
 
 
 def test_views_merge_dimensions_and_keep_what_does_not_change() -> None:
     batch, channels, side = Atom(2), Atom(6), Atom(5)
-    assert regroup([batch, channels, side], (2, 30)) == (batch, Product((channels, side)))
+    assert regroup([batch, channels, side], (2, 30)) == (batch, ProductAxis((channels, side)))
     assert regroup([batch, channels, ONE], (2, 1, 6)) == (batch, ONE, channels)
 
 
@@ -56,7 +56,7 @@ def test_a_concatenation_that_is_divided_divides_its_parts_alike() -> None:
 
 def test_a_part_that_is_taken_splits_the_atom_everywhere() -> None:
     channels = Atom(8)
-    flat = Product((channels, Atom(3, "positions")))
+    flat = ProductAxis((channels, Atom(3, "positions")))
     left, right = take(channels, 0, 5), take(channels, 5, 8)
     assert resolve(channels) == Concat((left, right))
     assert [size(part) for part in resolve(flat).parts] == [15, 9]
@@ -64,7 +64,7 @@ def test_a_part_that_is_taken_splits_the_atom_everywhere() -> None:
 
 def test_gates_of_a_product_and_of_a_concatenation_are_the_same_hidden_units() -> None:
     hidden, gates, units = Atom(5), Atom(4), Atom(5)
-    unify(Concat((hidden,) * 4), Product((gates, units)))
+    unify(Concat((hidden,) * 4), ProductAxis((gates, units)))
     assert resolve(units) is resolve(hidden) and list(resolve(gates).parts) == [ONE] * 4
 
 
@@ -75,12 +75,12 @@ def test_atoms_that_are_unified_share_the_reason_to_stay_whole() -> None:
 
 
 def test_structures_without_a_common_refinement_are_pinned_not_guessed() -> None:
-    one, other = Product((Atom(2), Atom(3))), Product((Atom(3), Atom(2)))
+    one, other = ProductAxis((Atom(2), Atom(3))), ProductAxis((Atom(3), Atom(2)))
     unify(one, other)
     assert is_pinned(one) and is_pinned(other)
     with pytest.raises(UnalignedError):
-        take(Product((Atom(2), Atom(3))), 1, 5)
-    uneven = regroup([Product((Atom(2), Atom(3))), Atom(2)], (4, 3))
+        take(ProductAxis((Atom(2), Atom(3))), 1, 5)
+    uneven = regroup([ProductAxis((Atom(2), Atom(3))), Atom(2)], (4, 3))
     assert all(map(is_pinned, uneven)) and list(map(size, uneven)) == [4, 3]
 
 
@@ -89,7 +89,7 @@ def _axes(depth: int) -> st.SearchStrategy[Axis]:
     if depth == 0:
         return leaf
     inner = st.lists(_axes(depth - 1), min_size=1, max_size=3).map(tuple)
-    return st.one_of(leaf, inner.map(Product), inner.map(Concat))
+    return st.one_of(leaf, inner.map(ProductAxis), inner.map(Concat))
 
 
 @given(axis=_axes(2), data=st.data())
@@ -104,7 +104,7 @@ def test_the_normal_form_keeps_sizes_and_the_order_of_indices(axis: Axis, data: 
 def _atoms(axis: Axis) -> list[Atom]:
     if isinstance(axis, Atom):
         return [axis]
-    inner = axis.factors if isinstance(axis, Product) else axis.parts
+    inner = axis.factors if isinstance(axis, ProductAxis) else axis.parts
     return [atom for each in inner for atom in _atoms(each)]
 
 

@@ -323,7 +323,7 @@ def test_what_cannot_be_is_refused_with_what_would_fit() -> None:
         importance_structured(spec, gamma=0.1, counts=importance_structured(spec).numbers)
     with pytest.raises(ModelError, match="score is one of kernel, norm"):
         importance_structured(spec, gamma=0.5, score="fisher")  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match=r'no norm with a scale.*score = "kernel"'):
+    with pytest.raises(ModelError, match=r'no norm whose scale.*score = "kernel"'):
         importance_structured(model("mlp"), gamma=0.5, score="norm")
     with pytest.raises(ModelError, match="nothing in Sorted can be cut"):
         importance_structured(one_unit(Sorted()), gamma=0.5)

@@ -26,7 +26,7 @@ def local_amsgrad(
 ) -> Algorithm:
     """Federated (local) AMSGrad: each device keeps its own m and v, all divide by one vhat (fafed.md 3.6).
 
-    Each of ``steps`` steps, and the server in place of the last step's move::
+    Each of ``steps`` steps, and the server instead of the last step's move::
 
         m_i <- beta1 m_i + (1 - beta1) g_i
         v_i <- beta2 v_i + (1 - beta2) g_i^2
@@ -41,7 +41,7 @@ def local_amsgrad(
     counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
     above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
     below_one("algorithm 'local_amsgrad'", beta1=beta1, beta2=beta2)
-    made = _Local(objective, steps, beta1, beta2, eps)
+    made = _LocalTraining(objective, steps, beta1, beta2, eps)
     return Algorithm(
         name="local_amsgrad",
         start=Function("start", made.start, weight_ports(objective, "vhat") | made.carry),
@@ -53,7 +53,7 @@ def local_amsgrad(
     )
 
 
-class _Local:
+class _LocalTraining:
     """Device side of the algorithm."""
 
     def __init__(self, objective: Objective, steps: int, beta1: float, beta2: float, eps: float) -> None:

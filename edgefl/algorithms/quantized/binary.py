@@ -32,7 +32,7 @@ def binary(
 ) -> Algorithm:
     """SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
 
-    The other options are those of :func:`edgefl.algorithms.baselines.sgd.sgd`.
+    The other options come from :func:`edgefl.algorithms.baselines.sgd.sgd`.
 
     The layers read B = mean|W| sign(W), per tensor, sign(0) = +1, for each kernel W (trained tensors of two and more
     dimensions, embeddings excepted; :attr:`Objective.kernels`). The gradient passes straight through, dL/dW := dL/dB, with
@@ -76,7 +76,7 @@ def binarized(objective: Objective, *, clip: bool = False) -> Objective:
 
 @dataclass(frozen=True, eq=False)
 class BinaryCarrier(Carrier):
-    """Carrier ``inner`` whose ``kernels`` are read as binary weights. Payload and update are those of ``inner``."""
+    """Carrier ``inner`` whose ``kernels`` are read as binary weights. Payload and update equal ``inner``'s."""
 
     inner: Carrier
     kernels: frozenset[str]
@@ -127,11 +127,11 @@ class BinaryCarrier(Carrier):
         return self.inner.rested(moved, before, noise)
 
     def _binary(self, weight: Tensor) -> Tensor:
-        made: Tensor = _Binarize.apply(weight, self.clip)  # type: ignore[no-untyped-call]
+        made: Tensor = _BinarizeWeights.apply(weight, self.clip)  # type: ignore[no-untyped-call]
         return made
 
 
-class _Binarize(torch.autograd.Function):
+class _BinarizeWeights(torch.autograd.Function):
     """mean|W| sign(W) with a straight-through gradient."""
 
     generate_vmap_rule = True

@@ -40,7 +40,7 @@ def swat(
 ) -> Algorithm:
     """SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
 
-    It is the local training of ZeroFL (Raihan and Aamodt 2020; fedbat.md 3). The other options are those of sgd. top(t)
+    It is the local training of ZeroFL (Raihan and Aamodt 2020; fedbat.md 3). The other options are sgd's. top(t)
     keeps the entries t whose |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor, ties
     included, and is 0 elsewhere. A layer y = f(x, w, b) of training has::
 

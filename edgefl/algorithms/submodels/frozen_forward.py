@@ -22,7 +22,7 @@ from edgefl.wire.bundle.manifest import SAMPLE
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
     """Return the forward pass of frozen units on a group of rows: ``weights.*`` and ``batch.0.*`` -> ``record.x``.
 
-    ``batch.0.x`` is (batch, *sample); other inputs are those that the units read. Nothing is trained or changed
+    ``batch.0.x`` is (batch, *sample); other inputs are the ones that the units read. Nothing is trained or changed
     (embracingfl.md 2.7): global batch norm uses its moving statistics, static batch norm uses the statistics of exactly
     these rows, and dropout is off. Tied weights that a later unit holds are read by its name for them.
 

@@ -28,7 +28,7 @@ def multi_exit(
 ) -> Algorithm:
     """SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
 
-    The weight of distillation is a scalar of the round. The other options are those of
+    The weight of distillation is a scalar of the round. The other options come from
     :func:`edgefl.algorithms.baselines.sgd.sgd`.
 
     Over the exits j = 1..m of the tier the loss is ``sum_j j / (m (m + 1) / 2) * (CE_j + [j < m] kd_weight * KL(p_m ||

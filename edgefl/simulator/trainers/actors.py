@@ -9,7 +9,7 @@ from typing import Any
 
 from edgefl.errors import ConfigError
 from edgefl.simulator.trainers.pool import RemoteWorker, WorkerLost
-from edgefl.simulator.trainers.worker import Method, Worker
+from edgefl.simulator.trainers.worker import Method, TrainingWorker
 from edgefl_server.shards import ray_cluster
 
 
@@ -61,7 +61,7 @@ class RayWorkers:
             raise
         # The pool replaces a dead worker itself, because Ray would repeat calls on one without its state.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_restarts": 0, "max_task_retries": 0}
-        self._hired = self._ray.remote(**options)(Worker)
+        self._hired = self._ray.remote(**options)(TrainingWorker)
 
     def hire(self) -> RayWorker:
         return RayWorker(self._ray, self._hired.remote())

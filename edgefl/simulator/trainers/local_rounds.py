@@ -116,7 +116,7 @@ class Trainers(Protocol):
     def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
         """Yield every client's report once, in any order. After the last one all sums are in the round.
 
-        Errors of data and bundles are those of the first portion with one.
+        Errors of data and bundles come from the first portion with one.
         """
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 
 from edgefl.errors import EdgeflError
 from edgefl.simulator.trainers.local_rounds import Portion, ReadCarry, Report, RoundTask
-from edgefl.simulator.trainers.worker import Failed, Method, WorkerSetup
+from edgefl.simulator.trainers.worker import Method, WorkerFailure, WorkerSetup
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
 
@@ -171,7 +171,7 @@ class Pool:
             self._lose(member, queue, failed)
             return ()
         due = member.due.popleft()
-        if isinstance(answer, Failed):
+        if isinstance(answer, WorkerFailure):
             if due.deal is None:
                 raise answer.error
             failed[due.deal.number] = answer.error

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from edgefl.simulator.trainers.processes import SharedReference, mapped
-from edgefl.simulator.trainers.worker import Method, Worker
+from edgefl.simulator.trainers.worker import Method, TrainingWorker
 from edgefl_export.decompositions import first_table
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 
@@ -63,7 +63,7 @@ def _work(connection: Connection) -> None:
     asked: SimpleQueue[Asked] = SimpleQueue()
     # A thread reads, so that the sender never waits for a portion, and the worker ends with the connection.
     threading.Thread(target=_read, args=(connection, asked), daemon=True).start()
-    worker = Worker()
+    worker = TrainingWorker()
     try:
         while True:
             method, given = asked.get()

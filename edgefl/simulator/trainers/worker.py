@@ -1,6 +1,6 @@
 """Worker of a simulation: a process or an actor that trains portions and returns their partial sum.
 
-A caller sends (name of a method, arguments) and gets its result, or a :class:`Failed`.
+A caller sends (name of a method, arguments) and gets its result, or a :class:`WorkerFailure`.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class Failed:
+class WorkerFailure:
     """Error of a method."""
 
     error: Exception
 
 
-class Worker:
+class TrainingWorker:
     """Trainer of a simulation's clients, called from another process."""
 
     def answer(self, method: Method, *given: object) -> object:
-        """Return the result of ``method``, or its :class:`Failed`."""
+        """Return the result of ``method``, or its :class:`WorkerFailure`."""
         try:
             return getattr(self, method)(*given)
         except Exception as error:
-            return Failed(_portable(error))
+            return WorkerFailure(_portable(error))
 
     def build(self, told: WorkerSetup) -> None:
         """Build the functions. Raises ConfigError if the code here is not that of the simulation."""

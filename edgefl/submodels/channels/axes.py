@@ -1,9 +1,9 @@
 """Structure of a dimension's indices, refined as operations are traced.
 
 A dimension is an :data:`Axis`: an :class:`Atom` (one group of indices that are alike, such as the channels of a layer), a
-:class:`Product` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of axes one after
-the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or concatenation,
-and is refined everywhere then. A dimension of unknown structure is *pinned*: kept whole.
+:class:`ProductAxis` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of axes one
+after the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or
+concatenation, and is refined everywhere then. A dimension of unknown structure is *pinned*: kept whole.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Atom:
 
 
 @dataclass(frozen=True)
-class Product:
+class ProductAxis:
     """All combinations of the factors' indices, row-major. Without factors: a dimension of size 1."""
 
     factors: tuple[Axis, ...]
@@ -54,9 +54,9 @@ class Concat:
     parts: tuple[Axis, ...]
 
 
-Axis: TypeAlias = Atom | Product | Concat
+Axis: TypeAlias = Atom | ProductAxis | Concat
 Axes = tuple[Axis, ...]
-ONE = Product(())
+ONE = ProductAxis(())
 
 
 class UnalignedError(Exception):
@@ -78,18 +78,18 @@ def resolve(axis: Axis) -> Axis:
         return parts[0] if len(parts) == 1 else Concat(tuple(parts))
     factors: list[Axis] = []
     for factor in map(resolve, axis.factors):
-        factors.extend(factor.factors if isinstance(factor, Product) else [factor])
+        factors.extend(factor.factors if isinstance(factor, ProductAxis) else [factor])
     if len(factors) == 1:
         return factors[0]
     if factors and isinstance(factors[0], Concat):
-        return resolve(Concat(tuple(Product((part, *factors[1:])) for part in factors[0].parts)))
-    return Product(tuple(factors))
+        return resolve(Concat(tuple(ProductAxis((part, *factors[1:])) for part in factors[0].parts)))
+    return ProductAxis(tuple(factors))
 
 
 def size(axis: Axis) -> int:
     if isinstance(axis, Atom):
         return axis.size
-    if isinstance(axis, Product):
+    if isinstance(axis, ProductAxis):
         return math.prod(map(size, axis.factors))
     return sum(map(size, axis.parts))
 
@@ -100,7 +100,7 @@ def atoms(axis: Axis) -> Iterator[Atom]:
     if isinstance(axis, Atom):
         yield axis
     else:
-        for inner in axis.factors if isinstance(axis, Product) else axis.parts:
+        for inner in axis.factors if isinstance(axis, ProductAxis) else axis.parts:
             yield from atoms(inner)
 
 
@@ -146,7 +146,7 @@ def _join_factors(one: Axis, other: Axis) -> None:
 
 def _last(axis: Axis) -> Axis:
     axis = resolve(axis)
-    return axis.factors[-1] if isinstance(axis, Product) else axis
+    return axis.factors[-1] if isinstance(axis, ProductAxis) else axis
 
 
 def _join_parts(one: Concat, other: Concat) -> None:
@@ -174,11 +174,11 @@ def take(axis: Axis, start: int, stop: int) -> Axis:
                 parts.append(take(part, low - first, high - first))
         return resolve(Concat(tuple(parts)))
     first_factor, *rest = axis.factors
-    inner = Product(tuple(rest))
+    inner = ProductAxis(tuple(rest))
     step = size(inner)
     if start % step or stop % step:
         raise UnalignedError
-    return resolve(Product((take(first_factor, start // step, stop // step), inner)))
+    return resolve(ProductAxis((take(first_factor, start // step, stop // step), inner)))
 
 
 def _taken(atom: Atom, start: int, stop: int) -> Axis:
@@ -210,14 +210,14 @@ def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
             factors.append(outer)
         inner //= size(last)
         tail.insert(0, last)
-    return resolve(Product(tuple(factors))), resolve(Product(tuple(tail)))
+    return resolve(ProductAxis(tuple(factors))), resolve(ProductAxis(tuple(tail)))
 
 
 def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
     if atom.size == inner:
         return ONE, atom
     parts = Atom(atom.size // inner, atom.reason), Atom(inner, atom.reason)
-    atom.become(Product(parts))
+    atom.become(ProductAxis(parts))
     return parts
 
 
@@ -254,7 +254,7 @@ def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
 def _regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
     if len(axes) == 1 and [length for length in shape if length != 1] == [size(axes[0])]:
         return [axes[0] if length != 1 else ONE for length in shape]
-    rest: Axis = Product(tuple(axes))
+    rest: Axis = ProductAxis(tuple(axes))
     new_axes: list[Axis] = []
     try:
         for length in reversed(shape):
@@ -262,6 +262,6 @@ def _regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
             new_axes.insert(0, inner)
     except UnalignedError:
         reason = "its indices are regrouped in a way that does not follow their structure"
-        pin(Product(tuple(axes)), reason)
+        pin(ProductAxis(tuple(axes)), reason)
         return [resolve(Atom(length, reason)) for length in shape]
     return new_axes

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, Product, atoms, resolve
+from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, ProductAxis, atoms, resolve
 from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, counts, kept, leading, regions
 from edgefl.submodels.channels.trace import watch
@@ -76,7 +76,7 @@ def fitted(
 def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequential:
     """Return the model for a selection, under the same names and with the selected values.
 
-    A run without values checks that its channels are those selected. If they are not, sizes in attributes of the code are
+    A run without values checks that its channels are the selected ones. If they are not, sizes in attributes of the code are
     adapted, and it is tried once more.
 
     Args:
@@ -151,8 +151,8 @@ def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
     """Return ``axis`` in the sizes of the selection."""
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
-    if isinstance(axis, Product):
-        return Product(tuple(_left(factor, selection, made) for factor in axis.factors))
+    if isinstance(axis, ProductAxis):
+        return ProductAxis(tuple(_left(factor, selection, made) for factor in axis.factors))
     return Concat(tuple(_left(part, selection, made) for part in axis.parts))
 
 
@@ -162,7 +162,7 @@ def _form(axis: Axis) -> Any:
         return axis.size
     if axis == ONE:
         return 1
-    inner = axis.factors if isinstance(axis, Product) else axis.parts
+    inner = axis.factors if isinstance(axis, ProductAxis) else axis.parts
     return (type(axis).__name__, *map(_form, inner))
 
 
@@ -170,5 +170,5 @@ def _shape_text(axis: Axis) -> str:
     """Return an axis as text for an error."""
     if isinstance(axis, Atom) or axis == ONE:
         return str(axis.size if isinstance(axis, Atom) else 1)
-    sign, inner = (" x ", axis.factors) if isinstance(axis, Product) else (" + ", axis.parts)
+    sign, inner = (" x ", axis.factors) if isinstance(axis, ProductAxis) else (" + ", axis.parts)
     return "(" + sign.join(map(_shape_text, inner)) + ")"

@@ -21,7 +21,7 @@ from edgefl.submodels.channels.axes import (
     Axes,
     Axis,
     Concat,
-    Product,
+    ProductAxis,
     UnalignedError,
     is_pinned,
     regroup,
@@ -137,7 +137,7 @@ def _repeat(op: OpCall) -> Axes:
     axes = op.axes("self")
     padded = (ONE,) * (len(op["repeats"]) - len(axes)) + axes
     times = [op.whole((number,), "copies one after the other")[0] for number in op["repeats"]]
-    return tuple(resolve(Product(pair)) for pair in zip(times, padded, strict=True))
+    return tuple(resolve(ProductAxis(pair)) for pair in zip(times, padded, strict=True))
 
 
 @rule("cat", "concat", "concatenate")
@@ -276,8 +276,8 @@ def _convolution(op: OpCall) -> Axes:
         if op["transposed"]:
             raise UnalignedError
         groups = Atom(op["groups"])
-        unify(x[1], Product((groups, inside)))
-        unify(outside, Product((groups, Atom(size(outside) // op["groups"]))))
+        unify(x[1], ProductAxis((groups, inside)))
+        unify(outside, ProductAxis((groups, Atom(size(outside) // op["groups"]))))
     else:
         unify(x[1], inside)
     if op["bias"] is not None:
@@ -331,7 +331,7 @@ def _layer_norm(op: OpCall) -> Axes:
 @rule("native_group_norm")
 def _group_norm(op: OpCall) -> Axes:
     x = op.axes("input")
-    unify(x[1], Product((Atom(op["group"]), Atom(size(x[1]) // op["group"]))))
+    unify(x[1], ProductAxis((Atom(op["group"]), Atom(size(x[1]) // op["group"]))))
     _unify_channels(op, x, "weight", "bias")
     return x
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, TypeAlias
 
-from edgefl.submodels.channels.axes import Atom, Axes, Axis, Product, atoms, is_pinned, resolve, size
+from edgefl.submodels.channels.axes import Atom, Axes, Axis, ProductAxis, atoms, is_pinned, resolve, size
 from edgefl.submodels.channels.trace import Place, Watched
 from edgefl.wire.regions import Block, Region
 
@@ -92,7 +92,7 @@ class Channels:
 def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
     if isinstance(axis, Atom):
         return [(axis,)] if axis.reason is None else []
-    if isinstance(axis, Product):
+    if isinstance(axis, ProductAxis):
         run = tuple(f for f in axis.factors if isinstance(f, Atom) and f.reason is None)
         inner = [each for f in axis.factors if not isinstance(f, Atom) for each in _runs(f)]
         return [run + each for each in inner] or ([run] if run else [])
@@ -104,9 +104,9 @@ def kept(axis: Axis, selection: Selection) -> int:
     if isinstance(axis, Atom):
         return len(selection[axis]) if axis in selection else axis.size
     members = [
-        kept(inner, selection) for inner in (axis.factors if isinstance(axis, Product) else axis.parts)
+        kept(inner, selection) for inner in (axis.factors if isinstance(axis, ProductAxis) else axis.parts)
     ]
-    return math.prod(members) if isinstance(axis, Product) else sum(members)
+    return math.prod(members) if isinstance(axis, ProductAxis) else sum(members)
 
 
 def indices(axis: Axis, selection: Selection) -> Indices:
@@ -115,7 +115,7 @@ def indices(axis: Axis, selection: Selection) -> Indices:
         return selection.get(axis, range(axis.size))
     if not any(atom in selection for atom in atoms(axis)):
         return range(size(axis))
-    if isinstance(axis, Product):
+    if isinstance(axis, ProductAxis):
         flat_indices: Indices = range(1)
         for factor in axis.factors:
             step, own = size(factor), indices(factor, selection)

@@ -33,7 +33,7 @@ class Watched:
 
     axes: Mapping[str, Axes]
     places: Mapping[Place, Axes]
-    # Dimensions that have their sizes from the code: whether these follow a cut, only a run of the slice can tell.
+    # Dimensions that have their sizes from the code: only a run of the slice shows whether these follow a cut.
     loose: Axes
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from edgefl.errors import ModelError
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.channels.axes import Atom, Axis, Product, size
+from edgefl.submodels.channels.axes import Atom, Axis, ProductAxis, size
 from edgefl.submodels.channels.selection import Channels, Selection, indices
 from edgefl.submodels.importance.strategy import maskable
 
@@ -107,7 +107,7 @@ def groups(
             scored = [part for part in parts if part.name in norms]
             if not scored:
                 raise ModelError(
-                    f"the channels of {parts[0].name!r} pass no norm with a scale that could tell their importance; "
+                    f"the channels of {parts[0].name!r} pass no norm whose scale gives their importance; "
                     'use score = "kernel"',
                     tensor=parts[0].name,
                 )
@@ -136,7 +136,7 @@ def _members(axis: Axis, atom: Atom) -> Indices:
         return np.arange(atom.size)
     if isinstance(axis, Atom):
         return np.full(axis.size, -1, np.int64)
-    if not isinstance(axis, Product):
+    if not isinstance(axis, ProductAxis):
         return np.concatenate([_members(part, atom) for part in axis.parts])
     atom_indices = np.full(1, -1, np.int64)
     for factor in axis.factors:

@@ -52,7 +52,7 @@ def ordered(
 
     The draw is one uniform number u, ``noise.width``. Of n widths, ascending, it selects number floor(u n). Entries of
     channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel is exactly absent:
-    it gets no gradient and its moving statistics do not change. Shapes are those of the maximum, so a narrow step costs as
+    it gets no gradient and its moving statistics do not change. Shapes belong to the maximum, so a narrow step costs as
     much as a wide one.
 
     Norms are not separate per width: a channel has one pair of moving statistics for all widths that hold it, and models

@@ -41,7 +41,6 @@ Keep: TypeAlias = Callable[[float, int], int]
 """(ratio, size): number of kept channels out of ``size``."""
 _Stuck: TypeAlias = Mapping[str, Mapping[Atom, int]]
 
-# Tensors that an error tells about; it carries them all.
 # Reasons for which a dimension is whole in any smaller model: it is not a layer's width.
 _MEANT = (
     "the model's input", "the model's output", "nothing reads it", "positions", "rows are looked up",
@@ -63,7 +62,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
     smallest = elements(channels, leading(counts(channels, lambda _: 1))) / every
     largest = sorted(stuck, key=lambda name: -elements(channels, selection, [name]))
     reasons = {name: _counts_text(stuck[name]) for name in largest}
-    reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
+    reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_NAMED])
     fits = _smallest_gamma(channels, stuck, ratio, keep)
     raise ModelError(
         f"a slice of {model} of gamma {ratio**2:.4g} would keep {100 * share:.1f} % of its entries, for there are "
@@ -198,8 +197,8 @@ def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:
 Rounding = Literal["ceil", "floor"]
 # Floats fall just short of, or just over, the product that was meant: 0.29 * 100 is 29, 0.7 * 10 is 7.
 _TOLERANCE = 1e-9
-# Tensors that an error tells about; it carries them all.
-_TOLD = 4
+# Tensors that the text of an error names; its details have them all.
+_NAMED = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +320,7 @@ class Width(Submodel):
         widest = max((math.prod(atom.size for atom in run) for run in channels.runs), default=0)
         if not widest:
             reasons = {name: channels.why_whole(name) for name in channels.axes}
-            reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_TOLD])
+            reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_NAMED])
             raise ModelError(
                 f"nothing in {self.spec.name} can be cut by width ({reason_text}). A model with a hidden layer can; tiers "
                 "of kind output_side or importance fit any model",

@@ -205,7 +205,7 @@ def dial(
 
 def allow_inflight(client: paho.Client, most: int) -> None:
     """Set the number of unacknowledged messages of QoS 1."""
-    # paho's own setter wants it before there is a connection, when the broker has not said yet what it takes.
+    # paho's own setter wants it before there is a connection, before the broker announces its maximum.
     client._max_inflight_messages = most
 
 

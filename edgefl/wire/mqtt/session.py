@@ -72,7 +72,7 @@ class Session:
         will: Last will, or a function that makes one for each connection.
         clean: The broker drops the session when we leave; for a client id that is used once.
         rng: Random source of the reconnect jitter.
-        events: Receives all events in place of :attr:`inbox`, on the network thread or that of :meth:`wake`. Its ``put``
+        events: Receives all events instead of :attr:`inbox`, on the network thread or that of :meth:`wake`. Its ``put``
             must not block for long.
     """
 

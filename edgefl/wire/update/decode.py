@@ -21,7 +21,7 @@ from edgefl.errors import ProtocolError
 from edgefl.wire.bits import packed_bytes, unpack
 from edgefl.wire.regions import Region, local_shape, pieces
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
 
 Bytes = npt.NDArray[np.uint8]
 Reals = npt.NDArray[np.float32]
@@ -142,7 +142,7 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
     match coded.section.encoding:
         case Codes() as codes:
             return _read_codes(coded, codes, region, shapes)
-        case Values():
+        case FloatValues():
             return widen(coded.data)
         case Sparse():
             assert coded.kept is not None
@@ -203,9 +203,9 @@ def _split(
                 case Codes(bits=bits):
                     size = packed_bytes(sizes[name], bits)
                     data = queue.take("codes", size).astype(np.uint8, copy=False)
-                case Values(dtype="float32"):
+                case FloatValues(dtype="float32"):
                     data = queue.take("values", sizes[name])
-                case Values():
+                case FloatValues():
                     data = queue.take("halves", sizes[name])
                 case Sparse() as sparse:
                     data = queue.take("values", sparse.kept(sizes[name]))

@@ -54,7 +54,7 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class Values:
+class FloatValues:
     """Entries as floats."""
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -71,7 +71,7 @@ class Sparse:
         return min(entries, math.ceil(self.share * entries * (1 - 1e-12)))
 
 
-Encoding = Codes | Values | Sparse
+Encoding = Codes | FloatValues | Sparse
 
 
 @dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Form:
                 case Codes(bits=bits):
                     lengths["codes"] += sum(packed_bytes(size, bits) for size in sizes)
                     lengths["scales"] += section.scales
-                case Values(dtype="float32"):
+                case FloatValues(dtype="float32"):
                     lengths["values"] += sum(sizes)
-                case Values(dtype=dtype):
+                case FloatValues(dtype=dtype):
                     lengths["halves"] += sum(sizes)
                     half = "uint16" if dtype == "bfloat16" else dtype
                 case Sparse() as sparse:
@@ -248,7 +248,7 @@ def _as_they_are(shapes: Shapes, statistics: Collection[str]) -> tuple[Section, 
     """Return sections equivalent to a dense update, so that its size has the same parts."""
     trained = tuple(sorted(name for name in shapes if name not in statistics))
     others = tuple(sorted(name for name in shapes if name in statistics))
-    return tuple(Section(names, Values()) for names in (trained, others) if names)
+    return tuple(Section(names, FloatValues()) for names in (trained, others) if names)
 
 
 def _part(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> PartSize:
@@ -268,7 +268,7 @@ def bits_per_entry(encoding: Encoding) -> float:
     match encoding:
         case Codes(bits=bits):
             return float(bits)
-        case Values(dtype=dtype):
+        case FloatValues(dtype=dtype):
             return 8.0 * _SAFETENSORS["uint16" if dtype == "bfloat16" else dtype][1]
         case Sparse(share=share):
             return 32.0 * share + 1.0

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
-from edgefl.wire.update.form import Codes, Sparse, Values
+from edgefl.wire.update.form import Codes, FloatValues, Sparse
 from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
 
 Factors = npt.NDArray[np.float64]
@@ -80,9 +80,9 @@ def loop_of(batch: Waiting, work: Work) -> Chosen:
         case Codes(bits=bits):
             values = code_values(pieces, work, updates, factors)
             return lambda _, blocks: partial(code_kernels.add_codes, addresses, bits, values, blocks)
-        case Values(dtype="float32"):
+        case FloatValues(dtype="float32"):
             return lambda _, blocks: partial(kernels.add_floats, addresses, factors, near, blocks)
-        case Values(dtype=dtype):
+        case FloatValues(dtype=dtype):
             wide = _widened(dtype)
             return lambda _, blocks: partial(kernels.add_halves, addresses, wide, factors, near, blocks)
         case Sparse():

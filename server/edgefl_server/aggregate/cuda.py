@@ -22,7 +22,7 @@ import torch
 
 from edgefl.errors import ConfigError
 from edgefl.system.spare import Spare
-from edgefl.wire.update.form import Codes, Sparse, Values
+from edgefl.wire.update.form import Codes, FloatValues, Sparse
 from edgefl_server.aggregate.accumulator import Ended, Renewal
 from edgefl_server.aggregate.adders import Checked, Waiting, code_values
 from edgefl_server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET, Integers, Pieces, Work
@@ -169,7 +169,7 @@ def reader_of(batch: Batch, work: Work, factors: Factors) -> Reader:
     match work.encoding:
         case Codes(bits=bits):
             return _CodeReader(batch, work, factors, bits)
-        case Values(dtype=dtype):
+        case FloatValues(dtype=dtype):
             return _FloatReader(batch, work, factors, dtype)
         case Sparse():
             return _SparseReader(batch, work, factors)

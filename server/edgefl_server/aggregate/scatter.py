@@ -22,7 +22,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
-from edgefl.wire.update.form import DENSE, Codes, Encoding, Form, Sparse, Values
+from edgefl.wire.update.form import DENSE, Codes, Encoding, FloatValues, Form, Sparse
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
@@ -228,7 +228,7 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
     else:
         sources = tuple(shapes)
         runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
-        works = (Work(Values(), _blocks(runs, 1, layout.size)),)
+        works = (Work(FloatValues(), _blocks(runs, 1, layout.size)),)
     return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
 
 
@@ -261,7 +261,7 @@ def _works(
         match section.encoding:
             case Codes(bits=bits):
                 array, step = "codes", bits
-            case Values(dtype=dtype):
+            case FloatValues(dtype=dtype):
                 array, step = "values" if dtype == "float32" else "halves", 1
             case Sparse():
                 array, step = "mask", 1

@@ -31,7 +31,7 @@ from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Entries, Region, local_shape, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split, widen
-from edgefl.wire.update.form import Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.robust import MeanRule, combine
 
 # The entries of a few tensors out of an update, read at once: where they lie is worked out once for a tier's form.
@@ -93,7 +93,7 @@ def _starts(
     match section.encoding:
         case Codes(bits=bits):
             key, lengths = "codes", {name: packed_bytes(size, bits) for name, size in sizes.items()}
-        case Values(dtype=dtype):
+        case FloatValues(dtype=dtype):
             key, lengths = "values" if dtype == "float32" else "halves", dict(sizes)
     at, starts = places[key], {}
     for name, length in lengths.items():

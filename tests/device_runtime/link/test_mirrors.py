@@ -203,7 +203,7 @@ def test_a_mirror_with_nothing_is_left(device: Device, published: BlobRef) -> No
         fetcher = device.fetcher(mirror.url)
         assert [*fetcher.get_all([describe(blob, CHUNK) for blob in blobs])] == blobs
 
-    assert len(mirror.asked) == 3 and "it has not the blob (HTTP 404)" in device.told[0]
+    assert len(mirror.asked) == 3 and "it lacks the blob (HTTP 404)" in device.told[0]
 
 
 def test_a_slow_mirror_is_left_for_the_broker_and_not_where_there_is_none(

@@ -17,7 +17,7 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.update.form import Codes, Values
+from edgefl.wire.update.form import Codes, FloatValues
 from tests.invariants.embracingfl.tiny import tiny, weights_of
 from tests.invariants.fedbat.tiny import BATCH, Feed, algorithm_of, decoded, drawing, uniform, walk
 from tests.invariants.fiarse.training import small_net
@@ -69,7 +69,7 @@ def test_without_binarize_1d_biases_and_norms_are_trained_and_sent_as_they_are()
         ("body.0.weight", "head.2.weight", "stem.0.weight"),
         ("body.1.bias", "body.1.weight", "head.2.bias", "stem.1.bias", "stem.1.weight"),
     )
-    assert [type(section.encoding) for section in algorithm.form.sections] == [Codes, Values]
+    assert [type(section.encoding) for section in algorithm.form.sections] == [Codes, FloatValues]
     left = walk(algorithm, NORMED.weights, feed).states[-1]
     found = decoded(algorithm, NORMED.weights, run_round(algorithm, NORMED.weights, feed).update)
     for name in plain:

@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import unpack_codes
-from edgefl.wire.update.form import SIGNS, Codes, Form, Section, Values
+from edgefl.wire.update.form import SIGNS, Codes, FloatValues, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.codecs.coding import Coding, small
 
@@ -114,7 +114,7 @@ def test_i20_unpacked_signs_are_those_of_the_change_and_the_scales_its_mean_size
 # -- 21: shares of the clients ---------------------------------------------------------------------------------
 
 ONE_BIT = Form("bits", sections=(Section(("w",), Codes(1, SIGNS), {"w": 0}),), change=True)
-FLOATS = Form("floats", sections=(Section(("w",), Values()),), change=True)
+FLOATS = Form("floats", sections=(Section(("w",), FloatValues()),), change=True)
 REGIONS = {"w": None}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.wire.regions import Block, Region, extract, pieces
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, Form, Section, Values
+from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, FloatValues, Form, Section
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.cuda import TorchAccumulator
@@ -162,7 +162,7 @@ def test_the_largest_values_and_weights_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_changes_and_weights_do_not_overflow(sign: float) -> None:
-    form = Form("floats", sections=(Section(tuple(OLD), Values()),), change=True)
+    form = Form("floats", sections=(Section(tuple(OLD), FloatValues()),), change=True)
     aggregator = Aggregator(layout_of(OLD), weight_limit=64 << 24, device="cpu")
     update = {"values": np.full(28, sign * CHANGE_LIMIT, np.float32)}
     for _ in range(64):

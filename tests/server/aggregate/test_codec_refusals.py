@@ -17,7 +17,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.events import Rejected, RoundClosed
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto
@@ -39,7 +39,7 @@ GROUPS = {name: number for number, name in enumerate(NAMES)}
 SIGNED = Form("scaled_sign", sections=(Section(NAMES, Codes(1, SIGNS), GROUPS),), change=True)
 KNOWN = Form("signsgd", sections=(Section(NAMES, Codes(1, SIGNS, 0.01)),), change=True)
 SPARSE = Form("topk", sections=(Section(NAMES, Sparse(0.05)),), change=True)
-HALVES = Form("float16", sections=(Section(NAMES, Values("float16")),), change=True)
+HALVES = Form("float16", sections=(Section(NAMES, FloatValues("float16")),), change=True)
 FORMS = {form.codec: form for form in (SIGNED, KNOWN, SPARSE, HALVES)}
 MASK_BITS = sum(SIZES.values())
 SHAPES = {name: array.shape for name, array in WEIGHTS.items()}
@@ -276,7 +276,7 @@ def test_a_bad_coded_update_is_refused_and_the_round_goes_on(
 
 
 def test_a_loss_need_not_be_told_where_the_numbers_that_are_sent_show_what_it_would() -> None:
-    mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), Values())), change=True)
+    mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), FloatValues())), change=True)
     assert [form.silent for form in (KNOWN, SIGNED, SPARSE, HALVES, DENSE, mixed)] == [True] + [False] * 5
 
 

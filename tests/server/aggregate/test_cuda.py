@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import edgefl_server.aggregate.cuda
 from edgefl.errors import ConfigError
-from edgefl.wire.update.form import Codes, Encoding, Form, Section, Sparse, Values
+from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import Checked
 from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
@@ -29,9 +29,9 @@ CPU = torch.device("cpu")
 EVERY: list[Encoding] = [
     *(Codes(bits, levels(bits, 1)) for bits in range(1, 9)),
     Codes(1, (-1.0, 1.0), 0.01),
-    Values(),
-    Values("float16"),
-    Values("bfloat16"),
+    FloatValues(),
+    FloatValues("float16"),
+    FloatValues("bfloat16"),
     Sparse(0.03),
     Sparse(1.0),
 ]

@@ -9,7 +9,7 @@ from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, Clip, accumulator, layout_of
 from edgefl_server.aggregate.averaging import OverHolders
@@ -18,7 +18,7 @@ from edgefl_server.aggregate.scatter import PART, compiled, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
-CHANGES = Form("floats", sections=(Section(("a", "b"), Values()),), change=True)
+CHANGES = Form("floats", sections=(Section(("a", "b"), FloatValues()),), change=True)
 
 
 def aggregator(limit: int = 4, **more: object) -> Aggregator:
@@ -106,7 +106,7 @@ def test_a_change_as_long_as_the_limit_is_not_shortened() -> None:
 
 @pytest.mark.parametrize("rule", [MeanRule("median"), MeanRule("trimmed_mean", 0.34)])
 def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRule) -> None:
-    form = Form("floats", sections=(Section(("b",), Values()),), change=True)
+    form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums, regions = aggregator(3, rule=rule), {"b": None}
     for value in (1.0, 2.0, 900.0):
         sums.add(sums.check({"values": np.full(2, value, np.float32)}, regions, form), 1)
@@ -116,7 +116,7 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRul
 
 def test_a_buffered_rule_shortens_a_change_that_is_clipped_whatever_it_weighs() -> None:
     sums = aggregator(3, rule=MeanRule("median"), clip=Clip(1.0, OLD))
-    form = Form("floats", sections=(Section(("b",), Values()),), change=True)
+    form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]
 
@@ -194,13 +194,13 @@ def test_sums_made_a_part_at_a_time_are_those_made_in_memory(monkeypatch: pytest
     old = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     sections = (
         Section(("a", "c"), Codes(1, SIGNS), {"a": 0, "c": 1}),
-        Section(("b",), Values()),
+        Section(("b",), FloatValues()),
         Section(("d",), Sparse(0.5)),
     )
     mixed = Form("mixed", sections=sections, change=True)
     whole: dict[str, Region] = dict.fromkeys(old)
     tail: dict[str, Region] = dict.fromkeys(("c", "d"))
-    floats = Form("floats", sections=(Section(("c", "d"), Values()),), change=True)
+    floats = Form("floats", sections=(Section(("c", "d"), FloatValues()),), change=True)
     codes = sum(packed_bytes(sizes[name]) for name in ("a", "c"))
 
     def result(by_parts: bool, count: int) -> bytes:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import read, split
-from edgefl.wire.update.form import DENSE, Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.statistics import reader
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (), "d": (0,), "e": (4, 2)}
@@ -25,8 +25,8 @@ ENCODINGS = (
     Codes(1, (-1.0, 1.0)),
     Codes(3, tuple(map(float, range(8)))),
     Codes(2, (-1.0, 0.0, 1.0, 2.0), scale=0.25),
-    Values(),
-    Values("float16"),
+    FloatValues(),
+    FloatValues("float16"),
 )
 
 
@@ -86,7 +86,7 @@ def test_a_dense_update() -> None:
 
 @pytest.mark.parametrize("held", ["a", "b"])
 def test_what_travels_with_a_mask_is_not_read_at_once(held: str) -> None:
-    sections = (Section(("a",), Sparse(0.5)), Section(("b",), Values()))
+    sections = (Section(("a",), Sparse(0.5)), Section(("b",), FloatValues()))
     form = Form("test", sections=sections, change=True)
     at_once = reader(form, {held}, {"a": None, "b": None}, SHAPES)
     assert (at_once is None) == (held == "a")

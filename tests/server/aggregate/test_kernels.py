@@ -22,10 +22,10 @@ from edgefl.wire.update.form import (
     VALUE_LIMIT,
     Codes,
     Encoding,
+    FloatValues,
     Form,
     Section,
     Sparse,
-    Values,
 )
 from edgefl_server.aggregate import averaging
 from edgefl_server.aggregate.accumulator import CpuAccumulator
@@ -77,7 +77,7 @@ def encodings() -> st.SearchStrategy[Encoding]:
         st.integers(0, 99),
         st.sampled_from([None, None, 0.37]),
     )
-    values = st.sampled_from([Values(), Values("float16"), Values("bfloat16")])
+    values = st.sampled_from([FloatValues(), FloatValues("float16"), FloatValues("bfloat16")])
     return st.one_of(codes, codes, values, st.builds(Sparse, st.sampled_from([0.03, 0.5, 1.0])))
 
 
@@ -97,8 +97,8 @@ def forms(draw: st.DrawFn, regions: Mapping[str, Region]) -> Form:
     sections = []
     for _, names in sorted(chosen.items()):
         encoding = draw(encodings())
-        if isinstance(encoding, Values) and encoding.dtype != "float32":
-            encoding = Values(half)
+        if isinstance(encoding, FloatValues) and encoding.dtype != "float32":
+            encoding = FloatValues(half)
         parts = [part for name in names for part, _ in pieces(name, regions[name], SHAPES)]
         together = draw(st.booleans())
         groups = {part: 0 if together else number for number, part in enumerate(dict.fromkeys(parts))}
@@ -244,7 +244,7 @@ def test_every_pattern_of_sixteen_bits_adds_its_value() -> None:
         with np.errstate(invalid="ignore"):
             wide = widen(halves).astype(np.float64)
         fit = np.isfinite(wide) & (np.abs(wide) <= VALUE_LIMIT)
-        form = Form("halves", sections=(Section(("w",), Values(dtype)),), change=True)  # type: ignore[arg-type]
+        form = Form("halves", sections=(Section(("w",), FloatValues(dtype)),), change=True)  # type: ignore[arg-type]
         made = compiled(layout, {"w": None}, form)
         sums = CpuAccumulator(1 << 16)
         sums.add(made, [Checked(made, (np.where(fit, halves, 0).astype(halves.dtype),))], np.array([2.0**30]))
@@ -287,17 +287,17 @@ def halves(value: float, dtype: str) -> Arrays:
         (KEPT, {"mask": mask(*range(1, 10)), "values": np.zeros(9, np.float32)}, "malformed"),
         (KEPT, {"mask": mask(0, *range(1, 9)), "values": np.full(9, np.nan, np.float32)}, "not-finite"),
         (
-            Section(("b", "e"), Values()),
+            Section(("b", "e"), FloatValues()),
             {"values": np.full(16, CHANGE_LIMIT * 1.01, np.float32)},
             "too-large",
         ),
-        (Section(("b", "e"), Values("float16")), halves(-CHANGE_LIMIT, "float16"), ""),
-        (Section(("b", "e"), Values("float16")), halves(4100, "float16"), "too-large"),
-        (Section(("b", "e"), Values("bfloat16")), halves(-CHANGE_LIMIT, "bfloat16"), ""),
-        (Section(("b", "e"), Values("float16")), halves(np.inf, "float16"), "not-finite"),
-        (Section(("b", "e"), Values("bfloat16")), halves(-np.inf, "bfloat16"), "not-finite"),
-        (Section(("b", "e"), Values("bfloat16")), halves(4128, "bfloat16"), "too-large"),
-        (Section(("b", "e"), Values("bfloat16")), halves(1.0, "float16"), "wrong-dtype"),
+        (Section(("b", "e"), FloatValues("float16")), halves(-CHANGE_LIMIT, "float16"), ""),
+        (Section(("b", "e"), FloatValues("float16")), halves(4100, "float16"), "too-large"),
+        (Section(("b", "e"), FloatValues("bfloat16")), halves(-CHANGE_LIMIT, "bfloat16"), ""),
+        (Section(("b", "e"), FloatValues("float16")), halves(np.inf, "float16"), "not-finite"),
+        (Section(("b", "e"), FloatValues("bfloat16")), halves(-np.inf, "bfloat16"), "not-finite"),
+        (Section(("b", "e"), FloatValues("bfloat16")), halves(4128, "bfloat16"), "too-large"),
+        (Section(("b", "e"), FloatValues("bfloat16")), halves(1.0, "float16"), "wrong-dtype"),
     ],
 )
 def test_packed_arrays_that_are_not_what_the_form_says_are_refused(
@@ -344,7 +344,7 @@ def test_arrays_at_odd_addresses_and_strided_ones_are_read_right() -> None:
     odd = raw[1:].view(np.float32)
     odd[:] = np.arange(16)
     strided = np.repeat(np.arange(16, dtype=np.float32), 2)[::2]
-    form = Form("any", sections=(Section(("b", "e"), Values()),))
+    form = Form("any", sections=(Section(("b", "e"), FloatValues()),))
     for values in (odd, strided):
         aggregator = Aggregator(LAYOUT, weight_limit=1, device="cpu")
         aggregator.add(aggregator.check({"values": values}, dict.fromkeys(("b", "e")), form), 1)
@@ -358,7 +358,7 @@ def test_weights_may_be_larger_than_changes(dtype: str, value: float, reason: st
     if dtype == "float16":
         value, reason = (60_000, "") if not reason else (np.inf, "not-finite")
     arrays = {name: np.full(16, value, np.float32)} if dtype == "float32" else halves(value, dtype)
-    form = Form("any", sections=(Section(("b", "e"), Values(dtype)),))  # type: ignore[arg-type]
+    form = Form("any", sections=(Section(("b", "e"), FloatValues(dtype)),))  # type: ignore[arg-type]
     aggregator, regions = Aggregator(LAYOUT, weight_limit=1, device="cpu"), dict.fromkeys(("b", "e"))
     if not reason:
         aggregator.add(aggregator.check(arrays, regions, form), 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from edgefl.errors import ConfigError
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.robust import (
     BLOCK,
     MEAN,
@@ -300,7 +300,7 @@ def signs(groups: dict[str, int], *names: str) -> Section:
 
 def test_norm_of_one_bit_needs_scales_and_counts_only() -> None:
     form = Form(
-        "s", 1, (signs({"b": 0, "w": 1}, "b", "w"), Section(("n.running_var",), Values())), change=True
+        "s", 1, (signs({"b": 0, "w": 1}, "b", "w"), Section(("n.running_var",), FloatValues())), change=True
     )
     arrays: Arrays = {
         "codes": np.array([0x03, 0xFF, 0x0A], np.uint8),
@@ -326,7 +326,7 @@ def test_norm_of_other_changes_is_that_of_what_they_decode_to() -> None:
         (
             Section(("b",), Codes(2, (0.0, 1.0, -1.0, 2.0)), {"b": 0}),
             Section(("w",), Sparse(0.1)),
-            Section(("n.running_var",), Values("float16")),
+            Section(("n.running_var",), FloatValues("float16")),
         ),
         change=True,
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, Form, Section, Values
+from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, FloatValues, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.statistics import bounds_of
@@ -32,7 +32,9 @@ OLD: Arrays = {
 STATISTICS = ["bn.running_mean", "bn.running_var", "count"]
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
 PLAIN = Form(
-    "floats", sections=(Section(("w",), Values()), Section(tuple(STATISTICS), Values())), change=True
+    "floats",
+    sections=(Section(("w",), FloatValues()), Section(tuple(STATISTICS), FloatValues())),
+    change=True,
 )
 CHANGES = Form(change=True)
 
@@ -106,7 +108,7 @@ def test_codes_are_read_only_where_statistics_lie_and_moved_where_they_go_too_fa
     coded = Section(("bn.running_mean", "bn.running_var", "count"), Codes(2, (0.0, 1.0, -1.0, 2.0)), {
         "bn.running_mean": 0, "bn.running_var": 1, "count": 2,
     })  # fmt: skip
-    form = Form("m", 1, (Section(("w",), Values()), coded), change=True)
+    form = Form("m", 1, (Section(("w",), FloatValues()), coded), change=True)
     arrays: Arrays = {
         "values": np.full(6, 0.5, np.float32),
         "codes": np.array([0b00000000, 0b10_10_10_10, 0b01], np.uint8),

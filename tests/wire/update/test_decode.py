@@ -19,7 +19,7 @@ from edgefl.errors import ProtocolError
 from edgefl.wire.regions import Block, Entries, Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, pack_codes, unpack_codes
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Encoding, Form, Section, Sparse, Values
+from edgefl.wire.update.form import DENSE, SIGNS, Codes, Encoding, FloatValues, Form, Section, Sparse
 from edgefl_conformance.vectors.write import UPDATES as FOLDER
 
 PACKED: list[dict[str, Any]] = json.loads((FOLDER / "codes.json").read_text())
@@ -29,7 +29,7 @@ UPDATES: dict[str, dict[str, Any]] = json.loads((FOLDER / "updates.json").read_t
 def encoding_of(told: dict[str, Any]) -> Encoding:
     if "codes" in told:
         return Codes(**{**told["codes"], "levels": tuple(told["codes"]["levels"])})
-    return Sparse(told["sparse"]) if "sparse" in told else Values(told["values"])
+    return Sparse(told["sparse"]) if "sparse" in told else FloatValues(told["values"])
 
 
 def region_of(told: dict[str, Any] | None) -> Region:
@@ -152,8 +152,8 @@ MIXED = Form(
         Section(("a", "values"), Codes(1, SIGNS), {"a": 1, "c": 0, "d": 2}),
         Section(("f",), Sparse(0.4)),
         Section(("b",), Codes(3, (0.0, 1.0, 2.0, 3.0, -1.0, -2.0, -3.0, 9.0)), {"b": 0}),
-        Section(("e",), Values()),
-        Section(("g",), Values("bfloat16")),
+        Section(("e",), FloatValues()),
+        Section(("g",), FloatValues("bfloat16")),
     ),
     change=True,
 )

@@ -12,10 +12,10 @@ from edgefl.wire.update.form import (
     DENSE,
     SIGNS,
     Codes,
+    FloatValues,
     Form,
     Section,
     Sparse,
-    Values,
     blob_bytes,
     float32_bytes,
     update_size,
@@ -34,12 +34,19 @@ LEVELS = tuple(float(level) for level in range(8))
 
 @pytest.mark.parametrize(
     "encoding",
-    [Codes(1, SIGNS), Codes(3, LEVELS, 0.5), Values(), Values("float16"), Values("bfloat16"), Sparse(0.03)],
+    [
+        Codes(1, SIGNS),
+        Codes(3, LEVELS, 0.5),
+        FloatValues(),
+        FloatValues("float16"),
+        FloatValues("bfloat16"),
+        Sparse(0.03),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("statistics", [Values(), Codes(3, LEVELS)], ids=str)
+@pytest.mark.parametrize("statistics", [FloatValues(), Codes(3, LEVELS)], ids=str)
 def test_the_size_of_a_coded_update_is_that_of_its_bytes(
-    encoding: Codes | Values | Sparse, statistics: Codes | Values
+    encoding: Codes | FloatValues | Sparse, statistics: Codes | FloatValues
 ) -> None:
     own = {"norm.running_mean": 0} if isinstance(statistics, Codes) else {}
     sections = (
