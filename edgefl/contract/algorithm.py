@@ -183,6 +183,7 @@ class Phase:
     """``steps`` repetitions of one step ``function``. Phases run in order.
 
     Attributes:
+        name: Name of the phase, unique in the algorithm.
         over_data: One pass over all local samples in their order instead of ``steps``. The last batch is filled up by
             wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the filled rows, 1 elsewhere.
         shorter: The same step for batches whose samples have at most so many tokens, by ascending length.

@@ -126,12 +126,12 @@ MEAN = ServerOpt()
 
 
 def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Prefix the names of parameters with a server state: ``{"m/conv.weight": x}`` for ``m``."""
+    """Prefix the names in ``named`` with a server state: ``{"m/conv.weight": x}`` for ``m``."""
     return {f"{state}/{name}": value for name, value in named.items()}
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return the ``tensors`` of one ``state`` by parameter: the inverse of :func:`beside`."""
+    """Return the ``tensors`` of one ``state``, of any shape and dtype, by parameter: the inverse of :func:`beside`."""
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

@@ -57,7 +57,7 @@ def role_of(port: str) -> str:
 
 
 def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Return the ``tensors`` whose name begins with ``prefix`` and a dot, by the rest of the name.
+    """Return the ``tensors``, of any shape and dtype, whose name begins with ``prefix`` and a dot, by the rest of the name.
 
     For example, ``select(t, "state.weights")``.
     """

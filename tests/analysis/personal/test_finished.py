@@ -175,12 +175,20 @@ def test_other_data_than_the_run_s_own_are_refused(leave: Leave) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--steps", "1,two"), ("--steps", "-1"), ("--alpha", "-0.1"), ("--alpha", "nan")]
+    ("option", "value", "error"),
+    [
+        ("--steps", "1,two", ConfigError),
+        ("--steps", "-1", ConfigError),
+        ("--alpha", "-0.1", SystemExit),
+        ("--alpha", "nan", SystemExit),
+    ],
 )
-def test_options_out_of_range_are_refused(leave: Leave, option: str, value: str) -> None:
+def test_options_out_of_range_are_refused(
+    leave: Leave, option: str, value: str, error: type[BaseException]
+) -> None:
     done = runner().invoke(app, ["personalize", str(leave()), option, value])
 
-    assert isinstance(done.exception, ConfigError)
+    assert isinstance(done.exception, error) and done.exit_code != 0
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_the_users_of_a_run_are_judged_with_all_inputs(folder: Path) -> None:
 @pytest.mark.slow
 def test_the_run_is_deployed_and_its_users_are_compared(folder: Path) -> None:
     made = deploy(folder / "model.safetensors")
-    assert made.artifact.inputs == ("x", "attention_mask")
+    assert made.artifact.inputs == ("ids", "attention_mask")
 
     _, report = heterogeneity(folder, users=1, samples=12)
     assert len(report.gradients.norms) == 3 and report.gradients.largest > 0
