@@ -13,12 +13,12 @@ from edgefl_server.profiling.fleet import Wanted
 from edgefl_server.profiling.rows import by_tier
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import (
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
     plan_for,
 )
 from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone
-from tests.server.service.served import MakeDevice
 
 
 @pytest.fixture

@@ -276,6 +276,10 @@ class ScriptedDevice:
             self._answer(self, task, own)
 
 
+MakeDevice = Callable[..., ScriptedDevice]
+"""Fixture that starts a scripted device."""
+
+
 @dataclass
 class RunningServer:
     """A service in a thread of its own; its events by type, and whatever ended it."""
@@ -381,3 +385,10 @@ def expected_mean(old: Arrays, tasks: list[tuple[str, str, int]]) -> Arrays:
         ]
         new[name] = (sum(values) / len(values)).astype(np.float32) if values else before
     return new
+
+
+def assert_mean(out: Path, tasks: list[tuple[str, str, int]]) -> None:
+    """Assert that a run's model is the mean of the updates of these (device, tier, round), from the first weights."""
+    model = tensors.load((out / "model.safetensors").read_bytes())
+    for name, value in expected_mean(WEIGHTS, tasks).items():
+        np.testing.assert_allclose(model[name], value, atol=1e-6)

@@ -21,8 +21,7 @@ from edgefl_export.front.folder import bundle_name
 from edgefl_server.events import Declined, RoundClosed
 from edgefl_server.run_spec import RunSpec, TierSpec
 from tests.conftest import Mosquitto
-from tests.server.fleet import RunningServer, bundle, fetch, placed, plan_for, retained
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import MakeDevice, RunningServer, bundle, fetch, placed, plan_for, retained
 
 
 def written(tier: str, format: str) -> Bundle:

@@ -84,7 +84,7 @@ def _reason(rules: Rules, state: State, needed: int) -> str:
 
 def _here(rules: Rules, state: State, now: float) -> int:
     """Return the number of :func:`candidates`, if not all are needed."""
-    if state.benched:
+    if state.suspended:
         return len(candidates(rules, state, now))
     return state.devices.here(now, rules.offline_grace_s)
 
@@ -99,7 +99,7 @@ def candidates(rules: Rules, state: State, now: float) -> list[str]:
     names = roster.eligible(state.devices, now, rules.offline_grace_s)
     return (
         suspension.without_suspended(state, names, max(rules.min_devices, rules.min_reports))
-        if state.benched
+        if state.suspended
         else names
     )
 
@@ -252,12 +252,12 @@ def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
 
-def told(names: Mapping[str, str]) -> str:
+def named(reasons: Mapping[str, str]) -> str:
     """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and the number of further devices."""
     devices: dict[str, list[str]] = {}
-    for name, why in list(names.items())[:_MAX_NAMED]:
+    for name, why in list(reasons.items())[:_MAX_NAMED]:
         devices.setdefault(why, []).append(name)
-    more = len(names) - _MAX_NAMED
+    more = len(reasons) - _MAX_NAMED
     return ", ".join(f"{', '.join(alike)} ({why})" for why, alike in devices.items()) + (
         f" and {more} more" if more > 0 else ""
     )

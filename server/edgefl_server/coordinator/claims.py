@@ -37,9 +37,7 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
         UpdateRejected: If the device has no such task.
     """
     if device not in state.devices:
-        raise UpdateRejected(
-            "unknown-device", f"device {device} has not said hello; connect again", device=device
-        )
+        raise UpdateRejected("unknown-device", f"device {device} sent no hello; connect again", device=device)
     current = state.round if state.phase == "open" else None
     if current is None or not current.version_of(round_number):
         what = f"round {current.number} is open" if current else "no round is open"

@@ -60,12 +60,12 @@ class Devices(Mapping[str, Device]):
     __slots__ = ("_all", "away", "left_out", "members", "ready")
 
     def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
-        given = dict(devices or {})
-        self._all = Map(given)
-        self.away = Map({name: device for name, device in given.items() if not device.online})
-        self.ready = sum(map(_ready, given.values()))
-        self.left_out = sum(map(_left_out, given.values()))
-        self.members = sum(map(_has_tier, given.values()))
+        known = dict(devices or {})
+        self._all = Map(known)
+        self.away = Map({name: device for name, device in known.items() if not device.online})
+        self.ready = sum(map(_ready, known.values()))
+        self.left_out = sum(map(_left_out, known.values()))
+        self.members = sum(map(_has_tier, known.values()))
 
     def with_device(self, device: Device) -> Devices:
         """Return the devices with ``device``, which replaces one of its name."""

@@ -256,7 +256,7 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
     if not absent:
         return ()
     text = (
-        f"round {current.number} goes on without {attendance.told(absent)}: the algorithm needs every device in "
+        f"round {current.number} goes on without {attendance.named(absent)}: the algorithm needs every device in "
         f"every round, "
         "so the method's guarantees do not hold"
     )
@@ -267,7 +267,7 @@ def _without(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
     """End a round that needs all of its devices and lacks some."""
-    count, missing = len(current.assignments), attendance.told(lacking)
+    count, missing = len(current.assignments), attendance.named(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
         return _refused(state, current, text, round_texts.COME_BACK, now)

@@ -131,9 +131,9 @@ def counted(
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:
         if base_of(tier) in rollout.tiers:
-            before, came = arms.get(tier, Arm()), turnout.get(tier, Turnout(0, 0))
-            told = (reports[tier],) if tier in reports else ()
-            arms[tier] = Arm(before.tasks + came.tasks, before.lost + came.lost, (*before.reports, *told))
+            before, counts = arms.get(tier, Arm()), turnout.get(tier, Turnout(0, 0))
+            new = (reports[tier],) if tier in reports else ()
+            arms[tier] = Arm(before.tasks + counts.tasks, before.lost + counts.lost, (*before.reports, *new))
     after = msgspec.structs.replace(trial, rounds=trial.rounds + 1, arms=arms)
     verdict, text = judged(rollout, after)
     return msgspec.structs.replace(after, verdict=verdict, text=text)
@@ -157,7 +157,7 @@ def judged(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
             continue
         if worse := _worse(rollout, tier, before, after):
             return "taken back", worse
-        compared.append(f"{tier}: {_told(before)} before, {_told(after)} with it")
+        compared.append(f"{tier}: {_figures(before)} before, {_figures(after)} with it")
     if not compared:
         return (
             "taken back",
@@ -176,9 +176,9 @@ def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
     """Return the bound that the candidate exceeds; empty if none."""
     old, new = before.mean("loss"), after.mean("loss")
     if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
-        told = "no finite loss" if new is None else f"a training loss of {new:.4g}"
+        found = "no finite loss" if new is None else f"a training loss of {new:.4g}"
         return (
-            f"tier {tier!r} has {told} with the candidate and {old:.4g} without: it may be "
+            f"tier {tier!r} has {found} with the candidate and {old:.4g} without: it may be "
             f"{rollout.most_loss_increase:g} of that higher (rollout.most_loss_increase)"
         )
     slow, quick = after.mean("train_ms"), before.mean("train_ms")
@@ -190,7 +190,7 @@ def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
     return ""
 
 
-def _told(arm: Arm) -> str:
+def _figures(arm: Arm) -> str:
     loss, train_ms = arm.mean("loss"), arm.mean("train_ms")
     parts = [
         f"loss {loss:.4g}" if loss is not None else "",

@@ -42,7 +42,7 @@ def too_few(rules: Rules, current: OpenRound) -> str:
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (
-        attendance.told({each.device: each.reason for each in current.with_status(status)})
+        attendance.named({each.device: each.reason for each in current.with_status(status)})
         for status in ("rejected", "declined")
     )
     late = "raise limits.round_deadline_s or " if pending or not (refused or declined) else ""
@@ -94,7 +94,7 @@ def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]
         repair = _REPAIR if WRONG_DATA in reasons else ""
         return Refuse(
             f"none of {rules.rounds} rounds has trained the model: no device sent an update. The last round was declined "
-            f"by {attendance.told(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another `out`"
+            f"by {attendance.named(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another `out`"
         )
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
     return Refuse(
@@ -105,7 +105,7 @@ def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]
 
 def left_out(benched: Mapping[str, int]) -> str:
     """Return the warning about devices that are not selected before these rounds."""
-    names = attendance.told({name: f"until round {until}" for name, until in benched.items()})
+    names = attendance.named({name: f"until round {until}" for name, until in benched.items()})
     return (
         f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
         "turns to upload that it lost, or by silence until the deadline"
@@ -116,5 +116,5 @@ def lost(state: State, gone: dict[str, str]) -> Refuse:
     """Return the end of a run that lacks devices for good."""
     return Refuse(
         f"round {state.next_round} cannot open: the algorithm needs all {len(state.members)} devices in every round, and "
-        f"lacks {attendance.told(gone)}; {COME_BACK}"
+        f"lacks {attendance.named(gone)}; {COME_BACK}"
     )

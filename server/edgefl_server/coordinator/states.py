@@ -193,7 +193,7 @@ class State:
             server step.
         declined: Devices that declined the last attempt, with reasons, if no device sent an update.
         strikes: Rounds in a row that each device spoiled.
-        benched: Rounds before which suspended devices are not selected.
+        suspended: Rounds before which suspended devices are not selected.
         held: True while an operator lets no other round open.
         record: Participation of the devices so far.
         trial: Trial of a candidate, or None.
@@ -213,7 +213,7 @@ class State:
     refused: int = 0
     declined: Mapping[str, str] = field(default_factory=dict)
     strikes: Mapping[str, int] = field(default_factory=dict)
-    benched: Mapping[str, int] = field(default_factory=dict)
+    suspended: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
     record: Record = field(default_factory=Record)
     trial: Trial | None = None

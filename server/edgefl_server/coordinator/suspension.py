@@ -32,11 +32,11 @@ def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> S
         now: Epoch seconds at its end.
     """
     judges_all = ended.count("accepted") > 0
-    strikes, benched = dict(state.strikes), dict(state.benched)
+    strikes, suspended = dict(state.strikes), dict(state.suspended)
     for name, assignment in ended.assignments.items():
         if assignment.status == "accepted":
             strikes.pop(name, None)
-            benched.pop(name, None)
+            suspended.pop(name, None)
         elif (
             _spoiled(state, ended, assignment, now) or _wasted_turn(state, ended, assignment)
             if judges_all
@@ -44,18 +44,18 @@ def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> S
         ):
             strikes[name] = strikes.get(name, 0) + 1
             if strikes[name] >= rules.strikes:
-                benched[name] = ended.number + 1 + rules.bench_rounds
-    return replace(state, strikes=strikes, benched=benched)
+                suspended[name] = ended.number + 1 + rules.bench_rounds
+    return replace(state, strikes=strikes, suspended=suspended)
 
 
 def newly_suspended(before: State, after: State) -> dict[str, int]:
     """Return the devices that were suspended between two states, and the round from which each may be selected again."""
-    return {name: until for name, until in after.benched.items() if before.benched.get(name, 0) < until}
+    return {name: until for name, until in after.suspended.items() if before.suspended.get(name, 0) < until}
 
 
 def without_suspended(state: State, names: Collection[str], least: int) -> list[str]:
     """Return the names that are not suspended, or all names if fewer than ``least`` would remain."""
-    chosen = [name for name in names if state.benched.get(name, 0) <= state.next_round]
+    chosen = [name for name in names if state.suspended.get(name, 0) <= state.next_round]
     return chosen if len(chosen) >= max(1, least) else list(names)
 
 

@@ -235,8 +235,8 @@ class Authenticator:
         if self._registry.devices() >= max_devices:
             raise IdentityError(
                 "too-many-devices",
-                f"device {device} is not let in: {max_devices} names are known already; forget some "
-                "(`edgefl enroll forget`), raise limits.max_devices, or let in devices of a list only",
+                f"device {device} is refused: {max_devices} names are known already; forget some "
+                "(`edgefl enroll forget`), raise limits.max_devices, or admit devices of a list only",
                 device=device,
             )
         return _KeyEntry("first-use")

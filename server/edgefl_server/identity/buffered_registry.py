@@ -98,7 +98,7 @@ class BufferedRegistry:
         """Store the number of the last hello, or status, that a key signed; 0 leaves the stored one."""
         if self._can_write():
             try:
-                self._registry.heard(device, key, hello_at=hello_at, status_at=status_at)
+                self._registry.store_numbers(device, key, hello_at=hello_at, status_at=status_at)
                 return
             except StoreError as error:
                 self._note_failure(error)
@@ -121,7 +121,7 @@ class BufferedRegistry:
                         self._put(pending)
                 del self._keys[device]
             for (device, key), (hello_at, status_at) in list(self._numbers.items()):
-                self._registry.heard(device, key, hello_at=hello_at, status_at=status_at)
+                self._registry.store_numbers(device, key, hello_at=hello_at, status_at=status_at)
                 del self._numbers[device, key]
         except StoreError as error:
             self._note_failure(error)

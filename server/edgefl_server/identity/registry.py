@@ -207,7 +207,7 @@ class Registry:
             )
             return gone.rowcount
 
-    def heard(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
+    def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
         """Store the number of the last hello, or status, that a key signed; 0 leaves the stored one."""
         with self._using(changed=device) as db:
             db.execute(

@@ -89,7 +89,7 @@ class KeyRing:
         keys = self.keys.get(device)
         if keys is None:
             raise UnknownDevice(
-                "unknown-device", f"device {device} has not said hello; connect again", device=device
+                "unknown-device", f"device {device} sent no hello; connect again", device=device
             )
         envelope = unwrap(payload, UpdateChunk)
         if envelope is None:

@@ -24,6 +24,7 @@ from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
     names_of,
@@ -31,7 +32,6 @@ from tests.server.fleet import (
     trained,
     update_for,
 )
-from tests.server.service.served import MakeDevice
 
 NAMES = tuple(sorted(WEIGHTS))
 SIZES = {name: WEIGHTS[name].size for name in NAMES}

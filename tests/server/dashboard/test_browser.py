@@ -21,8 +21,7 @@ from edgefl_server.storage.feed import Feed
 from edgefl_server.storage.history import History
 from tests.conftest import Mosquitto
 from tests.server.dashboard.served import TOKEN, PageProcess
-from tests.server.fleet import RunningServer, ScriptedDevice, plan_for, silent
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
 
 _ROWS = "[...document.querySelectorAll('#{} tr')].map(row => row.dataset.key).join()"
 _STATE = "document.querySelector('[data-key=\"{}\"] .state').textContent"

@@ -17,8 +17,7 @@ from edgefl_server.operations.mailbox import Drain, Mailbox, Order, Pause, Resum
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_files import UpdateFiles
 from tests.conftest import Mosquitto
-from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, plan_for, silent
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
 
 Serve = Callable[..., RunningServer]
 

@@ -20,8 +20,7 @@ from edgefl_server.events import RoundClosed
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
 from edgefl_server.service import Service
 from tests.conftest import Mosquitto
-from tests.server.fleet import UNITS, WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import UNITS, WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, names_of, plan_for
 
 LIMIT = 0.5
 HALF = {name: array.astype(np.float16).astype(np.float32) for name, array in WEIGHTS.items()}

@@ -11,8 +11,7 @@ from edgefl_server.events import RoundClosed, RoundOpened
 from edgefl_server.identity.registry import Registry
 from edgefl_server.updates.rate_limit import AdmissionControl
 from tests.conftest import Mosquitto
-from tests.server.fleet import PATIENCE_S, RunningServer, plan_for
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import PATIENCE_S, MakeDevice, RunningServer, plan_for
 from tests.wire.mqtt.speakers import speaker_in
 
 

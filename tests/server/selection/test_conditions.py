@@ -8,8 +8,7 @@ from edgefl.wire.mqtt.messages import Conditions, Hello
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.record import Turnout
 from edgefl_server.events import DeviceFitness, DeviceJoined, RoundClosed, RoundOpened, Waiting
-from tests.server.fleet import PATIENCE_S, ScriptedDevice, silent
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import PATIENCE_S, MakeDevice, ScriptedDevice, silent
 
 
 def tell(device: ScriptedDevice, conditions: Conditions) -> None:

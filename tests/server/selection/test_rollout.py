@@ -18,14 +18,7 @@ from edgefl_server.coordinator.roster import CANDIDATE, base_of
 from edgefl_server.events import Finished, RolloutJudged, RolloutStarted, RoundClosed, UpdateAccepted
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto
-from tests.server.fleet import (
-    WEIGHTS,
-    RunningServer,
-    ScriptedDevice,
-    expected_mean,
-    plan_for,
-)
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, expected_mean, plan_for
 
 RULE = Rollout(
     seed=7,

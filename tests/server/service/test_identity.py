@@ -25,6 +25,7 @@ from edgefl_server.identity.registry import Registry
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import (
     PATIENCE_S,
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
     plan_for,
@@ -33,7 +34,6 @@ from tests.server.fleet import (
     trained,
     update_for,
 )
-from tests.server.service.served import MakeDevice
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 from tests.wire.mqtt.speakers import speaker_in
 

@@ -16,8 +16,7 @@ from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.events import REPORTED, DeviceSeen, Rejected, Warned
 from edgefl_server.memory_plans import MemoryPlans, read_raised
 from tests.conftest import Mosquitto
-from tests.server.fleet import RunningServer, ScriptedDevice, plan_for, update_for
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import MakeDevice, RunningServer, ScriptedDevice, plan_for, update_for
 
 MIB = 1 << 20
 PLANNED = {"strong": 10 * MIB}

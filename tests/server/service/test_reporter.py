@@ -34,8 +34,7 @@ from edgefl_server.reporter import EventReporter
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server import fleet
-from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for, silent
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import PATIENCE_S, MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
 from tests.wire.mqtt.events import wait_up
 from tests.wire.mqtt.test_neighbours import announce
 

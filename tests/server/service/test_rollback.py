@@ -16,8 +16,15 @@ from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.events import Finished, RolledBack, RoundClosed
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import Mosquitto
-from tests.server.fleet import RunningServer, ScriptedDevice, expected_mean, plan_for, trained, update_for
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import (
+    MakeDevice,
+    RunningServer,
+    ScriptedDevice,
+    expected_mean,
+    plan_for,
+    trained,
+    update_for,
+)
 
 
 def judged(weights: Arrays) -> Mapping[str, float]:

@@ -7,10 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgefl.errors import ParticipationError
-from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
 from edgefl_server.events import (
@@ -26,15 +23,14 @@ from edgefl_server.events import (
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
-    WEIGHTS,
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
-    expected_mean,
+    assert_mean,
     needing_carry,
     plan_for,
     silent,
 )
-from tests.server.service.served import MakeDevice
 
 BOTH = ("strong-0", "strong-1")
 
@@ -102,9 +98,7 @@ def test_a_missing_device_makes_the_round_be_tried_again_when_it_is_back(
     first, second = server.seen_of(RoundClosed)
     assert first.outcome == "abandoned" and "strong-1 (it has been offline" in first.text
     assert (second.outcome, second.reports) == ("closed", 2)
-    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
-    for name, value in expected_mean(WEIGHTS, [(each, "strong", 2) for each in BOTH]).items():
-        np.testing.assert_allclose(model[name], value, atol=1e-6)
+    assert_mean(tmp_path / "out", [(each, "strong", 2) for each in BOTH])
 
 
 def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(

@@ -25,8 +25,15 @@ from edgefl_server.coordinator.states import Tick
 from edgefl_server.events import DeviceLost, DeviceSeen, Event, Rejected, RoundClosed, Warned
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.service import Service
-from tests.server.fleet import PATIENCE_S, ScriptedDevice, chunks_of, plan_for, trained, update_for
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import (
+    PATIENCE_S,
+    MakeDevice,
+    ScriptedDevice,
+    chunks_of,
+    plan_for,
+    trained,
+    update_for,
+)
 from tests.wire.mqtt.speakers import speaker_in
 
 NOBODY = Address("127.0.0.1", 1)
@@ -109,13 +116,6 @@ def test_a_device_that_fits_no_tier_has_no_row(flooded: Any) -> None:
     server.hear("nobody", "hello", hello())
     server.work()
     assert server.rows("devices") == 0
-
-
-def test_a_large_hello_is_not_read(flooded: Any) -> None:
-    server = flooded()
-    server.hear("strong-0", "hello", hello(agent="x" * 9000))
-    server.work()
-    assert "strong-0" not in server.service.state.devices and server.rows("devices") == 0
 
 
 def test_a_deadline_passes_under_a_flood(flooded: Any) -> None:

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, encode
 from edgefl_server.events import Finished, RoundClosed
@@ -18,17 +16,16 @@ from edgefl_server.updates.reassembly import MIN_CHUNK_BYTES
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
-    WEIGHTS,
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
+    assert_mean,
     chunks_of,
-    expected_mean,
     plan_for,
     silent,
     trained,
     update_for,
 )
-from tests.server.service.served import MakeDevice
 
 NAMES = ("strong-0", "strong-1", "strong-2")
 
@@ -102,9 +99,7 @@ def test_devices_are_asked_one_after_the_other(
     assert server.wait_for(RoundClosed).reports == 3
     server.wait_for(Finished)
     server.join()
-    model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
-    for name, value in expected_mean(WEIGHTS, [(name, "strong", 1) for name in NAMES]).items():
-        np.testing.assert_allclose(model[name], value, atol=1e-6)
+    assert_mean(tmp_path / "out", [(name, "strong", 1) for name in NAMES])
 
 
 def test_one_that_has_its_turn_and_is_silent_holds_nobody_up(

@@ -17,8 +17,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import SIGNS, Codes, Form, Section
 from edgefl_server.events import RoundClosed
 from tests.conftest import Mosquitto
-from tests.server.fleet import WEIGHTS, RunningServer, ScriptedDevice, names_of, plan_for, trained
-from tests.server.service.served import MakeDevice
+from tests.server.fleet import WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, names_of, plan_for, trained
 
 NAMES = tuple(sorted(names_of("weak")))
 SIGNED = Form(

@@ -20,11 +20,7 @@ from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warne
 from edgefl_server.shards.messages import SHARDS, Progressed, Summed, shard_of, shards_of, worker_of
 from edgefl_server.shards.process import ProcessLauncher
 from tests.conftest import Mosquitto
-from tests.server.fleet import (
-    PATIENCE_S,
-    RunningServer,
-    ScriptedDevice,
-)
+from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice
 from tests.server.forked import ForkedLauncher
 from tests.server.shards.fleets import NAMES, KnownWorkers, model_of, started
 

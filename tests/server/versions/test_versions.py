@@ -26,6 +26,7 @@ from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
+    MakeDevice,
     RunningServer,
     ScriptedDevice,
     plan_for,
@@ -34,7 +35,6 @@ from tests.server.fleet import (
 )
 from tests.server.killed.kill_me import VERSIONS, serve_versions, versions_of
 from tests.server.killed.victim import Victim
-from tests.server.service.served import MakeDevice
 
 Start = Callable[..., RunningServer]
 
