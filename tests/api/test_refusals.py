@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from edgefl.api.run import Run
 from edgefl.api.serve import reached_at
 from edgefl.config import parse
 from edgefl.config.text import dump
-from edgefl.errors import ConfigError, DataError, ModelError
+from edgefl.errors import ConfigError, DataError, EdgeflError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.address import Address
@@ -33,6 +34,99 @@ CLOSED = RoundClosed(
 )
 
 
+def own_method(objective: object, *, mu: float = 0.1) -> None:
+    """Algorithm of which only the options are read."""
+
+
+def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, hidden), nn.Linear(hidden, classes))
+
+
+X, Y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
+NUMBERS = np.zeros((2, 16), np.int32)
+WHOLE = edgefl.data.Dataset.of(X, Y, X, Y, classes=2)
+Model, Options, Training = edgefl.Model, edgefl.CompileOptions, edgefl.Training
+WIDTH = Model(own_model, sample=(1, 2, 2), classes=4, options={"width": 3})
+BUILT = Model(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3})
+UNTYPED: Any = edgefl
+CONFIG: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: Training(codec=edgefl.submodels.OutputSide()), "argument `codec` is OutputSide"),  # type: ignore[arg-type]
+    (lambda: Training(algorithm=edgefl.codecs.Dense()), "argument `algorithm` is Dense"),  # type: ignore[arg-type]
+    (
+        lambda: Training(algorithm="fedprox:mu=0.1"),
+        r"into an object, such as edgefl.algorithms.FedProx\(mu=0.1\)",
+    ),
+    (lambda: UNTYPED.compile("mlp", options=Options(memory_budget=0.6)), "argument `memory_budget` is 0.6"),  # type: ignore[arg-type]
+    (
+        lambda: UNTYPED.compile("mlp", options=Options(activations="bfloat16")),  # type: ignore[arg-type]
+        "stored as 'bfloat16'; choose one of float32, float16",
+    ),
+    (lambda: edgefl.compile("mlp", data="digit"), "digit"),
+    (lambda: UNTYPED.compile("mlp", data=3), "argument `data` is int; give a dataset's name"),
+    (
+        lambda: edgefl.compile(Model("mlp", sample=(1, 2, 2))),
+        "`sample` has no effect here: model 'mlp' brings its own",
+    ),
+    (lambda: edgefl.compile(BUILT), "`options` has no effect here: they go to a factory"),
+    (
+        lambda: UNTYPED.compile("mlp", training="fedavg"),
+        "argument `training` is 'fedavg'; give an edgefl.Training",
+    ),
+    (
+        lambda: UNTYPED.compile("mlp", options={"target": "onnx"}),
+        "argument `options` is .*edgefl.CompileOptions",
+    ),
+    (lambda: UNTYPED.plan("mlp", training=edgefl.algorithms.SGD()), "argument `training` is SGD"),
+    (lambda: UNTYPED.federation("mlp", tables={"round": 3}), "argument `tables` has 3 for 'round'"),
+    (
+        lambda: UNTYPED.federation(nn.Flatten()),
+        "a function at the top level of a file, found an object of Flatten",
+    ),
+    (
+        lambda: UNTYPED.federation("mlp", tiers={"weak": edgefl.submodels.OutputSide(cut=1)}),
+        r"argument `tiers` has OutputSide\(cut=1\) for 'weak'; give edgefl.Tier\(submodel=",
+    ),
+    (lambda: edgefl.algorithms.own(own_method, nu=1.0), "own_method has no option 'nu'; it takes mu"),
+    (lambda: edgefl.algorithms.own(own_method, mu="a"), "option 'mu' of own_method is 'a'"),
+)
+DATA: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: replace(WHOLE, test_x=np.zeros((2, 3, 4, 4), np.uint8)), "training samples have shape"),
+    (lambda: replace(WHOLE, train_y=np.array([0, 7])), "labels go from 0 to 7, and 2 classes are 0 to 1"),
+    (lambda: replace(WHOLE, train_y=np.array([0, -1])), "labels go from -1"),
+    (
+        lambda: edgefl.data.Dataset.of(NUMBERS, Y, NUMBERS, Y),
+        r"or token numbers, which have `below`, .*; found int32 \(2, 16\)",
+    ),
+    (
+        lambda: edgefl.data.Dataset.of(NUMBERS + 7 * Y[:, None], Y, NUMBERS, Y, below=5),
+        "token numbers go from 0 to 7, and 5 tokens are 0 to 4",
+    ),
+    (lambda: edgefl.data.Dataset.load("gone.npz"), r"there is no file gone.npz; `Dataset.save` writes one"),
+)
+MODEL: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: edgefl.compile(WIDTH), "has no option 'width'; it takes hidden, classes"),
+    (
+        lambda: build_model(f"{__file__}:own_model"),
+        r"give the options 'classes' and 'sample_shape' \(that of one sample",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (error, *row)
+        for error, rows in ((ConfigError, CONFIG), (DataError, DATA), (ModelError, MODEL))
+        for row in rows
+    ],
+)
+def test_a_wrong_argument_is_refused_by_its_name(
+    error: type[EdgeflError], call: Callable[[], object], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
 def test_names_and_entries_without_options_stand_for_choices() -> None:
     made = edgefl.federation(
         tiers={"half": edgefl.Tier(submodel="width")},
@@ -43,48 +137,6 @@ def test_names_and_entries_without_options_stand_for_choices() -> None:
     assert edgefl.federation(
         training=edgefl.Training(codec=edgefl.algorithms.FedBAT(rho=5.0))
     ).codec.options == {"rho": 5.0}
-
-
-@pytest.mark.parametrize(
-    ("training", "message"),
-    [
-        ({"codec": edgefl.submodels.OutputSide()}, "argument `codec` is OutputSide"),
-        ({"algorithm": edgefl.codecs.Dense()}, "argument `algorithm` is Dense"),
-        (
-            {"algorithm": "fedprox:mu=0.1"},
-            r"options go into an object, such as edgefl.algorithms.FedProx\(mu=0.1\)",
-        ),
-    ],
-)
-def test_a_wrong_choice_is_named(training: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        edgefl.Training(**training)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"options": edgefl.CompileOptions(memory_budget=0.6)}, "argument `memory_budget` is 0.6"),  # type: ignore[arg-type]
-        (
-            {"options": edgefl.CompileOptions(activations="bfloat16")},  # type: ignore[arg-type]
-            "stored as 'bfloat16'; choose one of float32, float16",
-        ),
-        ({"data": "digit"}, "digit"),
-        ({"data": 3}, "argument `data` is int; give a dataset's name"),
-        (
-            {"model": edgefl.Model("mlp", sample=(1, 2, 2))},
-            "argument `sample` has no effect here: model 'mlp' brings its own",
-        ),
-    ],
-)
-def test_a_wrong_argument_is_named(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        edgefl.compile(**{"model": "mlp", **arguments})
-
-
-def test_options_of_a_model_that_is_made_already_are_refused() -> None:
-    with pytest.raises(ConfigError, match="`options` has no effect here: they go to a factory"):
-        edgefl.compile(edgefl.Model(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3}))
 
 
 def test_what_a_federation_is_made_of_reads_back_from_its_file(tmp_path: Path) -> None:
@@ -184,34 +236,6 @@ def test_a_history_with_a_damaged_line_tells_the_others_and_a_full_disk_is_told(
     assert isinstance(problem, Warned) and "history.jsonl" in problem.text
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"test_x": np.zeros((2, 3, 4, 4), np.uint8)}, "training samples have shape"),
-        ({"train_y": np.array([0, 7])}, "labels go from 0 to 7, and 2 classes are 0 to 1"),
-        ({"train_y": np.array([0, -1])}, "labels go from -1"),
-    ],
-)
-def test_a_dataset_that_contradicts_itself_is_refused(changes: dict[str, object], message: str) -> None:
-    x, y = np.zeros((2, 1, 4, 4), np.uint8), np.array([0, 1])
-    whole = edgefl.data.Dataset.of(x, y, x, y, classes=2)
-    with pytest.raises(DataError, match=message):
-        replace(whole, **changes)
-
-
-def test_whole_numbers_that_are_neither_pixels_nor_tokens_are_told_what_there_is() -> None:
-    x, y = np.zeros((2, 16), np.int32), np.array([0, 1])
-    with pytest.raises(DataError, match=r"or token numbers, which have `below`, .*; found int32 \(2, 16\)"):
-        edgefl.data.Dataset.of(x, y, x, y)
-    with pytest.raises(DataError, match="token numbers go from 0 to 7, and 5 tokens are 0 to 4"):
-        edgefl.data.Dataset.of(x + 7 * y[:, None], y, x, y, below=5)
-
-
-def test_a_dataset_that_is_not_there_is_told_once(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there is no file .*gone.npz; `Dataset.save` writes one"):
-        edgefl.data.Dataset.load(tmp_path / "gone.npz")
-
-
 def test_a_folder_in_place_of_a_file_of_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be read: .*directory"):
         edgefl.train_round(edgefl.compile("mlp"), tmp_path, np.zeros((2, 1), np.uint8), np.zeros(2, np.int64))
@@ -226,55 +250,6 @@ def test_data_that_do_not_belong_together_are_refused_before_the_round() -> None
     ):
         with pytest.raises(DataError, match=message):
             edgefl.train_round(bundle, weights, *wrong)
-
-
-def test_a_module_in_place_of_its_factory_is_told_by_its_type() -> None:
-    with pytest.raises(
-        ConfigError, match="a function at the top level of a file, found an object of Flatten"
-    ):
-        edgefl.federation(nn.Flatten())
-
-
-def test_a_submodel_in_place_of_a_tier_is_told() -> None:
-    with pytest.raises(
-        ConfigError, match=r"OutputSide\(cut=1\) for 'weak'; give edgefl.Tier\(submodel="
-    ) as told:
-        edgefl.federation("mlp", tiers={"weak": edgefl.submodels.OutputSide(cut=1)})  # type: ignore[dict-item]
-    assert told.value.details["argument"] == "tiers"
-
-
-def own_method(objective: object, *, mu: float = 0.1) -> None:
-    """An algorithm's options, which are all that is looked at here."""
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"nu": 1.0}, "own_method has no option 'nu'; it takes mu"),
-        ({"mu": "a"}, "option 'mu' of own_method is 'a'"),
-    ],
-)
-def test_an_option_that_an_algorithm_of_ones_own_has_not_is_refused_at_once(
-    options: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        edgefl.algorithms.own(own_method, **options)
-
-
-def own_model(hidden: int = 8, classes: int = 4) -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(4, hidden), nn.Linear(hidden, classes))
-
-
-def test_an_option_that_a_factory_has_not_is_refused_with_those_that_it_has() -> None:
-    with pytest.raises(ModelError, match="has no option 'width'; it takes hidden, classes"):
-        edgefl.compile(edgefl.Model(own_model, sample=(1, 2, 2), classes=4, options={"width": 3}))
-
-
-def test_what_a_plain_model_needs_is_asked_for_at_once() -> None:
-    with pytest.raises(
-        ModelError, match=r"give the options 'classes' and 'sample_shape' \(that of one sample"
-    ):
-        build_model(f"{__file__}:own_model")
 
 
 def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
@@ -316,23 +291,3 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_compiled(
     with pytest.raises(ConfigError, match=r"holds run r1 .* under another configuration"):
         edgefl.Server(federation, out)
     assert not (out / "bundles").exists()
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: edgefl.compile("mlp", training="fedavg"),
-            "argument `training` is 'fedavg'; give an edgefl.Training",
-        ),  # type: ignore[arg-type]
-        (
-            lambda: edgefl.compile("mlp", options={"target": "onnx"}),
-            "argument `options` is .*edgefl.CompileOptions",
-        ),  # type: ignore[arg-type]
-        (lambda: edgefl.plan("mlp", training=edgefl.algorithms.SGD()), "argument `training` is SGD"),  # type: ignore[arg-type]
-        (lambda: edgefl.federation("mlp", tables={"round": 3}), "argument `tables` has 3 for 'round'"),  # type: ignore[dict-item]
-    ],
-)
-def test_another_object_than_the_one_that_is_meant_is_named(call: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        call()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from edgefl.cli import app
-from edgefl.errors import BundleError, ConfigError, DataError
+from edgefl.errors import BundleError, ConfigError, DataError, EdgeflError
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl_device.profile import whole
@@ -98,45 +98,48 @@ def test_json_page_and_run_in_one_call(measured: Asked) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [(["--run", "."], "--html"), (["--run", "gone", "--html", "x.html"], "no folder")]
+    ("arguments", "error", "words"),
+    [
+        ("strong.efl --run .", ConfigError, "--html"),
+        ("strong.efl --run gone --html x.html", ConfigError, "no folder"),
+        ("strong.efl --batch 64", ConfigError, f"batch {tiny.BATCH} --batch 64"),
+        ("strong.efl --engine executorch", ConfigError, "executorch --format"),
+        ("strong.efl --tier weak", ConfigError, "weak"),
+        ("strong.efl --device=phone-1", ConfigError, "--device --fleet"),
+        ("strong.efl --sign-key=key", ConfigError, "--sign-key --fleet"),
+        ("strong.efl --timeout=5", ConfigError, "--timeout --fleet"),
+        ("empty", ConfigError, "edgefl export"),
+        ("missing.efl", BundleError, "missing.efl"),
+        ("nowhere/at-all", BundleError, "nowhere/at-all"),
+    ],
 )
-def test_a_run_without_a_page_or_a_folder_is_refused_before_anything_is_measured(
-    strong: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], told: str
+def test_mistakes_are_refused_before_anything_is_measured(
+    strong: Path, monkeypatch: pytest.MonkeyPatch, arguments: str, error: type[EdgeflError], words: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(strong.parent)
+    Path("empty").mkdir()
 
-    done = runner().invoke(app, ["profile", str(strong), "--repeat", "100000000", *options])
+    done = runner().invoke(app, ["profile", *arguments.split(), "--repeat", ENDLESS])
 
-    assert isinstance(done.exception, ConfigError) and told in done.exception.message
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("measured_before")
-def test_tables_name_every_graph(strong: Path) -> None:
-    done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    for words in ("strong: graphs", "train", "finish", "costliest ops", "energy"):
-        assert words in done.stdout
+    assert isinstance(done.exception, error), done.output
+    assert all(word in done.exception.message for word in words.split())
 
 
 @pytest.mark.usefixtures("measured_before")
-def test_no_word_of_a_heading_is_broken_in_a_terminal_of_eighty_columns(strong: Path) -> None:
-    done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": "80"})
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        pytest.param(
+            "200", ["strong: graphs", "train", "finish", "costliest ops", "energy"], marks=pytest.mark.slow
+        ),
+        ("80", [" backward ", " planned ", " engine ", " median ", " energy "]),
+    ],
+)
+def test_tables_name_every_graph_and_break_no_word(strong: Path, columns: str, words: list[str]) -> None:
+    done = runner().invoke(app, ["profile", str(strong), "--repeat", "1"], env={"COLUMNS": columns})
+
     assert done.exit_code == 0, done.output
-    for word in ("backward", "planned", "engine", "median", "energy"):
-        assert f" {word} " in done.stdout
-
-
-def test_another_batch_than_the_bundles_is_refused_with_the_remedy(strong: Path) -> None:
-    done = runner().invoke(app, ["profile", str(strong), "--batch", "64"])
-    assert isinstance(done.exception, ConfigError)
-    assert f"batch {tiny.BATCH}" in done.exception.message and "--batch 64" in done.exception.message
-
-
-def test_an_engine_that_does_not_run_the_bundle_is_refused(strong: Path) -> None:
-    done = runner().invoke(app, ["profile", str(strong), "--engine", "executorch"])
-    assert isinstance(done.exception, ConfigError)
-    assert "in format executorch" in done.exception.message and "--format" in done.exception.message
+    assert [word for word in words if word not in done.stdout] == []
 
 
 def test_a_run_that_tells_no_accuracy_is_refused_before_anything_is_measured(
@@ -248,34 +251,11 @@ def test_a_profile_that_is_ended_leaves_no_process_and_no_folder(
         wait_until(lambda: not any(map(runs, below)), "the process that measured ended")
 
 
-@pytest.mark.parametrize("option", ["--device=phone-1", "--sign-key=key", "--timeout=5"])
-def test_an_option_of_a_fleet_without_one_is_refused(strong: Path, option: str) -> None:
-    done = runner().invoke(app, ["profile", str(strong), option])
-    assert isinstance(done.exception, ConfigError)
-    assert option.partition("=")[0] in done.exception.message and "--fleet" in done.exception.message
-
-
 @pytest.mark.usefixtures("measured_before")
 def test_a_folder_stands_for_the_bundles_in_it(strong: Path) -> None:
     done = runner().invoke(app, ["profile", str(strong.parent), "--repeat", "1", "--json"])
     assert done.exit_code == 0, done.output
     assert len(msgspec.json.decode(done.stdout)) == 1
-
-
-def test_a_folder_without_bundles_is_refused(tmp_path: Path) -> None:
-    done = runner().invoke(app, ["profile", str(tmp_path)])
-    assert isinstance(done.exception, ConfigError) and "edgefl export" in done.exception.message
-
-
-@pytest.mark.parametrize("target", ["missing.efl", "nowhere/at-all"])
-def test_what_is_no_bundle_is_one_clear_error(target: str) -> None:
-    done = runner().invoke(app, ["profile", target])
-    assert isinstance(done.exception, BundleError), done.exception
-
-
-def test_a_tier_that_no_bundle_has_is_refused(strong: Path) -> None:
-    done = runner().invoke(app, ["profile", str(strong), "--tier", "weak"])
-    assert isinstance(done.exception, ConfigError) and "weak" in done.exception.message
 
 
 @pytest.mark.slow
