@@ -110,12 +110,7 @@ def announced(
 
 
 def adapt(
-    model: Model,
-    data: Local,
-    wanted: Wanted = Wanted(),
-    *,
-    engine: str = "onnx",
-    threads: int = 1,
+    model: Model, data: Local, wanted: Wanted = Wanted(), *, engine: str = "onnx", threads: int = 1
 ) -> tuple[Adapted, Arrays]:
     """Adapt a model to samples by a few steps: what that is worth on samples that it was not adapted to, and the adapted
     weights, float arrays by global name.

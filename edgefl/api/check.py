@@ -202,12 +202,7 @@ def _trained(
     try:
         x, y, others = _samples(bundle.manifest, 2 * batch, seed)
         train_round(
-            bundle,
-            weights,
-            {"x": x, **others},
-            y,
-            seed=seed,
-            watch=lambda step: times.append(step.step_ms),
+            bundle, weights, {"x": x, **others}, y, seed=seed, watch=lambda step: times.append(step.step_ms)
         )
     except EdgeflError as error:
         return _failed(bundle.format, error)

@@ -12,13 +12,8 @@ from edgefl.api.model import Model
 from edgefl.api.training import Training
 from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.choices import Activations
-from edgefl.config.tables import (
-    ConfigTable,
-)
-from edgefl.contract.choice import (
-    SubmodelChoice,
-    chosen,
-)
+from edgefl.config.tables import ConfigTable
+from edgefl.contract.choice import SubmodelChoice, chosen
 from edgefl.errors import ConfigError
 from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute, address_of

@@ -132,10 +132,7 @@ def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_sa
         }
     assert edgefl.federation(
         training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=5))
-    ).algorithm.arguments == {
-        "batch": 5,
-        "steps": 10,
-    }
+    ).algorithm.arguments == {"batch": 5, "steps": 10}
 
 
 class Wide(nn.Module):

@@ -241,10 +241,7 @@ def test_the_command_prints_the_report_and_exits_as_it_says(bundle: edgefl.Bundl
 
 @pytest.mark.parametrize(
     "reader",
-    [
-        {"kind": "table", "columns": ["a", "b"], "label": "y"},
-        TableReader(columns=("a", "b"), label="y"),
-    ],
+    [{"kind": "table", "columns": ["a", "b"], "label": "y"}, TableReader(columns=("a", "b"), label="y")],
 )
 def test_a_federation_says_how_files_are_read(reader: Any, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32), np.arange(6) % 2

@@ -24,11 +24,7 @@ FLAG = re.compile(r"(?<![\w`-])--[a-z]")
         (["run", "--fresh"], "use `fresh` or another `out`", "use --fresh or another --out"),
         (["device", "--id", "x"], "choose other `threads`, `device_id`", "choose other --threads, --id"),
         (["device", "personalize"], "give it by `alpha`", "give it by --alpha"),
-        (
-            ["profile"],
-            "a smaller `batch`, see `edgefl export`",
-            "a smaller --batch, see `edgefl export`",
-        ),
+        (["profile"], "a smaller `batch`, see `edgefl export`", "a smaller --batch, see `edgefl export`"),
         (["plan"], "`out` is no option of it", "`out` is no option of it"),
     ],
 )

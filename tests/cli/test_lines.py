@@ -39,10 +39,7 @@ def closed(
 
 
 LINES: list[tuple[events.Event, str | None]] = [
-    (
-        events.UpdateAccepted(device="a", tier="t", round=1, nonce="n", sha256=SHA, weight=1),
-        None,
-    ),
+    (events.UpdateAccepted(device="a", tier="t", round=1, nonce="n", sha256=SHA, weight=1), None),
     (
         events.Limited(counts={"unknown names": 7, "inbox full": 2}),
         "turned away unread so far: inbox full (2), unknown names (7)",
@@ -61,13 +58,7 @@ LINES: list[tuple[events.Event, str | None]] = [
     ),
     (
         events.Started(
-            federation="demo",
-            run="r1",
-            rounds=2,
-            next_round=3,
-            resumed=True,
-            model_version=SHA,
-            device="cpu",
+            federation="demo", run="r1", rounds=2, next_round=3, resumed=True, model_version=SHA, device="cpu"
         ),
         "federation 'demo' has trained all rounds: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
@@ -95,10 +86,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         events.DeviceFitness(device="weak-0", tier="weak", unfit="it is hot"),
         "weak-0 is left out of rounds for now: it is hot",
     ),
-    (
-        events.DeviceFitness(device="weak-0", tier="weak", unfit=""),
-        "weak-0 may be selected again",
-    ),
+    (events.DeviceFitness(device="weak-0", tier="weak", unfit=""), "weak-0 may be selected again"),
     (
         events.DeviceLost(device="weak-0", tier="weak"),
         "weak-0 is gone: it was stopped or killed, or its link broke",
@@ -152,10 +140,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         events.Rejected(device="a", round=2, reason="not-finite", text="NaN"),
         "a was refused in round 2 (not-finite): NaN",
     ),
-    (
-        events.Rejected(device="a", round=0, reason="no-tier", text="fits none"),
-        "a, no-tier: fits none",
-    ),
+    (events.Rejected(device="a", round=0, reason="no-tier", text="fits none"), "a, no-tier: fits none"),
     (
         events.Declined(device="a", round=2, reason="no-memory", text="64 MiB"),
         "a declined round 2 (no-memory): 64 MiB",
@@ -169,10 +154,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         "round 2 closed after 1.3 s with 1 update, without a (it declined (x))",
     ),
     (events.Vitals(inbox=3, server_lag_s=0.5), None),
-    (
-        events.Ordered(order="pause", by="10.0.0.7", done=True),
-        "the order 'pause' of 10.0.0.7 is carried out",
-    ),
+    (events.Ordered(order="pause", by="10.0.0.7", done=True), "the order 'pause' of 10.0.0.7 is carried out"),
     (
         events.Ordered(order="rollback", by="", done=False, text="there is no such model"),
         "the order 'rollback' of somebody is refused: there is no such model",

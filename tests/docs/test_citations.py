@@ -67,9 +67,7 @@ def specification(name: str) -> Specification | None:
     if not file.is_file():
         return None
     text = file.read_text()
-    by_section = dict(
-        re.findall(r"^## (\d+)\.? .*?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL),
-    )
+    by_section = dict(re.findall(r"^## (\d+)\.? .*?\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     headings = re.findall(r"^#{2,4} (\d+(?:\.\d+)*)\.? ", text, re.MULTILINE)
     items = re.findall(r"^(?:\| |\*\*)([A-Z]\d+)\b", text, re.MULTILINE)
     invariants = re.findall(r"^(?:\| I?(\d+) \||(\d+)\. )", by_section.get("7", ""), re.MULTILINE)

@@ -32,10 +32,7 @@ EXAMPLES = ROOT / "examples"
 MODELS = {"keywords": "dscnn.py:make", "activity": "tcn.py:make"}
 SLOW = pytest.param("keywords", marks=pytest.mark.slow)
 """Its sounds take seconds to make."""
-PEOPLE = {
-    "keywords": ["--speakers", "10", "--takes", "1"],
-    "activity": ["--count", "10", "--seconds", "6"],
-}
+PEOPLE = {"keywords": ["--speakers", "10", "--takes", "1"], "activity": ["--count", "10", "--seconds", "6"]}
 """Of the scripts: as few as there can be."""
 
 _WORDS = ("to", "be", "or", "not", "to", "be", "that", "is")

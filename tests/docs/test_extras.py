@@ -35,10 +35,7 @@ def test_names_and_extras_are_seen_in_commands_and_messages() -> None:
         ("edgefl-tiers", "server"),
         ("edgefl-tiers", "executorch"),
     ]
-    assert asked_for(f'pip install ".[server]" and {install("text")}') == [
-        (".", "server"),
-        (NAME, "text"),
-    ]
+    assert asked_for(f'pip install ".[server]" and {install("text")}') == [(".", "server"), (NAME, "text")]
     assert asked_for("edgefl = edges[text]") == []
 
 

@@ -80,10 +80,7 @@ def served(log: Path, *certificate: str) -> Iterator[int]:
         str(broker.port),
         *certificate,
     ]
-    with (
-        log.open("wb") as file,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file) as process,
-    ):
+    with log.open("wb") as file, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file) as process:
         assert process.stdout is not None
         try:
             yield int(process.stdout.readline())

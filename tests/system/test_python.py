@@ -32,9 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [[sys.executable, "-m", "edgefl"], module_command("edgefl")],
-    ids=["by hand", "as a child"],
+    "command", [[sys.executable, "-m", "edgefl"], module_command("edgefl")], ids=["by hand", "as a child"]
 )
 def test_commands_import_no_file_of_the_working_folder(folder: Path, command: list[str]) -> None:
     ran = subprocess.run([*command, "broker", "--help"], capture_output=True, text=True, check=False)

@@ -361,12 +361,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows as text: the tier's name once, sizes in KiB."""
     lines = [
-        {
-            **row,
-            "bits": round(row["bits"], 2),
-            "size": size(row["bytes"]),
-            "smaller": f"{row['ratio']:.1f}x",
-        }
+        {**row, "bits": round(row["bits"], 2), "size": size(row["bytes"]), "smaller": f"{row['ratio']:.1f}x"}
         for row in rows
     ]
     return [{key: value for key, value in row.items() if key not in ("bytes", "ratio")} for row in lines]

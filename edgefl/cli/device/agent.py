@@ -137,12 +137,7 @@ def device(
         federation=checked_name("federation", federation),
         device=checked_name("device", device_id),
         broker=options.address(
-            broker,
-            ca_file,
-            cert_file,
-            key_file,
-            password_file,
-            insecure_password=insecure_password,
+            broker, ca_file, cert_file, key_file, password_file, insecure_password=insecure_password
         ),
         data=str(data),
         bad_rows=bad_rows.value,

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import (
-    Activations,
-    Engine,
-    ModelName,
-    ModelOptions,
-    Outputs,
-    parse_memory_budget,
-)
+from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, parse_memory_budget
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 from edgefl.errors import ConfigError
