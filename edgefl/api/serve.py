@@ -41,6 +41,23 @@ SERVER_LOCK = "serve.lock"
 JOURNAL = "journal.sqlite"
 
 
+class _EventFiles:
+    """Files that record the events of a server."""
+
+    def __init__(self, files: tuple[History | Audit | Feed, ...], emit: Callable[[Event], None]) -> None:
+        self._files = files
+        self._emit = emit
+        self._lock = threading.Lock()
+
+    def take(self, event: Event) -> None:
+        """Pass an event on and record it. Thread-safe: any thread may report the end of a workshop."""
+        with self._lock:
+            self._emit(event)
+            for file in self._files:
+                if (problem := file.take(event)) is not None:
+                    self._emit(problem)
+
+
 class Server:
     """Server of a federation for devices on other machines.
 
@@ -83,23 +100,15 @@ class Server:
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")
         self._feed = Feed(folder)
-        written, telling = (History(folder), Audit(folder), self._feed), threading.Lock()
-
-        def told(event: Event) -> None:
-            with telling:  # any thread may report the end of a workshop
-                emit(event)
-                for each in written:
-                    if (problem := each.take(event)) is not None:
-                        emit(problem)
-
+        events = _EventFiles((History(folder), Audit(folder), self._feed), emit)
         try:
             _check_configuration(read, folder, database)
-            spec, device = _composed(read, folder, device, told, workshop)
+            spec, device = _composed(read, folder, device, events.take, workshop)
             self._service = Service(
                 spec,
                 reached_at(read, broker, ca_file),
                 folder,
-                emit=told,
+                emit=events.take,
                 database=database,
                 device=device,
                 signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
