@@ -1,1 +1,1 @@
-"""Benchmarks: speed, memory and size, each measured on real processes and printed with the machine it ran on."""
+"""Benchmarks of speed, memory and size, each on real processes, printed with the machine on which they ran."""

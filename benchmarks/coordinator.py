@@ -1,4 +1,4 @@
-"""What the coordinator itself takes for an event while many devices have a task: the pure machine, nothing around it."""
+"""``python -m benchmarks coordinator``: time of the coordinator's step for one event, without broker or processes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Sequence
 
 import msgspec
 
+from benchmarks.options import Json
+from benchmarks.results import print_rows
 from edgefl.errors import EdgeflError
 from edgefl_server.coordinator.machine import initial, step, wake_at
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import Answered, DeviceHello, DeviceStatus, Event, Rules, State, Tick
 
-_VERSION = "0" * 64
-_MEMORY, _SAMPLES = 1 << 30, 100
-
 
 class CoordinatorRow(msgspec.Struct, frozen=True, kw_only=True):
     """Microseconds of one step, mean and median over ``events`` of a kind, in a round with so many ``assignments``.
 
-    ``event`` wake is no event: it asks when time alone may change something, which the server does after each of them.
+    Wake is the time of ``wake_at``, which the server calls after each event to set its timer.
     """
 
     assignments: int
@@ -31,8 +30,25 @@ class CoordinatorRow(msgspec.Struct, frozen=True, kw_only=True):
     us_median: float
 
 
+def coordinator(as_json: Json = False) -> None:
+    """Time of the coordinator's step for one event, while a round with 100, 1,000 and 10,000 assignments is open.
+
+    Events are answers of devices, hellos, statuses and ticks. Neither a broker nor another process is involved.
+
+    Example:
+
+      python -m benchmarks coordinator --json
+    """
+
+    print_rows("coordinator", measure([100, 1000, 10_000], events=500), as_json)
+
+
+_VERSION = "0" * 64
+_MEMORY, _SAMPLES = 1 << 30, 100
+
+
 def measure(assignments: Sequence[int], events: int) -> list[CoordinatorRow]:
-    """Rows for each number of assignments and each kind of event."""
+    """Measure each number of assignments and each kind of event."""
     return [row for count in assignments for row in _rows(count, events)]
 
 
@@ -70,18 +86,19 @@ def _row(count: int, kind: str, times: Sequence[float]) -> CoordinatorRow:
 
 
 def _opened(rules: Rules, names: Sequence[str]) -> State:
-    """A round in which all devices of these names have a task."""
+    """Return the state in a round in which all devices of these names have a task."""
     state = initial(_VERSION, 0.0)
     for name in names:
         state, _ = step(rules, state, DeviceHello(name, _MEMORY, _SAMPLES), 0.0, settle=False)
     state, _ = step(rules, state, Tick(), 1.0)
     if state.round is None or len(state.round.assignments) != len(names):
-        raise EdgeflError(f"no round opened for {len(names)} devices: the coordinator has other rules now")
+        found = 0 if state.round is None else len(state.round.assignments)
+        raise EdgeflError(f"expected a round with {len(names)} assignments, found {found}")
     return state
 
 
 def _timed(rules: Rules, state: State, events: Sequence[Event], *, settle: bool) -> tuple[State, list[float]]:
-    """The state after the events, and the seconds of each step."""
+    """Return the state after the events, and the seconds of each step."""
     times = []
     for event in events:
         began = time.perf_counter()

@@ -1,8 +1,8 @@
 """All tables of ``docs/benchmarks.md`` from one run: ``python -m benchmarks.page``, or ``make bench``.
 
-Each table is what one command printed with ``--json``, which is kept in ``build/bench``; ``--only NAME`` runs some again,
-and the others stay as they were; ``--kept`` writes what is kept and runs nothing. Tables stand in the page between
-``<!-- bench NAME -->`` and ``<!-- end -->``, one for each maker of processors, under its command, its day and its machine.
+Each table has the results of one command with ``--json``, which ``build/bench`` keeps. ``--only NAME`` measures some again;
+``--kept`` writes the kept results and runs nothing. The place of a table in the page is between ``<!-- bench NAME -->`` and
+``<!-- end -->``, with one table for each maker of processors, under its command, its day and its machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Cell = Callable[[Row], str]
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table of the page: the rows of ``python -m benchmarks ARGUMENTS``, a cell for each of ``columns``.
 
     ``peers`` are environments of others (``python -m benchmarks peer NAME``), by the option that takes their Python.
@@ -42,30 +42,33 @@ class Table:
 
     @property
     def command(self) -> str:
-        """As a person types it."""
-        given = [f'{option} "$(python -m benchmarks peer {peer})"' for option, peer in self.peers]
-        return " ".join(["python -m benchmarks", *self.arguments, *given])
+        """Command as a person types it."""
+        options = [f'{option} "$(python -m benchmarks peer {peer})"' for option, peer in self.peers]
+        return " ".join(["python -m benchmarks", *self.arguments, *options])
 
 
 def number(key: str, digits: int = 0, unit: float = 1.0) -> Cell:
-    """``row[key] / unit``; a dash where there is none."""
+    """Return a cell of ``row[key] / unit``; a dash for null."""
     return lambda row: "-" if row[key] is None else f"{row[key] / unit:,.{digits}f}"
 
 
 def text(key: str) -> Cell:
+    """Return a cell of ``row[key]`` as code."""
     return lambda row: f"`{row[key]}`"
 
 
 def percent(key: str) -> Cell:
+    """Return a cell of ``row[key]`` in percent; a dash for null."""
     return lambda row: "-" if row[key] is None else f"{100 * row[key]:.1f} %"
 
 
 def beside(key: str, least: str) -> Cell:
-    """Milliseconds, and the minimum in brackets."""
+    """Return a cell of milliseconds, with the minimum in brackets."""
     return lambda row: "-" if row[key] is None else f"{row[key]:,.0f} ({row[least]:,.0f})"
 
 
 def ratio_of_least(row: Row) -> str:
+    """Return the ratio of the minima."""
     return f"{row['ms_min'] / row['eager_ms_min']:.2f}"
 
 
@@ -93,10 +96,10 @@ _ROUND: tuple[tuple[str, Cell], ...] = (
 )
 
 TABLES = (
-    Table("step", ("train-step", "--tune", "--repeat", "2"), _STEP),
-    Table("step-2-threads", ("train-step", "--tune", "--threads", "2", "--repeat", "2"), _STEP),
-    Table("step-default", ("train-step", *_CONVOLUTIONS, "--own-form", "--repeat", "2"), _STEP),
-    Table(
+    PageTable("step", ("train-step", "--tune", "--repeat", "2"), _STEP),
+    PageTable("step-2-threads", ("train-step", "--tune", "--threads", "2", "--repeat", "2"), _STEP),
+    PageTable("step-default", ("train-step", *_CONVOLUTIONS, "--own-form", "--repeat", "2"), _STEP),
+    PageTable(
         "step-others",
         (
             "train-step",
@@ -118,7 +121,7 @@ TABLES = (
         ),
         peers=(("--jax", "jax"),),
     ),
-    Table(
+    PageTable(
         "step-executorch",
         (
             "train-step",
@@ -132,9 +135,9 @@ TABLES = (
         ),
         _STEP,
     ),
-    Table("round-mosquitto", ("round", "--devices", "16", "--broker-kind", "mosquitto"), _ROUND),
-    Table("round-embedded", ("round", "--devices", "16", "--broker-kind", "amqtt"), _ROUND),
-    Table(
+    PageTable("round-mosquitto", ("round", "--devices", "16", "--broker-kind", "mosquitto"), _ROUND),
+    PageTable("round-embedded", ("round", "--devices", "16", "--broker-kind", "amqtt"), _ROUND),
+    PageTable(
         "memory",
         ("memory", "--repeat", "1"),
         (
@@ -148,7 +151,7 @@ TABLES = (
             ("up, MB", number("up_bytes", 1, _MB)),
         ),
     ),
-    Table(
+    PageTable(
         "aggregate",
         ("aggregate", "--codec=fedbat", "--codec=topk", "--codec=fedpaq", "--codec=dense"),
         (
@@ -161,7 +164,7 @@ TABLES = (
         ),
         peers=(("--flower", "flower"),),
     ),
-    Table(
+    PageTable(
         "encode",
         ("encode",),
         (
@@ -172,7 +175,7 @@ TABLES = (
             ("update, KB", number("update_bytes", 0, 1e3)),
         ),
     ),
-    Table(
+    PageTable(
         "simulate",
         ("simulate",),
         (
@@ -190,74 +193,79 @@ TABLES = (
 )
 
 
-def measured(table: Table) -> Mapping[str, Any]:
-    """What the command printed, kept in a file. SystemExit with what it said where it fails."""
+def measure(table: PageTable) -> Mapping[str, Any]:
+    """Run the table's command; return its JSON, and keep it. Raises SystemExit with its output if it fails."""
     benchmarks = [sys.executable, "-m", "benchmarks"]
     peers = []
     for option, peer in table.peers:
-        path = _printed([*benchmarks, "peer", peer]).strip().splitlines()[-1]
+        path = _run([*benchmarks, "peer", peer]).strip().splitlines()[-1]
         peers += [option, path]
-    found: dict[str, Any] = json.loads(_printed([*benchmarks, *table.arguments, *peers, "--json"]))
-    found["day"] = datetime.date.today().isoformat()
+    result: dict[str, Any] = json.loads(_run([*benchmarks, *table.arguments, *peers, "--json"]))
+    result["day"] = datetime.date.today().isoformat()
     KEPT.mkdir(parents=True, exist_ok=True)
-    (KEPT / f"{table.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    (KEPT / f"{table.name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    return result
 
 
-def _printed(command: Sequence[str]) -> str:
+def _run(command: Sequence[str]) -> str:
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if ran.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{ran.stderr[-2000:]}")
     return ran.stdout
 
 
-def written(table: Table, found: Mapping[str, Any]) -> str:
-    """The table as Markdown, under its command, day and machine."""
-    machine = found["machine"]
+def markdown(table: PageTable, result: Mapping[str, Any]) -> str:
+    """Return the table as Markdown, under its command, day and machine."""
+    machine = result["machine"]
     packages = ", ".join(
         f"{name} {machine['packages'][name]}" for name in ("onnxruntime", "torch", "executorch")
     )
     titles = [title for title, _ in table.columns]
     lines = [
-        f"`{table.command}`, {found['day']}, {machine['processor']} ({machine['cores']} cores), {packages}:",
+        f"`{table.command}`, {result['day']}, {machine['processor']} ({machine['cores']} cores), {packages}:",
         "",
         f"| {' | '.join(titles)} |",
         f"|{'---|' * len(titles)}",
-        *(f"| {' | '.join(cell(row) for _, cell in table.columns)} |" for row in found["results"]),
+        *(f"| {' | '.join(cell(row) for _, cell in table.columns)} |" for row in result["results"]),
     ]
     return "\n".join(lines)
 
 
-def placed(page: str, table: Table, block: str) -> str:
-    """The page with ``block`` where the table stands, beside those of other makers of processors; ValueError where it
-    stands nowhere."""
+def place(page: str, table: PageTable, block: str) -> str:
+    """Return the page with ``block`` at the table's place, beside those of other makers of processors.
+
+    Raises ValueError if the page has no such place.
+    """
     begin, end = f"<!-- bench {table.name} -->", "<!-- end -->"
-    found = re.search(f"{re.escape(begin)}(.*?){re.escape(end)}", page, re.DOTALL)
-    if found is None:
+    hit = re.search(f"{re.escape(begin)}(.*?){re.escape(end)}", page, re.DOTALL)
+    if hit is None:
         raise ValueError(f"{PAGE.name} has no place {begin} ... {end}")
-    blocks = {_maker(each): each.strip() for each in re.split(r"\n(?=`python )", found[1]) if each.strip()}
+    blocks = {_maker(each): each.strip() for each in re.split(r"\n(?=`python )", hit[1]) if each.strip()}
     blocks[_maker(block)] = block
     tables = "\n\n".join(blocks[maker] for maker in sorted(blocks))
-    return f"{page[: found.start()]}{begin}\n{tables}\n{end}{page[found.end() :]}"
+    return f"{page[: hit.start()]}{begin}\n{tables}\n{end}{page[hit.end() :]}"
 
 
 def _maker(block: str) -> str:
-    """Whose processor a table's first line names, such as AMD."""
+    """Return the maker of the processor in a table's first line, such as AMD."""
     return re.split(r"\W", block.split("\n", 1)[0].rsplit("`, ", 1)[-1].split(", ")[1])[0]
 
 
 def main(names: Iterable[str], *, kept: bool) -> None:
+    """Measure tables and write them to the page; ``kept``: write kept results."""
     chosen = set(names)
     if unknown := sorted(chosen - {table.name for table in TABLES}):
-        raise SystemExit(f"no table {unknown[0]!r}; there are: {', '.join(table.name for table in TABLES)}")
+        raise SystemExit(
+            f"no table {unknown[0]!r}; choose among: {', '.join(table.name for table in TABLES)}"
+        )
     for number_, table in enumerate(TABLES, 1):
         if chosen and table.name not in chosen:
             continue
         print(f"{number_} of {len(TABLES)}, {table.name}: {table.command}", flush=True)
         start = time.monotonic()
-        found = json.loads((KEPT / f"{table.name}.json").read_text()) if kept else measured(table)
-        block = written(table, found)
-        PAGE.write_text(placed(PAGE.read_text(), table, block))
+        result = json.loads((KEPT / f"{table.name}.json").read_text()) if kept else measure(table)
+        block = markdown(table, result)
+        PAGE.write_text(place(PAGE.read_text(), table, block))
         print(f"   {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -269,5 +277,5 @@ if __name__ == "__main__":
         "--only", action="append", default=[], metavar="NAME", help="this table; may be repeated"
     )
     parser.add_argument("--kept", action="store_true", help="write what was measured before, run nothing")
-    given = parser.parse_args()
-    main(given.only, kept=given.kept)
+    options = parser.parse_args()
+    main(options.only, kept=options.kept)

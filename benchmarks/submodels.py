@@ -1,7 +1,6 @@
-"""What each kind of submodel costs a device at matched parameter counts: bytes, memory predicted and measured, time.
+"""``python -m benchmarks submodels``: cost of each kind of submodel on a device at matched parameter counts.
 
-Every graph of a submodel's training runs in a fresh process of its own, on the device's engine (the worker of
-:mod:`benchmarks.train_step.rows`): what a process needed before has no say.
+Every graph of a submodel's training runs in a fresh process on the device's engine, so that earlier graphs do not count.
 """
 
 from __future__ import annotations
@@ -10,27 +9,34 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+import typer
 
-from benchmarks.common.device_graph import payload, worker, write_arrays, write_graph
-from benchmarks.common.machine import running
-from benchmarks.common.worker import Worker
+from benchmarks.graphs import payload, worker, write_arrays, write_graph
+from benchmarks.options import EngineThreads, Json, ZooModel, check_choice
+from benchmarks.repetition import StepWorker, running
+from benchmarks.results import bench, mebibytes
 from edgefl import algorithms
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.cli.models.plan import gammas
+from edgefl.cli.options import ModelOptions, model_options
+from edgefl.config.names import check_kinds
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import state_of
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from edgefl.submodels.catalog import Size, sizes
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
+from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
 from edgefl_export.artifact import Artifact
@@ -42,23 +48,34 @@ from edgefl_export.onnx.model import to_onnx
 
 GAMMAS = FOUR_SIZES
 Match = Literal["parameters", "macs"]
-_LEAST_GAMMA, _HALVINGS = 1e-5, 12
 FORWARD_BATCH = 32
-"""Rows per group in a frozen forward pass, as the server exports it."""
+"""Rows per group in the server's export of a frozen forward pass."""
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
 
 
-class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind at one size. Counts and bytes are those of :class:`edgefl.submodels.cost.RoundCost`.
+@dataclass(frozen=True)
+class SubmodelSettings:
+    """Settings of the benchmark: ``steps`` training steps, after one that is not counted."""
 
-    ``gamma`` is the share that was asked for, of the parameters or (``match``) of the multiplications;
-    ``parameter_share`` and ``mac_share`` are what it came to. ``artifact_bytes`` are the ONNX
-    files of the training's graphs, ``step_ms`` the median training step. ``peak_over_idle_bytes`` is the measured peak
-    of a training step over the idle process, ``predicted_bytes`` what is expected of it
-    (`edgefl plan` adds what a round takes beside its graph) and
-    ``prediction_error`` their relative difference; ``round_*`` is the largest of all the round's
-    graphs: the training's, and the forward passes of the frozen chunks (32 rows at once), which are as fine as
-    `edgefl plan` makes them (``size`` says so).
+    batch: int = 32
+    steps: int = 5
+    threads: int = 1
+    match: Match = "parameters"
+
+
+class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind at one size. Counts and bytes come from :class:`edgefl.submodels.cost.Cost`.
+
+    Attributes:
+        gamma: requested share of the parameters or (``match``) of the multiplications.
+        parameter_share, mac_share: shares of the submodel.
+        artifact_bytes: ONNX files of the training's graphs.
+        step_ms: median training step.
+        peak_over_idle_bytes: measured peak of a training step over the idle process.
+        predicted_bytes: predicted peak; `edgefl plan` adds the memory of a round beside its graph.
+        prediction_error: relative error of the prediction.
+        round_peak_bytes, round_predicted_bytes, round_graph: the largest of all graphs of a round, with the forward
+            passes of the frozen chunks (32 rows at once). The chunks are as fine as those of `edgefl plan` (``size``).
     """
 
     kind: str
@@ -87,19 +104,71 @@ class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any]
 
 
+def submodels(
+    model: ZooModel = "resnet18",
+    kind: Annotated[
+        list[str] | None, typer.Option(help="a kind of submodel, may be repeated; default: all")
+    ] = None,
+    gamma: Annotated[
+        list[str] | None, typer.Option(help="sizes like 1/16 or 0.25, may be repeated; default: 1/64 to 1")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32,
+    match: Annotated[
+        Match, typer.Option(help="what a size is a share of, for all kinds alike")
+    ] = "parameters",
+    steps: Annotated[int, typer.Option(min=1, help="steps that are timed, after one that is not")] = 5,
+    threads: EngineThreads = 1,
+    option: ModelOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the cost of each kind of submodel on a device, at matched parameter counts.
+
+    For each kind and gamma: parameters, MACs, bytes down and up, and on the device's engine, in fresh processes, the peak
+    memory and the time of a training step, beside the prediction of `edgefl plan`. A kind without gamma takes the cut
+    whose parameters are nearest. ResNet-18 takes some ten minutes; each row is printed to stderr as soon as it is measured.
+
+    Examples:
+
+      python -m benchmarks submodels --json
+
+      python -m benchmarks submodels --model resnet20 --kind width --kind importance --gamma 0.25 --steps 3
+    """
+
+    shares = gammas(gamma or ())
+    check_kinds(kind or ())
+    check_choice([model], option or ())
+
+    settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=match)
+    spec = build_model(model, **model_options(option or ()))
+    bench(
+        "submodels",
+        f"submodels of {model}: batch {batch}",
+        list(product(kind or kinds_of(spec), shares or GAMMAS)),
+        lambda case, say: measure(spec, *case, settings, lambda text: say(f"{model}: {text}")),
+        _submodel_columns,
+        as_json,
+    )
+
+
+def _submodel_columns(row: SubmodelRow) -> dict[str, Any]:
+    return {
+        "submodel": f"{row.kind}, {row.size}",
+        "params": f"{row.parameter_share:.1%}",
+        "MMAC": f"{row.macs / 1e6:,.1f}",
+        "MB down": f"{row.download_bytes / 1e6:.2f}",
+        "MB up": f"{row.upload_bytes / 1e6:.2f}",
+        "MiB": mebibytes(row.peak_over_idle_bytes),
+        "predicted": f"{row.prediction_error:+.0%}",
+        "ms": row.step_ms,
+    }
+
+
+_LEAST_GAMMA, _HALVINGS = 1e-5, 12
+
+
 @dataclass(frozen=True)
-class SubmodelSettings:
-    """What is measured: ``steps`` training steps, after one that is not counted."""
-
-    batch: int = 32
-    steps: int = 5
-    threads: int = 1
-    match: Match = "parameters"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One graph: what it was expected to need, what it took."""
+class GraphRun:
+    """Predicted and measured peak of one graph, the bytes of its artifact and its time."""
 
     graph: str
     predicted: int
@@ -109,10 +178,12 @@ class Run:
 
 
 def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters") -> Size:
-    """The size of ``kind`` whose trained parameters, or kept multiplications, are nearest to a share of the model's.
+    """Return the size of ``kind`` whose trained parameters, or kept multiplications, are nearest to a share of the model's.
 
-    A kind that takes gamma is asked for it; to ``match`` multiplications, the gamma that gives the share is searched
-    for. ModelError for a gamma outside (0, 1].
+    For a kind with an option ``gamma``, parameters take its value, and multiplications search for it.
+
+    Raises:
+        ModelError: gamma lies outside (0, 1].
     """
     if not 0.0 < gamma <= 1.0:
         raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
@@ -133,7 +204,7 @@ def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters
 
 
 def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
-    """``size`` with the gamma whose kept multiplications come nearest to ``macs``, by bisection on its logarithm."""
+    """Return ``size`` with the gamma whose kept multiplications are nearest to ``macs``, by bisection of its logarithm."""
     low, high = math.log(_LEAST_GAMMA), 0.0
     tried: list[tuple[float, Size]] = []
     for _ in range(_HALVINGS):
@@ -154,7 +225,7 @@ def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
 
 
 def kinds_of(spec: ModelSpec) -> tuple[str, ...]:
-    """The kinds that this model can be cut into."""
+    """Return the kinds of submodels that this model has."""
     return tuple(kind for kind in catalog.KINDS if _exists(spec, kind))
 
 
@@ -173,7 +244,12 @@ def measure(
     settings: SubmodelSettings,
     say: Callable[[str], None] = lambda _: None,
 ) -> SubmodelRow:
-    """One row. ConfigError, ModelError or ExportError where there is no such submodel; EdgeflError if a worker ends."""
+    """Measure one kind at one size.
+
+    Raises:
+        ConfigError, ModelError, ExportError: there is no such submodel.
+        EdgeflError: a worker ended.
+    """
     size = matched(spec, kind, gamma, settings.match)
     submodel = size.of(spec)
     name = "tcbgd" if isinstance(submodel.carrier, Thresholded) else "sgd"
@@ -211,8 +287,8 @@ def measure(
 
 def runs(
     algorithm: Algorithm, submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
-) -> Iterator[Run]:
-    """Start, step and finish, each in a process of its own, with what the one before left."""
+) -> Iterator[GraphRun]:
+    """Run start, step and finish, each in a process of its own, with the state after ``start``."""
     weights = payload(submodel)
     left = {**weights, **algorithm.start(weights)}
     for function in (algorithm.start, algorithm.phases[0].function, algorithm.finish):
@@ -220,8 +296,10 @@ def runs(
         yield _run(function, left, algorithm.hyper, settings)
 
 
-def forward_runs(submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]) -> Iterator[Run]:
-    """The forward pass of each frozen chunk, each in a process of its own."""
+def forward_runs(
+    submodel: Submodel, settings: SubmodelSettings, say: Callable[[str], None]
+) -> Iterator[GraphRun]:
+    """Run the forward pass of each frozen chunk, each in a process of its own."""
     for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
         say(f"graph {function.name} of {', '.join(chunk.units)}")
         yield _run(function, prefixed("weights", state_of(chunk.module)), {}, settings)
@@ -232,15 +310,17 @@ def _forwards(submodel: Submodel) -> list[Function]:
 
 
 def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
-    """The finer chunks where running them is expected to need more than the ``training`` bytes, as in `edgefl plan`."""
+    """Return ``size`` with finer chunks if its chunks need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size
     forward = max(predicted_peak(capture_for(function)) for function in _forwards(size.of(spec)))
     return size.finer if forward > training else size
 
 
-def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings) -> Run:
-    """``function`` in a fresh process, which reads what is ``left``; again and again if it reads batches."""
+def _run(
+    function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings
+) -> GraphRun:
+    """Run ``function`` in a fresh process on the tensors ``left``; for some steps if it reads batches."""
     captured = lean(capture_for(function))
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     again = any(role_of(name) == "batch" for name in function.inputs)
@@ -248,7 +328,7 @@ def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings
         write_graph(Path(folder), captured, artifact, "onnx")
         write_arrays(Path(folder), captured, function, left, hyper)
         ran = _trained(Path(folder), settings, settings.steps if again else 0)
-    return Run(
+    return GraphRun(
         function.name,
         predicted_peak(captured),
         ran.anonymous,
@@ -257,8 +337,8 @@ def _run(function: Function, left: Tensors, hyper: Mapping[str, float], settings
     )
 
 
-def _trained(folder: Path, settings: SubmodelSettings, steps: int) -> Worker:
-    """The worker after one run that is not counted, and ``steps`` more."""
+def _trained(folder: Path, settings: SubmodelSettings, steps: int) -> StepWorker:
+    """Return the worker after one run that is not counted, and ``steps`` more."""
     process = worker(folder, settings.threads)
     with running([process], "a submodel"):
         process.run(1, count=False)

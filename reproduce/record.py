@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
-from benchmarks.common.machine import machine
+from benchmarks.machine import machine
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import prepare_simulation
 from edgefl.errors import ConfigError, EdgeflError

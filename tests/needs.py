@@ -61,7 +61,7 @@ def skip(reason: str) -> NoReturn:
 
 def skip_in_this_process() -> None:
     """Let modules, fixtures and tests skip when they open what a missing program would provide."""
-    from benchmarks.common.browser import Browser
+    from benchmarks.browser import Browser
     from edgefl_device.engine.executorch import binding
 
     if not has_executorch_binding():

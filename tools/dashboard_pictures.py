@@ -15,8 +15,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.common.browser import Browser
-from benchmarks.dashboard.rows import SyntheticRun, served
+from benchmarks.browser import Browser
+from benchmarks.dashboard import SyntheticRun, served
 from edgefl_server.events import DeviceLost
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
@@ -30,8 +30,8 @@ def main(bundles: Path | None) -> None:
         if bundles is not None:
             shutil.copytree(bundles / "bundles", folder / "bundles")
         made = SyntheticRun(folder, devices=120, rounds=30)
-        made.past()
-        made.open(31)
+        made.write_past()
+        made.open_round(31)
         for event in made.progress(31, 412):
             made.feed.take(event)
         for device in made.names[::17]:

@@ -13,7 +13,7 @@ from inspect import signature
 from types import EllipsisType, NoneType, UnionType
 from typing import Any
 
-from benchmarks.algorithms.rows import AlgorithmRow, AlgorithmSettings, measure
+from benchmarks.algorithms import AlgorithmRow, AlgorithmSettings, measure
 from edgefl import algorithms, facts
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.cli.catalog.combinations import combination_rows

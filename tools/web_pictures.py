@@ -10,8 +10,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.common.browser import Browser
-from edgefl.lab.broker import free_port
+from benchmarks.browser import Browser
+from edgefl.lab.ports import free_port
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _COLOURS = 96

@@ -1,1 +1,1 @@
-"""Real connections of many devices to a real server, and what a round of them costs."""
+"""Rounds of many generated devices against a real broker and a real server."""

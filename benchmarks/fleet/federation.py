@@ -1,4 +1,4 @@
-"""The federation that a fleet is measured in: nothing is trained or evaluated, updates of a size that is asked for."""
+"""Federation of the benchmark ``fleet``, without training or evaluation, and its measured processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks.common.machine import family, quiet_environment, resident_bytes
-from benchmarks.generator.settings import Load
+from benchmarks.load.settings import LoadSettings
+from benchmarks.machine import family, quiet_environment, resident_bytes
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
 from edgefl.errors import ConfigError, EdgeflError
@@ -27,11 +27,9 @@ from edgefl_server.broker import mosquitto_command
 from edgefl_server.workshop.process import INSIDE
 
 NAME, TIER = "bench-fleet", "fleet"
-
 _UNTIL_REST = 3
-"""Rounds after which devices without a task listen no more: two without one, and the one that they say it in."""
-
-_ECHO = {"name": "benchmarks.common.echo:echo", "steps": 0}
+"""Rounds after which devices without a task have unsubscribed: two without a task, and one more."""
+_ECHO = {"name": "benchmarks.echo:echo"}
 _RESNET = {"model": {"name": "resnet20"}, "data": {"name": "random"}}
 
 
@@ -46,15 +44,12 @@ UPDATES: dict[str, dict[str, Any]] = {
     "middle": _mlp("random", 3, 32, 26),
     "small": _mlp("digits", 1, 8, 10),
 }
-"""Tables of a federation by the size of its updates: 1.1 MB and 37 KB (ResNet-20), 321 KB and 3 KB (dense layers)."""
+"""Tables of the federation file by size of its updates: 1.1 MB and 37 KB (ResNet-20), 321 KB and 3 KB (dense layers)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case(Load):
-    """A load of which ``selected`` devices get a task in each of ``rounds`` rounds, after ``uncounted`` others.
-
-    ``workers`` are the server's.
-    """
+class FleetCase(LoadSettings):
+    """Load of which ``selected`` devices get a task in each of ``rounds`` rounds. ``workers`` are the server's processes."""
 
     federation: str = NAME
     prefix: str = f"{TIER}-"
@@ -69,28 +64,29 @@ class Case(Load):
         super().__post_init__()
         if self.update not in UPDATES:
             raise ConfigError(
-                f"no update {self.update!r}; there are: {', '.join(UPDATES)}", update=self.update
+                f"no update {self.update!r}; choose one of: {', '.join(UPDATES)}", update=self.update
             )
         if self.selected > self.devices:
             raise ConfigError(
-                f"{self.selected} of {self.devices} devices cannot be selected: connect more of them"
+                f"--selected expects at most {self.devices} devices, found {self.selected}; connect more devices"
             )
 
     @property
     def tasks(self) -> int:
+        """Tasks of a round."""
         return self.selected or self.devices
 
     @property
     def uncounted(self) -> int:
-        """Rounds before those that count: kernels load in the first, and devices without tasks listen until they rest."""
+        """Rounds that do not count: kernels load in the first, and devices without tasks unsubscribe after some."""
         return 1 if self.tasks == self.devices else 1 + _UNTIL_REST
 
     def __str__(self) -> str:
         return f"{self.devices:,} devices, {self.tasks:,} selected, {self.update}"
 
 
-def federation_of(case: Case, port: int) -> Federation:
-    """The file of the server; the broker listens on ``port``."""
+def federation_of(case: FleetCase, port: int) -> Federation:
+    """Return the server's federation; the broker listens on ``port``."""
     tables: dict[str, Any] = {
         "federation": {"name": NAME, "rounds": case.rounds + case.uncounted},
         "algorithm": _ECHO,
@@ -111,7 +107,7 @@ def federation_of(case: Case, port: int) -> Federation:
 
 
 class MeasuredProcess:
-    """A process and its children: processor seconds, and bytes of memory."""
+    """A process with its children: processor seconds, and bytes of memory."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -126,21 +122,21 @@ class MeasuredProcess:
         return total
 
     def resident_bytes(self) -> int:
-        """Resident set sizes together, without what ends by itself before long."""
+        """Return the resident set sizes together, without the process that composed the run."""
         return resident_bytes(self._staying())
 
     def forget_peak(self) -> None:
-        """The highest resident set size counts from now on (Linux)."""
+        """Reset the highest resident set size (Linux)."""
         for each in self._all():
             with suppress(OSError):
                 Path(f"/proc/{each.pid}/clear_refs").write_text("5", encoding="ascii")
 
     def peak_bytes(self) -> int:
-        """The highest resident set size of each since :meth:`forget_peak`, together."""
+        """Return the highest resident set sizes since :meth:`forget_peak`, together."""
         return sum(status_bytes("VmHWM", each.pid) for each in self._staying())
 
     def _staying(self) -> list[psutil.Process]:
-        """Return all but the process that composed the run: nothing is evaluated here, so it is not needed again."""
+        """Return all processes except the one that composed the run, which is not used again."""
         staying = []
         for each in self._all():
             with suppress(psutil.Error):
@@ -154,7 +150,7 @@ class MeasuredProcess:
 
 @contextmanager
 def running_broker(port: int, folder: Path) -> Iterator[MeasuredProcess]:
-    """Mosquitto with the configuration that edgefl ships, which tells its counters each second."""
+    """Run Mosquitto with the configuration that edgefl ships, and its counters each second."""
     folder.mkdir(parents=True, exist_ok=True)
     command = mosquitto_command(port, folder)
     with (folder / "mosquitto.conf").open("a", encoding="utf-8") as config:
@@ -167,8 +163,8 @@ def running_broker(port: int, folder: Path) -> Iterator[MeasuredProcess]:
 
 
 @contextmanager
-def running_server(case: Case, port: int, folder: Path) -> Iterator[MeasuredProcess]:
-    """`edgefl server --json`; its standard output is a pipe that does not block."""
+def running_server(case: FleetCase, port: int, folder: Path) -> Iterator[MeasuredProcess]:
+    """Run `edgefl server --json`; its standard output is a non-blocking pipe."""
     config = folder / "federation.toml"
     write_text(config, dump(federation_of(case, port)))
     command = module_command("edgefl", "server", "--config", str(config))
@@ -186,8 +182,8 @@ def running_server(case: Case, port: int, folder: Path) -> Iterator[MeasuredProc
         yield MeasuredProcess(process)
 
 
-def last_words(log: Path, what: str) -> EdgeflError:
+def ended_early(log: Path, what: str) -> EdgeflError:
     """Return an error with the last line of a process that ended too early."""
     text = log.read_text(errors="replace") if log.exists() else ""
-    words = last_line(text, "it said nothing").removeprefix("error: ")
-    return EdgeflError(f"the {what} ended during the measurement: {words}")
+    last = last_line(text, "no output").removeprefix("error: ")
+    return EdgeflError(f"the {what} ended during the measurement: {last}")

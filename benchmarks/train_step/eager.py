@@ -1,35 +1,73 @@
-"""The worker that trains in torch as most people would: module, loss, ``backward``, ``torch.optim.SGD``.
+"""Worker that trains in torch with the usual code: module, loss, ``backward``, ``torch.optim.SGD``.
 
-``python -m benchmarks.train_step.eager FOLDER THREADS [MODE]``, where MODE is ``eager``, ``channels_last`` for images in
-that layout, or ``compile`` for torch.compile of the forward and backward pass and of the optimizer. The folder is written by
-:mod:`benchmarks.train_step.rows`.
-Idle is torch imported and nothing run: what its optimizers and kernels load on their first call is what training takes.
+``python -m benchmarks.train_step.eager FOLDER THREADS [MODE]``. MODE is ``eager``, ``channels_last`` for images in that
+layout, or ``compile`` for torch.compile of the forward and backward pass and of the optimizer.
+:mod:`benchmarks.train_step.command` writes the folder. Idle is torch imported and nothing run: code that its optimizers and
+kernels load on their first call belongs to the training.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common.as_written import as_written
-from benchmarks.common.worker import serve
-from benchmarks.train_step.model import built, read_batches
+from benchmarks.repetition import serve
+from benchmarks.torch_layers import to_torch_layers
+from edgefl.errors import ModelError
+from edgefl.models.losses import CrossEntropy
 from edgefl.models.losses.as_torch import loss_as_torch
+from edgefl.models.zoo.catalog import build_model
+from edgefl.submodels.output_side.submodel import STRONG, OutputSide, tiers
+
+
+def built(model: str, options: Mapping[str, Any], tier: str, length: int = 0) -> OutputSide:
+    """Return the part of ``model`` that ``tier`` trains; ``strong`` is the whole of any model.
+
+    Args:
+        model: name in the zoo, or a factory.
+        options: options of the model.
+        tier: name of a tier.
+        length: tokens of shortened samples; 0: whole samples.
+
+    Raises:
+        ModelError: there is no such model, option or tier.
+    """
+    presets = {"strong": STRONG} if tier == "strong" else tiers(model)
+    if tier not in presets:
+        raise ModelError(
+            f"model {model!r} has no tier {tier!r}; choose one of: {', '.join(presets)}", tier=tier
+        )
+    spec = build_model(model, **options)
+    return presets[tier].of(spec.shortened(length) if length else spec)
+
+
+def read_batches(folder: Path) -> list[tuple[Tensor, Tensor]]:
+    """Return the batches that :func:`benchmarks.graphs.write_arrays` wrote, samples and labels."""
+    files = [np.load(path) for path in sorted(folder.glob("batch*.npz"))]
+    return [(torch.from_numpy(file["batch.0.x"]), torch.from_numpy(file["batch.0.y"])) for file in files]
+
+
+def has_plain_labels(submodel: OutputSide) -> bool:
+    """Return True if the loss is plain cross entropy with one label per sample, which other trainers support."""
+    spec = submodel.spec
+    return spec.loss == CrossEntropy() and spec.boundary(len(spec.units)).shape != (1,)
+
 
 EAGER, CHANNELS_LAST, COMPILE = "eager", "channels_last", "compile"
 LONGEST = 400
-"""Characters of a compiler's complaint."""
+"""Longest text of a compiler's error, in characters."""
 
 
 def optimizer(module: nn.Module, *, lr: float, momentum: float, weight_decay: float) -> torch.optim.SGD:
-    """SGD with decay on kernels only, as the algorithm has it."""
+    """Return SGD with decay on kernels only, like our algorithm."""
     tables = {
         id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)
     }
@@ -45,7 +83,7 @@ def stepper(
     sgd: torch.optim.Optimizer,
     batches: list[tuple[Tensor, Tensor]],
 ) -> Callable[[], object]:
-    """One training step on the next batch."""
+    """Return a function that makes one training step on the next batch."""
     return _stepper(lambda x, y: loss(module(x), y), sgd, sgd.step, batches)
 
 
@@ -69,10 +107,10 @@ def _stepper(
 
 
 def load(folder: Path, mode: str = EAGER) -> Callable[[], object]:
-    """The same model and the same batches as the device's, made and called as ``mode`` has it."""
+    """Return a step of the device's model on the device's batches, in a mode."""
     job: dict[str, Any] = json.loads((folder / "job.json").read_text())
     submodel = built(job["model"], job["options"], job["tier"], job["length"])
-    module: nn.Module = as_written(submodel.suffix)
+    module: nn.Module = to_torch_layers(submodel.suffix)
     batches = read_batches(folder)
     if mode == CHANNELS_LAST:
         module, batches = channels_last(module, batches)
@@ -83,7 +121,7 @@ def load(folder: Path, mode: str = EAGER) -> Callable[[], object]:
 def channels_last(
     module: nn.Module, batches: list[tuple[Tensor, Tensor]]
 ) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    """The same values, with the channels of images (B, C, H, W) and of kernels innermost in memory."""
+    """Return module and batches with the channels of images (B, C, H, W) and of kernels innermost in memory."""
     layout = torch.channels_last
     moved = module.to(memory_format=layout)  # type: ignore[call-overload]
     return moved, [(x.contiguous(memory_format=layout), y) for x, y in batches]
@@ -95,20 +133,20 @@ def compiled(
     sgd: torch.optim.Optimizer,
     batches: list[tuple[Tensor, Tensor]],
 ) -> Callable[[], object]:
-    """:func:`stepper` through torch.compile: the loss with its gradients, and the update. It compiles when it first runs.
+    """Return :func:`stepper` through torch.compile, which compiles on the first step.
 
-    Each step raises SystemExit with one line where torch cannot compile.
+    A step raises SystemExit with one line if torch cannot compile.
     """
     forward = torch.compile(lambda x, y: loss(module(x), y), dynamic=False)
     step = _stepper(forward, sgd, torch.compile(sgd.step), batches)
 
-    def told() -> float:
+    def one_line_step() -> float:
         try:
             return step()
         except Exception as error:
             raise SystemExit(f"torch.compile failed: {_one_line(error)}") from error
 
-    return told
+    return one_line_step
 
 
 def _one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""The worker that trains with ExecuTorch's own, experimental training export of the same model.
+"""Worker that trains with ExecuTorch's own, experimental training export of the same model.
 
 ``python -m benchmarks.train_step.et_training FOLDER THREADS``. :func:`prepare` writes ``training.pte`` there: loss and
 gradients, by ``_export_forward_backward``. A step is those alone, without an optimizer and without the moving statistics
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common.as_written import as_written
-from benchmarks.common.worker import serve
-from benchmarks.train_step.model import read_batches
+from benchmarks.repetition import serve
+from benchmarks.torch_layers import to_torch_layers
+from benchmarks.train_step.eager import read_batches
 from edgefl.models.losses.as_torch import loss_as_torch
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PROGRAM = "training.pte"
 
 
 class PlainBatchNorm(nn.Module):
-    """Batch norm of training in elementary ops: ExecuTorch has no kernel for torch's functional one."""
+    """Batch norm in training, in elementary ops: ExecuTorch has no kernel for torch's functional one."""
 
     def __init__(self, old: nn.modules.batchnorm._BatchNorm) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PlainBatchNorm(nn.Module):
 
 
 class WithLoss(nn.Module):
-    """(x, y) -> the mean loss, which is what the export takes."""
+    """Module from (x, y) to the mean loss, the form that the export expects."""
 
     def __init__(self, module: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class WithLoss(nn.Module):
 
 
 def prepare(folder: Path, submodel: OutputSide) -> None:
-    """Write the joint forward and backward pass of the model as people write it, for the first batch of ``folder``."""
+    """Write the joint forward and backward pass with torch's own layers, for the first batch of ``folder``."""
     from executorch.exir import to_edge
     from torch.export import export
     from torch.export.experimental import _export_forward_backward
 
-    module = WithLoss(elementary(as_written(submodel.suffix)), loss_as_torch(submodel.spec.loss))
+    module = WithLoss(elementary(to_torch_layers(submodel.suffix)), loss_as_torch(submodel.spec.loss))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         joint = _export_forward_backward(export(module, read_batches(folder)[0], strict=False))
@@ -82,7 +82,7 @@ def elementary(module: nn.Module) -> nn.Module:
 
 
 def opened(folder: Path) -> TrainingModule:
-    """The program of ``folder`` in ExecuTorch's runtime."""
+    """Load the program of ``folder`` into ExecuTorch's runtime."""
     from executorch.extension.training import _load_for_executorch_for_training
 
     with warnings.catch_warnings():
@@ -91,7 +91,7 @@ def opened(folder: Path) -> TrainingModule:
 
 
 def load(folder: Path, threads: int) -> Callable[[], float]:
-    """A step computes loss and gradients of the next batch."""
+    """Return a step that computes loss and gradients of the next batch."""
     from executorch.extension.pybindings.portable_lib import _unsafe_reset_threadpool
 
     _unsafe_reset_threadpool(threads)

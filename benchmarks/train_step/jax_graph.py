@@ -1,4 +1,4 @@
-"""A model's forward pass as a list of calls that a process without torch can make in JAX.
+"""A model's forward pass as a list of calls for a process with JAX and without torch.
 
 :func:`prepare` runs in our environment, where torch is, and writes ``forward.json`` and ``forward.npz``;
 :mod:`benchmarks.train_step.jax_training` reads them where JAX is. Networks of the layers in :data:`OPS` are translated,
@@ -16,8 +16,8 @@ import torch
 from torch import fx
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 
-from benchmarks.common.as_written import as_written
-from benchmarks.train_step.model import has_plain_labels
+from benchmarks.torch_layers import to_torch_layers
+from benchmarks.train_step.eager import has_plain_labels
 from edgefl.errors import ExportError
 from edgefl.submodels.output_side.submodel import OutputSide
 
@@ -25,7 +25,7 @@ OPS = frozenset({
     *("conv2d.default", "linear.default", "batch_norm.default", "max_pool2d.default", "mean.dim", "add.Tensor"),
     *("relu.default", "relu6.default", "flatten.using_ints"),
 })  # fmt: skip
-"""Of ATen, which the worker has in JAX."""
+"""ATen operators with a translation in :mod:`benchmarks.train_step.jax_training`."""
 _COUNTER = "num_batches_tracked"
 
 
@@ -36,7 +36,7 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     """
     if not has_plain_labels(submodel):
         raise ExportError("only plain cross entropy with one label per sample is compared with JAX")
-    module = as_written(submodel.suffix)
+    module = to_torch_layers(submodel.suffix)
     algorithm = torch.export.export(module, (submodel.boundary.rows(batch).zeros(),), strict=False)
     names = _inputs(algorithm.graph_signature)
     calls = [
@@ -52,7 +52,7 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
 
 
 def _inputs(signature: ExportGraphSignature) -> dict[str, str]:
-    """By the name of a placeholder: that of the parameter or statistic, or ``x``."""
+    """Return names of parameters and statistics, or ``x``, by the name of their placeholder."""
     return {
         str(spec.arg.name): "x" if spec.kind == InputKind.USER_INPUT else str(spec.target)
         for spec in signature.input_specs
@@ -60,13 +60,13 @@ def _inputs(signature: ExportGraphSignature) -> dict[str, str]:
 
 
 def _counts(node: fx.Node, names: dict[str, str]) -> bool:
-    """Whether it counts batches, which nothing reads."""
+    """Return True for the counter of batches, which nothing reads."""
     first = node.args[0]
     return isinstance(first, fx.Node) and names.get(first.name, "").endswith(_COUNTER)
 
 
 def _call(node: fx.Node, names: dict[str, str]) -> dict[str, Any]:
-    """``{"name": ..., "op": ..., "arguments": {...}}``, every argument by name; a tensor is ``{"tensor": its name}``."""
+    """Return ``{"name": ..., "op": ..., "arguments": {...}}``; a tensor argument is ``{"tensor": NAME}``."""
     assert isinstance(node.target, torch._ops.OpOverload)
     op = str(node.target).removeprefix("aten.")
     if op not in OPS:

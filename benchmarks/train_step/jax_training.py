@@ -1,4 +1,4 @@
-"""The worker that trains with JAX: one ``jax.jit`` of loss, gradients, statistics and update, as its users write it.
+"""Worker that trains with JAX: one ``jax.jit`` of loss, gradients, statistics and update, the usual code in JAX.
 
 ``PYTHON -m benchmarks.train_step.jax_training FOLDER THREADS``, where PYTHON belongs to an environment that has JAX; the
 folder is written by :mod:`benchmarks.train_step.jax_graph`. Images and kernels lie as JAX's users have them, channels
@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.worker import serve
+from benchmarks.repetition import serve
 
 Array = Any
-"""JAX's, of which our environment knows nothing."""
+"""Array of JAX, which is not installed in our environment."""
 Arrays = dict[str, Array]
 _NHWC = (0, 3, 1, 2)
-"""Where the axes of (B, C, H, W) are in (B, H, W, C)."""
+"""Positions of the axes (B, C, H, W) in (B, H, W, C)."""
 
 
 def conv2d(input: Array, weight: Array, bias: Array | None, **how: Any) -> Array:
@@ -62,7 +62,7 @@ def mean(self: Array, dim: list[int], keepdim: bool, dtype: None) -> Array:
 
 
 def flatten(self: Array, start_dim: int, end_dim: int) -> Array:
-    """In the order of (B, C, H, W), which the weights behind it expect."""
+    """Flatten in the order (B, C, H, W), which the next weights expect."""
     ordered = self.transpose(0, 3, 1, 2) if self.ndim == 4 else self
     start, end = (each % self.ndim for each in (start_dim, end_dim))
     return ordered.reshape(*ordered.shape[:start], -1, *ordered.shape[end + 1 :])
@@ -85,7 +85,7 @@ def relu6(self: Array) -> Array:
 
 
 def batch_norm(call: Mapping[str, Any], values: Arrays) -> tuple[Array, Arrays]:
-    """The output and the new statistics by name; the variance that is kept is the unbiased one, as torch has it."""
+    """Return the output and the new statistics by name. The running variance is the unbiased one, as in torch."""
     from jax import lax
 
     arguments, read = call["arguments"], _resolved(call["arguments"], values)
@@ -123,7 +123,7 @@ def _resolved(arguments: Mapping[str, Any], values: Mapping[str, Array]) -> dict
 
 
 def forward(graph: Mapping[str, Any], weights: Mapping[str, Array], x: Array) -> tuple[Array, Arrays]:
-    """The model's output, and the statistics that batch norms have after it."""
+    """Return the model's output, and the statistics of its batch norms after it."""
     values: Arrays = {**weights, "x": x}
     statistics: Arrays = {}
     for call in graph["calls"]:
@@ -136,7 +136,7 @@ def forward(graph: Mapping[str, Any], weights: Mapping[str, Array], x: Array) ->
 
 
 def load(folder: Path) -> Callable[[], object]:
-    """A step trains on the next batch; it compiles when it first runs."""
+    """Return a step that trains on the next batch; the first one compiles."""
     import jax
     import jax.numpy as jnp
 
@@ -180,12 +180,12 @@ def load(folder: Path) -> Callable[[], object]:
 
 
 def placed(array: np.ndarray[Any, Any], axes: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Images or kernels with their axes in the order ``axes``; anything else as it is."""
+    """Return images or kernels with their axes in the order ``axes``, and other arrays unchanged."""
     return np.ascontiguousarray(array.transpose(axes)) if array.ndim == 4 else array
 
 
 def environment(threads: int) -> dict[str, str]:
-    """XLA's, whose pool of threads is as large as NPROC says, or is left out."""
+    """Return XLA's variables: its thread pool has NPROC threads, or none for one thread."""
     alone = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"} if threads == 1 else {}
     return {"JAX_PLATFORMS": "cpu", "NPROC": str(threads), **alone}
 

@@ -1,4 +1,4 @@
-"""The worker that trains with onnxsim's training loop: its own gradients of an ONNX graph, run by onnxruntime.
+"""Worker that trains with onnxsim's training loop: its own gradients of an ONNX graph, run by onnxruntime.
 
 ``PYTHON -m benchmarks.train_step.onnxsim_training FOLDER THREADS``, where PYTHON belongs to an environment with
 onnxsim and onnxruntime. :func:`prepare` runs in ours and writes ``loss.onnx``, the model's plain export with its loss: what
@@ -15,7 +15,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.common.worker import serve
+from benchmarks.repetition import serve
 
 if TYPE_CHECKING:
     from edgefl.submodels.output_side.submodel import OutputSide
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     """Write the graph of the mean loss in training mode, parameters as initializers, and the parameters' names."""
-    from benchmarks.common.as_written import as_written
+    from benchmarks.torch_layers import to_torch_layers
     from benchmarks.train_step.et_training import WithLoss
     from benchmarks.train_step.ort_training import write_onnx
     from edgefl.models.losses.as_torch import loss_as_torch
 
-    module = WithLoss(as_written(submodel.suffix), loss_as_torch(submodel.spec.loss))
+    module = WithLoss(to_torch_layers(submodel.suffix), loss_as_torch(submodel.spec.loss))
     inputs = {"x": submodel.boundary.rows(batch).zeros(), "y": submodel.spec.label.rows(batch).zeros()}
     write_onnx(folder / "loss.onnx", module, inputs, "loss")
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -36,7 +36,7 @@ def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
 
 
 def load(folder: Path) -> Callable[[], float]:
-    """A step trains on the next batch; it compiles when it first runs."""
+    """Return a step that trains on the next batch; the first one compiles."""
     import numpy as np
     import onnx
     from onnxsim import compile_training_loop

@@ -1,4 +1,4 @@
-"""The worker that trains with onnxruntime-training, the retired training build of ONNX Runtime.
+"""Worker that trains with onnxruntime-training, the retired training build of ONNX Runtime.
 
 ``PYTHON -m benchmarks.train_step.ort_training FOLDER THREADS``, where PYTHON belongs to an environment of its own: the
 package cannot be installed beside ``onnxruntime``. :func:`prepare` runs in ours and writes ``forward.onnx``, a plain
@@ -29,19 +29,19 @@ IR_VERSION = 9
 
 def prepare(folder: Path, submodel: OutputSide, batch: int) -> None:
     """Write the forward graph in training mode, parameters as initializers, and the parameters' names."""
-    from benchmarks.common.as_written import as_written
-    from benchmarks.train_step.model import has_plain_labels
+    from benchmarks.torch_layers import to_torch_layers
+    from benchmarks.train_step.eager import has_plain_labels
 
     if not has_plain_labels(submodel):
         raise NotImplementedError("only plain cross entropy with one label per sample is compared")
-    module = as_written(submodel.suffix)
+    module = to_torch_layers(submodel.suffix)
     write_onnx(folder / "forward.onnx", module, {"x": submodel.boundary.rows(batch).zeros()}, "out")
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     (folder / "parameters.json").write_text(json.dumps(names))
 
 
 def write_onnx(path: Path, module: nn.Module, inputs: Mapping[str, Tensor], output: str) -> None:
-    """``module`` in training mode as torch's older exporter writes it, for ``inputs`` of these shapes, by name."""
+    """Export ``module`` in training mode by torch's older exporter, for named ``inputs``."""
     import onnx
     import torch
 
@@ -66,7 +66,7 @@ def write_onnx(path: Path, module: nn.Module, inputs: Mapping[str, Tensor], outp
 
 @contextlib.contextmanager
 def _without_output() -> Iterator[None]:
-    """What torch cannot export it prints, a graph of thousands of lines, past Python's stdout to where our rows go."""
+    """Silence file descriptor 1: torch prints graphs that it cannot export there, among our rows."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -79,9 +79,9 @@ def _without_output() -> Iterator[None]:
 
 
 def load(folder: Path, threads: int, made: Path) -> Callable[[], object]:
-    """The artifacts as a module and its optimizer; a step trains on the next batch.
+    """Load the artifacts; return a step that trains on the next batch.
 
-    The package's optimizers are AdamW and plain SGD, without momentum: SGD is taken, which flatters it a little.
+    The package has AdamW and plain SGD: SGD without momentum flatters it a little.
     """
     import numpy as np
     from onnxruntime import SessionOptions
@@ -109,7 +109,7 @@ def load(folder: Path, threads: int, made: Path) -> Callable[[], object]:
 
 
 def make_artifacts(folder: Path, made: Path) -> None:
-    """The training graphs of ``forward.onnx``, in ``made``."""
+    """Write the training graphs of ``forward.onnx`` to ``made``."""
     import onnx
     from onnxruntime.training import artifacts
 
@@ -123,10 +123,10 @@ def make_artifacts(folder: Path, made: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Artifacts are made in a process of their own: their memory is the server's, not the device's."""
+    """Make the artifacts in a process of their own, because their memory is the server's; then serve steps."""
     import subprocess
 
-    from benchmarks.common.worker import serve
+    from benchmarks.repetition import serve
 
     folder, rest = Path(arguments[0]), arguments[1:]
     if len(rest) == 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.device_table.rows import EMBRACING, TIERS, WIDTH, TableSettings, Times, measure
+from benchmarks.device_table import EMBRACING, TIERS, WIDTH, DeviceTimes, TableSettings, measure
 from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work
 from reproduce.results import Judged, Results, judge_factory
 
@@ -29,7 +29,7 @@ def run(work: Work) -> Found:
     return Found(figures(measure(SETTINGS[work.scale], work.progress)))
 
 
-def figures(times: Sequence[Times]) -> dict[str, float]:
+def figures(times: Sequence[DeviceTimes]) -> dict[str, float]:
     """Times, their ratios to the strong tier's, and EmbracingFL's backward passes over those of the next stronger tier."""
     rows = {(row.engine, row.model, row.method, row.tier): row for row in times}
     found: dict[str, float] = {}

@@ -30,7 +30,7 @@ def test_modules_that_are_named_in_strings_exist() -> None:
         for name in _named(path)
     }
 
-    assert "benchmarks.train_step.device" in names
+    assert "benchmarks.workers.step" in names
     assert {name: path for name, path in names.items() if not _exists(name)} == {}
 
 

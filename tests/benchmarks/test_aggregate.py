@@ -11,15 +11,21 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.__main__ import app
-from benchmarks.aggregate.ours import CpuCopy, Ours
-from benchmarks.aggregate.rows import AggregateSettings, build, measure, row_of, too_large
-from benchmarks.common.coded import CODECS, CodedModel, sized
-from benchmarks.common.peers import make, peers
+from benchmarks.aggregate import (
+    AggregateSettings,
+    AggregatorRun,
+    CpuCopy,
+    build,
+    measure,
+    on_device_row,
+    too_large,
+)
+from benchmarks.coded_model import CODECS, CodedModel, sized
+from benchmarks.peers import make, peers
 from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.update.decode import split
-from tests.cli.runner import runner
+from tests.benchmarks.commands import invoke
 from tests.rings.rows import mostly_slow
 
 FIELDS = [
@@ -37,15 +43,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def invoke(*arguments: str) -> tuple[int, dict[str, object], str]:
-    ran = runner().invoke(app, ["aggregate", *arguments, "--json"])
+def results(*arguments: str) -> tuple[int, dict[str, object], str]:
+    ran = invoke("aggregate", *arguments, "--json")
     return ran.exit_code, json.loads(ran.stdout), " ".join(ran.stderr.split())
 
 
 @pytest.mark.slow
 def test_without_flower_its_columns_are_null_and_the_row_says_how_to_install_it(bare: Path) -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--codec", "fedbat", "--clients", "3"]
-    code, told, problem = invoke(*arguments, "--repeat", "1", "--threads", "1", "--flower", str(bare))
+    code, told, problem = results(*arguments, "--repeat", "1", "--threads", "1", "--flower", str(bare))
 
     assert code == 0 and "`python -m benchmarks peer flower` makes an environment" in problem
     assert told["bench"] == "aggregate" and "packages" in told["machine"]  # type: ignore[operator]
@@ -75,13 +81,13 @@ def test_beside_flower_both_make_the_same_weights(codec: str) -> None:
 
 
 def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None:
-    ours = Ours(CodedModel.of(SMALL, "dense"), clients=70, threads=1, device="cpu")
+    ours = AggregatorRun(CodedModel.of(SMALL, "dense"), clients=70, threads=1, device="cpu")
 
     entries, update = ours.layout.size, 4 * ours.layout.size
     assert ours.batches > 1
     assert ours.update_bytes == update and ours.counted_bytes == 70 * update + 16 * entries * ours.batches
 
-    one_bit = Ours(CodedModel.of(SMALL, "fedbat"), clients=32, threads=1, device="cpu")
+    one_bit = AggregatorRun(CodedModel.of(SMALL, "fedbat"), clients=32, threads=1, device="cpu")
     assert one_bit.batches == 1 and one_bit.update_bytes < update / 20
 
 
@@ -95,7 +101,7 @@ def test_bytes_are_those_of_the_updates_and_of_the_sums_once_per_batch() -> None
 )
 def test_random_updates_are_valid_and_not_alike(codec: str) -> None:
     model = CodedModel.of(build_model("resnet8", size=8, widths=[3, 4, 5]), codec)
-    ours = Ours(model, clients=2, threads=1, device="cpu")
+    ours = AggregatorRun(model, clients=2, threads=1, device="cpu")
 
     first, second = (ours.decoded(update) for update in ours.updates)
     if model.form.sections:
@@ -131,20 +137,22 @@ def test_flower_is_left_out_where_its_arrays_would_not_fit_in_memory() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_updates_on_the_device_are_refused() -> None:
-    ran = runner().invoke(app, ["aggregate", "--processor", "cuda", "--on-device"])
+    ran = invoke("aggregate", "--processor", "cuda", "--on-device")
 
-    assert isinstance(ran.exception, ConfigError) and "CUDA" in str(ran.exception)
+    assert isinstance(ran.exception, ConfigError) and ran.exception.details["device"] == "cuda"
 
 
 def test_updates_on_the_device_are_asked_for_with_the_device() -> None:
-    ran = runner().invoke(app, ["aggregate", "--on-device"])
+    ran = invoke("aggregate", "--on-device")
 
     assert isinstance(ran.exception, ConfigError) and "add --processor cuda" in str(ran.exception)
 
 
 def test_a_row_of_updates_on_the_device_counts_their_bytes() -> None:
     found = {"device": "GPU", "parameters": 100, "clients": 4, "updates_per_s": 8.0, "seconds": 0.5}
-    row = row_of({**found, "bytes": 1652, "copy_bytes_per_s": 6608.0, "copy_fraction": 0.5, "tunings": {}}, 3)
+    row = on_device_row(
+        {**found, "bytes": 1652, "copy_bytes_per_s": 6608.0, "copy_fraction": 0.5, "tunings": {}}, 3
+    )
 
     assert (row.gpu, row.device, row.update_bytes, row.counted_bytes) == ("GPU", "cuda", 13, 1652)
     assert row.copy_fraction == row.counted_bytes / row.seconds / row.copy_bytes_per_s

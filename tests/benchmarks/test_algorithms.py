@@ -7,21 +7,12 @@ import json
 import msgspec
 import pytest
 
-from benchmarks.__main__ import app
-from benchmarks.algorithms.rows import (
-    ADAPTIVE,
-    FIGURES,
-    ROUND,
-    AlgorithmSettings,
-    everything,
-    measure,
-    parsed,
-)
+from benchmarks.algorithms import ADAPTIVE, FIGURES, ROUND, AlgorithmSettings, all_algorithms, measure, parse
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from tests.cli.runner import runner
+from tests.benchmarks.commands import invoke
 
 COUNTS = AlgorithmSettings(batch=4, steps=3, samples=10, repeat=0)
 FEDDYN = "examples.feddyn:feddyn"
@@ -61,11 +52,11 @@ def test_a_rounds_derivatives_are_those_of_its_steps(algorithm: str) -> None:
 
 
 def test_everything_is_every_algorithm_of_the_catalog() -> None:
-    names = [algorithm.partition(":")[0] for algorithm in everything()]
+    names = [algorithm.partition(":")[0] for algorithm in all_algorithms()]
 
     assert set(names) == {*ALGORITHMS, *ADAPTIVE}
-    assert len(set(everything())) == len(everything())
-    assert {algorithm for algorithm, exchange in FIGURES if exchange == ROUND} <= set(everything())
+    assert len(set(all_algorithms())) == len(all_algorithms())
+    assert {algorithm for algorithm, exchange in FIGURES if exchange == ROUND} <= set(all_algorithms())
 
 
 def test_bytes_are_counted_in_tensors_of_the_round() -> None:
@@ -132,14 +123,14 @@ def test_a_wrong_figure_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_algorithms_are_written_with_their_options(text: str, name: str, options: dict[str, object]) -> None:
-    assert parsed(text) == (name, options)
+    assert parse(text) == (name, options)
 
 
 @pytest.mark.slow
 def test_the_command_times_steps_beside_fedavgs() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--steps", "2", "--samples", "8"]
     chosen = ["--algorithm", "sgd", "--algorithm", "stem", "--repeat", "1"]
-    ran = runner().invoke(app, ["algorithms", *arguments, *chosen, "--json"])
+    ran = invoke("algorithms", *arguments, *chosen, "--json")
 
     assert ran.exit_code == 0, ran.output
     rows = json.loads(ran.stdout)["results"]

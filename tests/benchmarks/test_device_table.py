@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.common import device_graph
-from benchmarks.device_table import rows as device_table
-from benchmarks.device_table.rows import EMBRACING, SGD, WIDTH
+from benchmarks import device_table
+from benchmarks import graphs as device_graph
+from benchmarks.device_table import EMBRACING, SGD, WIDTH
 from edgefl import algorithms
 from edgefl.contract.tensors import prefixed
 from edgefl.models.zoo.catalog import build_model
@@ -57,7 +57,7 @@ def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
     algorithm = algorithms.build("sgd", objective, batch=BATCH, **SGD)
     weights = prefixed("weights", submodel.suffix.state_dict())
     left = {**weights, **algorithm.start(weights)}
-    device_graph.written(
+    device_graph.write_job(
         tmp_path / "step", format_of("onnx"), algorithm.phases[0].function, left, algorithm.hyper
     )
 

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import app
-from benchmarks.common.coded import CodedModel
-from benchmarks.encode.device import load
-from benchmarks.encode.rows import EncodeSettings, measure, write_graph
+from benchmarks.coded_model import CodedModel
+from benchmarks.encode import EncodeSettings, measure, write_graph
+from benchmarks.workers.graph import load
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
-from tests.cli.runner import runner
+from tests.benchmarks.commands import invoke
 from tests.rings.rows import mostly_slow
 
 FIELDS = ["codec", "encode_ms", "step_ms", "ratio"]
@@ -25,7 +24,7 @@ SMALL = build_model("mlp", size=4, hidden=[9])
 @pytest.mark.slow
 def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
     arguments = ["--model", "mlp", "--option", "size=4", "--batch", "4", "--repeat", "1"]
-    ran = runner().invoke(app, ["encode", *arguments, "--codec", "fedbat", "--json"])
+    ran = invoke("encode", *arguments, "--codec", "fedbat", "--json")
 
     assert ran.exit_code == 0, ran.output
     [row] = json.loads(ran.stdout)["results"]
@@ -81,6 +80,6 @@ def test_steps_go_on_from_each_other(tmp_path: Path) -> None:
 
 
 def test_the_worker_imports_no_torch() -> None:
-    script = "import sys, benchmarks.encode.device; sys.exit('torch' in sys.modules)"
+    script = "import sys, benchmarks.workers.graph; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

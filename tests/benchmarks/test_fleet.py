@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from benchmarks.coordinator import measure as measure_coordinator
-from benchmarks.fleet.rows import Case, measure
-from benchmarks.generator.settings import Shares
+from benchmarks.fleet.command import FleetCase, measure
+from benchmarks.load.settings import BehaviourShares
 from edgefl.errors import ConfigError
 from tests import needs
 from tests.conftest import BrokerProcess
@@ -25,7 +25,10 @@ LOAD = [*BENCHMARKS, "load", "--broker", "127.0.0.1:1"]
 def test_a_row_of_twenty_devices() -> None:
     needs.require("mosquitto")
     told: list[str] = []
-    row = measure(Case(20, selected=15, update="small", rounds=2, shares=Shares(duplicate=0.2)), told.append)
+    row = measure(
+        FleetCase(20, selected=15, update="small", rounds=2, shares=BehaviourShares(duplicate=0.2)),
+        told.append,
+    )
 
     assert (row.devices, row.selected, row.rounds, row.closed) == (20, 15, 2, 2)
     assert sum(row.fates.values()) == 90 and set(row.fates) == {"honest: accepted", "duplicate: accepted"}
@@ -49,10 +52,10 @@ def test_rows_of_the_coordinator() -> None:
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there are: dense, onebit, middle, small"):
-        Case(10, update="huge")
-    with pytest.raises(ConfigError, match="11 of 10 devices"):
-        Case(10, selected=11)
+    with pytest.raises(ConfigError, match="dense, onebit, middle, small"):
+        FleetCase(10, update="huge")
+    with pytest.raises(ConfigError, match="at most 10 devices, found 11"):
+        FleetCase(10, selected=11)
 
 
 def test_too_few_open_files_are_named_with_the_remedy() -> None:

@@ -10,22 +10,21 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from benchmarks.footprint import rows as footprint
-from benchmarks.footprint.idle import Idle, agents, device_command
-from benchmarks.footprint.rows import training_peak
+from benchmarks import footprint
+from benchmarks.footprint import IdleClient, device_command, idle_agents, training_peak
 from edgefl.errors import EdgeflError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def idle() -> Idle:
-    (found,) = agents(device_command(sys.executable), "onnx", 1)
+def idle() -> IdleClient:
+    (found,) = idle_agents(device_command(sys.executable), "onnx", 1)
     return found
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_connected_device_is_measured(idle: Idle) -> None:
+def test_the_memory_of_a_connected_device_is_measured(idle: IdleClient) -> None:
     assert 0 < idle.idle_anonymous_bytes < idle.idle_rss_bytes
     assert idle.ready_s > 0
 
@@ -66,11 +65,11 @@ def test_a_package_that_is_not_installed_is_named() -> None:
         footprint.installed(sys.executable, ["no-such-package"])
 
 
-def test_a_row_without_its_packages_says_why_and_holds_the_rest() -> None:
-    measured = Idle(0.5, 60_000_000, 30_000_000)
-    kind = footprint.ClientKind("other", lambda *_: iter([measured]), ("no-such-package",), ours=False)
+def test_a_row_without_its_packages_has_the_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = IdleClient(0.5, 60_000_000, 30_000_000)
+    monkeypatch.setattr(footprint, "idle_flower_clients", lambda *_: iter([measured]))
 
-    row = footprint._row(kind, sys.executable, 1)
+    row = footprint.python_row(footprint.ClientKind("other", ("no-such-package",)), sys.executable, 1)
 
     assert (row.idle_rss_bytes, row.ready_s, row.installed_bytes) == (60_000_000, 0.5, None)
     assert "no-such-package" in row.error
@@ -102,7 +101,7 @@ def test_a_binary_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_peak_of_an_agent_that_trains_is_above_that_of_one_that_waits(idle: Idle) -> None:
+def test_the_peak_of_an_agent_that_trains_is_above_that_of_one_that_waits(idle: IdleClient) -> None:
     assert training_peak(device_command(sys.executable), "onnx") > idle.idle_rss_bytes
 
 

@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.common import peers
-from benchmarks.common.as_written import as_written
-from benchmarks.common.machine import import_path
+from benchmarks import peers
+from benchmarks.machine import import_path
+from benchmarks.torch_layers import to_torch_layers
 from benchmarks.train_step import jax_training
-from benchmarks.train_step.anchors import FIRST
-from benchmarks.train_step.eager import optimizer, stepper
+from benchmarks.train_step.baselines import FIRST
+from benchmarks.train_step.eager import built, optimizer, stepper
 from benchmarks.train_step.jax_graph import OPS, prepare
-from benchmarks.train_step.model import built
 from edgefl.errors import ExportError
 from edgefl.models.losses.as_torch import loss_as_torch
 
@@ -52,7 +51,7 @@ def test_a_forward_pass_is_told_in_calls_and_values(tmp_path: Path) -> None:
     assert norm["arguments"]["input"] == {"tensor": first["name"]} and norm["arguments"]["training"] is True
     assert graph["output"] == graph["calls"][-1]["name"]
     with np.load(tmp_path / "forward.npz") as file:
-        for name, value in as_written(submodel.suffix).state_dict().items():
+        for name, value in to_torch_layers(submodel.suffix).state_dict().items():
             np.testing.assert_array_equal(file[name], value.numpy())
 
 
@@ -91,7 +90,7 @@ def test_jax_trains_the_same_model(model: str, tmp_path: Path) -> None:
         command = [python, "-c", TRAIN, str(tmp_path), str(FIRST)]
         subprocess.run(command, check=True, timeout=300, env=environment)
 
-    module = as_written(submodel.suffix)
+    module = to_torch_layers(submodel.suffix)
     step = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **SGD), batches)
     with np.load(tmp_path / "trained.npz") as found:
         np.testing.assert_allclose(found["losses"], [step() for _ in range(FIRST)], rtol=1e-5)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.memory.rows import plain_graph
-from benchmarks.memory.worker import load
+from benchmarks.memory import plain_graph
+from benchmarks.workers.bundle import load
 from edgefl.config import Federation, parse
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.data import open_data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.mirror.rows import measure
-from benchmarks.mirror.told import Way
+from benchmarks.mirror import measure
+from benchmarks.workers.mirror import Route
 from tests import needs
 
 NBYTES = (5 << 20) + 7
@@ -13,7 +13,7 @@ NBYTES = (5 << 20) + 7
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("way", ["broker", "mirror"])
-def test_a_model_arrives_whole_by_either_way(way: Way) -> None:
+def test_a_model_arrives_whole_by_either_way(way: Route) -> None:
     needs.require("mosquitto")
     row = measure(way, NBYTES, 1 << 20)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from benchmarks.train_step.model import built
+from benchmarks.train_step.eager import built
 from benchmarks.train_step.onnxsim_training import prepare
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import app
-from benchmarks.common import peers
-from benchmarks.common.peers import Peer
+from benchmarks import peers
+from benchmarks.peers import Peer
 from edgefl.errors import EdgeflError
-from tests.cli.runner import runner
+from tests.benchmarks.commands import invoke
 from tests.tiny_wheel import tiny_wheel
 
 
@@ -49,9 +48,9 @@ def test_half_an_environment_is_none_and_the_installer_s_last_words_are_told(cac
 
 
 def test_peers_are_listed_with_what_needs_them(cache: Path) -> None:
-    table = runner().invoke(app, ["peer"])
-    listed = runner().invoke(app, ["peer", "--json"])
-    unknown = runner().invoke(app, ["peer", "nobody"])
+    table = invoke("peer")
+    listed = invoke("peer", "--json")
+    unknown = invoke("peer", "nobody")
 
     for peer in peers.peers().values():
         assert peer.name in table.stdout

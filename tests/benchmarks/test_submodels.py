@@ -8,13 +8,12 @@ import sys
 
 import pytest
 
-from benchmarks.__main__ import app
 from benchmarks.submodels import SubmodelSettings, kinds_of, matched, measure
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
-from tests.cli.runner import runner
+from tests.benchmarks.commands import invoke
 from tests.rings.rows import mostly_slow
 
 FIELDS = [
@@ -119,7 +118,7 @@ def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
         "--gamma",
         "1",
     ]
-    ran = runner().invoke(app, ["submodels", *arguments, "--batch", "2", "--steps", "1", "--json"])
+    ran = invoke("submodels", *arguments, "--batch", "2", "--steps", "1", "--json")
 
     assert ran.exit_code == ConfigError.exit_code
     assert "no submodel kind 'depth'" in " ".join(ran.stderr.split())

@@ -15,16 +15,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common.as_written import as_written
-from benchmarks.common.device_graph import write_arrays, write_graph
-from benchmarks.common.machine import quiet_environment
-from benchmarks.common.worker import Worker, WorkerFailed
+from benchmarks.graphs import write_arrays, write_graph
+from benchmarks.machine import quiet_environment
+from benchmarks.repetition import StepWorker, WorkerFailed
+from benchmarks.torch_layers import to_torch_layers
 from benchmarks.train_step import et_training
-from benchmarks.train_step.anchors import Job, TrainStepSettings, opened
-from benchmarks.train_step.eager import optimizer, stepper
-from benchmarks.train_step.model import built
-from benchmarks.train_step.rows import SGD, compiled, measure
-from benchmarks.train_step.tuned import take_fastest
+from benchmarks.train_step.baselines import RaceJob, TrainStepSettings, open_baseline
+from benchmarks.train_step.command import SGD, compile_step, measure
+from benchmarks.train_step.eager import built, optimizer, stepper
+from benchmarks.train_step.tuning import take_fastest
 from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError, ModelError
@@ -48,7 +47,7 @@ FIELDS = [
     *("model", "target", "batch", "threads", "ms", "eager_ms", "ratio", "max_rel_error"),
     *("peak_over_idle_bytes", "eager_peak_over_idle_bytes"),
 ]
-STEPPING = "from benchmarks.common.worker import serve; "
+STEPPING = "from benchmarks.repetition import serve; "
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,7 +81,7 @@ def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None
     submodel = built("resnet8", {}, "strong")
     function = algorithms.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
     form = format_of("onnx")
-    captured, artifact, _ = compiled(function, None, form)
+    captured, artifact, _ = compile_step(function, None, form)
     example = function.example(0)
     write_graph(tmp_path, captured, artifact, "onnx")
     write_arrays(tmp_path, captured, function, example, {"lr": 0.01})
@@ -125,7 +124,7 @@ def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tm
     step = algorithms.build("sgd", Objective.of(submodel), batch=2).phases[0].function
     batch = {name: value for name, value in step.example(0).items() if name.startswith("batch.")}
     np.savez(tmp_path / "batch0.npz", **{name: value.numpy() for name, value in batch.items()})  # type: ignore[arg-type]
-    module = as_written(submodel.suffix)
+    module = to_torch_layers(submodel.suffix)
     wanted = loss_as_torch(submodel.spec.loss)(module(batch["batch.0.x"]), batch["batch.0.y"])
     wanted.backward()  # type: ignore[no-untyped-call]
 
@@ -141,7 +140,7 @@ def test_the_training_export_computes_the_loss_and_the_gradients_of_the_model(tm
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
-    module = as_written(nn.Sequential(BatchNorm(3, affine=affine), nn.BatchNorm2d(3).eval()))
+    module = to_torch_layers(nn.Sequential(BatchNorm(3, affine=affine), nn.BatchNorm2d(3).eval()))
     x = torch.randn(4, 3, 5, 6, generator=torch.Generator().manual_seed(0))
 
     plain = et_training.elementary(copy.deepcopy(module))
@@ -153,10 +152,10 @@ def test_batch_norm_in_elementary_ops_is_batch_norm(affine: bool) -> None:
 @pytest.mark.slow
 def test_a_training_export_that_fails_is_told_and_ends_nothing(tmp_path: Path) -> None:
     """Here there is no batch to export it for."""
-    job = Job("mlp", tmp_path, built("mlp", {"size": 4}, "strong"), TrainStepSettings(), noisy=False)
+    job = RaceJob("mlp", tmp_path, built("mlp", {"size": 4}, "strong"), TrainStepSettings(), noisy=False)
 
     with ExitStack() as stack:
-        outcome = opened(stack, "et_training", job, eager=Worker([]))
+        outcome = open_baseline(stack, "et_training", job, eager=StepWorker([]))
 
     assert outcome.worker is None and str(outcome.problem).startswith("IndexError: ")
 
@@ -166,8 +165,8 @@ def test_a_memory_budget_is_compiled_into_the_step() -> None:
     submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
     step = algorithms.build("sgd", Objective.of(submodel), batch=32).phases[0].function
 
-    captured, plain, none = compiled(step, None, format_of("onnx"))
-    _, tight, budget = compiled(step, Budget(0.9, relative=True), format_of("onnx"))
+    captured, plain, none = compile_step(step, None, format_of("onnx"))
+    _, tight, budget = compile_step(step, Budget(0.9, relative=True), format_of("onnx"))
 
     beside = beside_tensors(captured)
     assert none == 0 and budget == int(0.9 * (peak_bytes(captured) - beside)) + beside
@@ -191,12 +190,12 @@ def test_an_unknown_model_is_told_and_the_others_are_not_lost() -> None:
 
 
 def test_an_unknown_tier_lists_the_known_ones() -> None:
-    with pytest.raises(ModelError, match="no tier 'tiny'; there are: strong, moderate, weak"):
+    with pytest.raises(ModelError, match=r"no tier 'tiny'.*: strong, moderate, weak"):
         built("resnet8", {}, "tiny")
 
 
 def test_the_device_worker_imports_no_torch() -> None:
-    script = "import sys, benchmarks.train_step.device; sys.exit('torch' in sys.modules)"
+    script = "import sys, benchmarks.workers.step; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
@@ -204,7 +203,7 @@ def test_the_device_worker_imports_no_torch() -> None:
 def test_a_worker_times_each_step_and_sees_the_memory_it_takes() -> None:
     script = "kept = []; serve(lambda: lambda: kept.append(bytearray(b'x' * (32 << 20))))"
 
-    with Worker([sys.executable, "-c", STEPPING + script]) as worker:
+    with StepWorker([sys.executable, "-c", STEPPING + script]) as worker:
         worker.run(1, count=False)
         first = worker.peak
         worker.run(3)
@@ -226,14 +225,14 @@ def test_a_worker_that_does_not_end_is_ended(deaf: str) -> None:
     script = f"import signal, time; {deaf}serve(lambda: lambda: None); time.sleep(600)"
 
     start = time.monotonic()
-    with Worker([sys.executable, "-c", STEPPING + script], end_s=0.2) as worker:
+    with StepWorker([sys.executable, "-c", STEPPING + script], end_s=0.2) as worker:
         worker.run(1)
 
     assert time.monotonic() - start < 500
 
 
 def test_a_worker_tells_what_its_steps_return() -> None:
-    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 0.5)"]) as worker:
+    with StepWorker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 0.5)"]) as worker:
         worker.run(1, count=False)
         worker.run(2)
 
@@ -241,12 +240,12 @@ def test_a_worker_tells_what_its_steps_return() -> None:
 
 
 def test_what_a_worker_prints_does_not_disturb_it() -> None:
-    with Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: print('noise'))"]) as worker:
+    with StepWorker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: print('noise'))"]) as worker:
         assert len(worker.run(2)) == 2
 
 
 def test_a_worker_that_ends_says_why() -> None:
-    worker = Worker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 1 / 0)"])
+    worker = StepWorker([sys.executable, "-c", STEPPING + "serve(lambda: lambda: 1 / 0)"])
 
     with pytest.raises(WorkerFailed, match=r"^ZeroDivisionError: division by zero$") as raised, worker:
         worker.run(1)
@@ -263,7 +262,7 @@ def test_the_eager_baseline_does_the_work_of_the_algorithm(model: str) -> None:
     step = algorithm.phases[0].function
     batches = [step.example(seed) for seed in range(2)]
     weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-    module = as_written(submodel.suffix)
+    module = to_torch_layers(submodel.suffix)
     pairs = [(batch["batch.0.x"], batch["batch.0.y"]) for batch in batches]
     eager = stepper(module, loss_as_torch(submodel.spec.loss), optimizer(module, **settings), pairs)
 
@@ -284,11 +283,11 @@ def test_the_baseline_has_torchs_own_layers() -> None:
         Lstm(3, 4, layers=2, dropout=0.5), BiLstm(4, 5, 6), *built("resnet8", {}, "strong").suffix
     )
 
-    kinds = [type(part) for part in as_written(module).modules()]
+    kinds = [type(part) for part in to_torch_layers(module).modules()]
 
     assert not [kind for kind in kinds if kind.__module__.startswith("edgefl.models.layers.recurrent")]
     assert kinds.count(nn.LSTM) == 2 and nn.Dropout in kinds
-    assert as_written(module[:2])(torch.zeros(2, 6, 3)).shape == (2, 10)
+    assert to_torch_layers(module[:2])(torch.zeros(2, 6, 3)).shape == (2, 10)
 
 
 class Cubic:

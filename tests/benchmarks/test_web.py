@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.web.rows import cases, measure
+from benchmarks.web import cases, measure
 from edgefl.errors import ConfigError
 from tests.agents.web.pages import require_page
 

@@ -13,8 +13,7 @@ from rich.console import Console, Group
 from rich.text import Text
 
 import edgefl
-from benchmarks.cli import train_step as bench
-from benchmarks.train_step.rows import StepRow
+from benchmarks.train_step.command import StepRow, baseline_rows, step_columns
 from edgefl.cli import output
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
@@ -49,7 +48,7 @@ def column(lines: list[str], number: int) -> str:
 
 
 def test_a_bench_row_fits_80_columns_and_loses_nothing() -> None:
-    rows = [bench.columns(row(NAME, length=0, ms=12345.6))]
+    rows = [step_columns(row(NAME, length=0, ms=12345.6))]
 
     lines = printed("train-step", rows)
 
@@ -63,11 +62,11 @@ def test_what_a_step_stands_beside_fits_80_columns_too() -> None:
     numbers = {f"{name}_{what}": 98765.4 for name in names for what in ("ms", "ms_min")}
     rows = [row(NAME, length=0, **numbers), row("mlp", length=0)]
 
-    lines = printed("beside torch eager", bench.beside(rows))
+    lines = printed("beside torch eager", baseline_rows(rows))
 
     assert all(len(line) <= 80 and "…" not in line for line in lines)
     assert sum(line.count("98,765") for line in lines) == 2 * len(names)
-    assert bench.beside(rows[1:]) == []
+    assert baseline_rows(rows[1:]) == []
 
 
 @dataclass

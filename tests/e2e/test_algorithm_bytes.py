@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.algorithms.rows import FIGURES, ROUND
+from benchmarks.algorithms import FIGURES, ROUND
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import train
 from tests.e2e.tap import Tap

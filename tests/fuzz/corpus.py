@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from benchmarks.fuzz.corpus import mutated
+from benchmarks.fuzz_messages import mutated
 from edgefl_conformance.vectors.write import GOLDEN
 
 

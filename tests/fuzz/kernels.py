@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from benchmarks.fuzz.corpus import mutated
+from benchmarks.fuzz_messages import mutated
 from edgefl.errors import EdgeflError
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays

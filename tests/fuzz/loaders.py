@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fuzz.corpus import mutated
+from benchmarks.fuzz_messages import mutated
 from edgefl.errors import EdgeflError
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits

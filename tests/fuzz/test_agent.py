@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fuzz.corpus import mutated, random_topic
+from benchmarks.fuzz_messages import mutated, random_topic
 from edgefl.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.federation import lab_of, small_federation
+from benchmarks.federations import lab_of, small_federation
 from edgefl.config import Federation
 from edgefl.lab.lab import ServerEvent
 from edgefl.system.distribution import PACKAGES, folders, version

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.device_table.rows import EMBRACING, TIERS, WIDTH, Times
+from benchmarks.device_table import EMBRACING, TIERS, WIDTH, DeviceTimes
 from reproduce.embracingfl import device
 from reproduce.results import Judged, Results
 
 
-def times(weak: float = 20.0) -> list[Times]:
+def times(weak: float = 20.0) -> list[DeviceTimes]:
     backward = {
         EMBRACING: dict(zip(TIERS, (100.0, 50.0, weak), strict=True)),
         WIDTH: dict(zip(TIERS, (100.0, 20.0, 5.0), strict=True)),
     }
     return [
-        Times("onnx", "resnet20", method, tier, 10.0, backward[method][tier])
+        DeviceTimes("onnx", "resnet20", method, tier, 10.0, backward[method][tier])
         for method in backward
         for tier in TIERS
     ]

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import edgefl
-from benchmarks.simulate.models import pfl_cnn
+from benchmarks.workers.simulation import pfl_cnn
 from edgefl.config import Federation, parse
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of

@@ -86,7 +86,7 @@ def test_every_python_child_is_started_by_the_function_that_adds_the_option() ->
     found = [path for path in files if 'sys.executable, "-m"' in path.read_text(encoding="utf-8")]
 
     # Of the clone, whose folder it is started in, and of a virtual environment.
-    assert found == [ROOT / "benchmarks/page.py", ROOT / "benchmarks/common/peers.py"]
+    assert found == [ROOT / "benchmarks/page.py", ROOT / "benchmarks/peers.py"]
 
 
 def test_own_code_imports_the_modules_beside_it(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.common.browser import Browser
+from benchmarks.browser import Browser
 from edgefl.errors import ConfigError
 from edgefl.web import page
 from tests import needs

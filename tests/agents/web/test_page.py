@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.browser import Browser
-from edgefl.lab.broker import free_port
+from benchmarks.browser import Browser
+from edgefl.lab.ports import free_port
 from tests.agents.web.pages import STATE, TILE, open_page, require_page, until
 from tests.conftest import Mosquitto
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.common.browser import Browser, Page
+from benchmarks.browser import Browser, LoadedPage
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.rows import page
@@ -38,20 +38,22 @@ def profiles(measured: BundleProfile) -> list[BundleProfile]:
 
 
 @pytest.fixture(scope="module")
-def opened(profiles: list[BundleProfile], browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
+def opened(
+    profiles: list[BundleProfile], browser: Browser, tmp_path_factory: pytest.TempPathFactory
+) -> LoadedPage:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(page("Profile of <tiny>", profiles), encoding="utf-8")
     return browser.open(path)
 
 
-def test_the_page_asks_for_nothing_but_itself_and_has_no_errors(opened: Page) -> None:
+def test_the_page_asks_for_nothing_but_itself_and_has_no_errors(opened: LoadedPage) -> None:
     outside = [url for url in opened.requests if not url.startswith(("file:", "data:"))]
     assert outside == []
     assert [url for url in opened.requests if url.startswith("file:")] == opened.requests[:1]
     assert opened.problems == []
 
 
-def test_every_picture_has_a_size_and_draws_something(opened: Page, browser: Browser) -> None:
+def test_every_picture_has_a_size_and_draws_something(opened: LoadedPage, browser: Browser) -> None:
     sizes = browser.until(f"(all => all.length && all.every(([width]) => width) && all)({_SVGS})")
     assert len(sizes) == 1 + 2 * 2
     assert all(width > 100 and height > 100 for width, height in sizes), sizes
@@ -61,7 +63,9 @@ def test_every_picture_has_a_size_and_draws_something(opened: Page, browser: Bro
     assert all(count >= 3 for count in lines)
 
 
-def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(opened: Page, browser: Browser) -> None:
+def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(
+    opened: LoadedPage, browser: Browser
+) -> None:
     told = browser.value("document.querySelector('figure.memory').textContent")
     for label in ("chunk 1 of 2", "chunk 2 of 2", "training (p0)"):
         assert label in told
@@ -73,7 +77,7 @@ def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(opened: Pag
 
 
 def test_figures_on_the_page_equal_those_of_its_json(
-    profiles: list[BundleProfile], opened: Page, browser: Browser
+    profiles: list[BundleProfile], opened: LoadedPage, browser: Browser
 ) -> None:
     data = json.loads(browser.value("document.getElementById('profiles').textContent"))
     assert msgspec.convert(data, list[BundleProfile]) == profiles
@@ -91,7 +95,7 @@ def test_figures_on_the_page_equal_those_of_its_json(
     assert bars[0] == f"{data[0]['graphs'][0]['name']}: {data[0]['graphs'][0]['run']['median_ms']:g}"
 
 
-def test_names_are_text_and_never_markup(opened: Page, browser: Browser) -> None:
+def test_names_are_text_and_never_markup(opened: LoadedPage, browser: Browser) -> None:
     assert browser.value("document.querySelector('h1').textContent") == "Profile of <tiny>"
     assert browser.value("document.querySelectorAll('weak').length") == 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.dashboard.rows import SyntheticRun
+from benchmarks.dashboard import SyntheticRun
 from edgefl_server.events import DeviceFailed, DeviceJoined, Warned
 from tests.server.dashboard.served import TOKEN, PageProcess
 
@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of 60 devices that trained for 3 rounds, and one whose name and words are meant to do harm."""
     path = tmp_path_factory.mktemp("run") / "out"
     made = SyntheticRun(path, devices=60, rounds=3)
-    made.past()
+    made.write_past()
     made.feed.take(DeviceJoined(device=HOSTILE, tier=MARKUP))
     made.feed.take(DeviceFailed(device=HOSTILE, round=3, text=MARKUP))
     made.feed.take(Warned(tier="", text="\t+1+1"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common.browser import Browser
+from benchmarks.browser import Browser
 from edgefl.wire.limits import Limits
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
 from edgefl_server.operations.mailbox import Mailbox

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.dashboard.rows import FEDERATION, RUN, SyntheticRun
+from benchmarks.dashboard import FEDERATION, RUN, SyntheticRun
 from edgefl_server import events
 from edgefl_server.dashboard.known import fleet as fleets
 from edgefl_server.dashboard.known import fold
@@ -206,7 +206,7 @@ def test_logs_are_bounded() -> None:
 
 def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) -> None:
     made = SyntheticRun(tmp_path, devices=9, rounds=3)
-    made.past()
+    made.write_past()
     made.close()
     whole = Folder(tmp_path).begin()
     for name in ("events.jsonl", "history.jsonl"):
@@ -236,7 +236,7 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
 def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     folder = tmp_path / "50%25 of #1?"
     made = SyntheticRun(folder, devices=3, rounds=1)
-    made.past()
+    made.write_past()
     made.close()
     (folder / "events.jsonl").unlink()
 
@@ -247,8 +247,8 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
 
 def test_a_round_whose_updates_are_being_added_up_is_open_still(tmp_path: Path) -> None:
     made = SyntheticRun(tmp_path, devices=3, rounds=1)
-    made.past()
-    made.open(2)
+    made.write_past()
+    made.open_round(2)
     made.close()
     with closing(
         Journal(f"sqlite:///{tmp_path}/journal.sqlite", FEDERATION, UpdateFiles(tmp_path))

@@ -1,1 +1,0 @@
-"""The server's aggregator beside Flower's and a plain copy."""

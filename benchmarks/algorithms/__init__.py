@@ -1,1 +1,0 @@
-"""What a round of each algorithm costs."""

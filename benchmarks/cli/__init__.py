@@ -1,1 +1,0 @@
-"""``python -m benchmarks``: measure on this machine."""

@@ -1,1 +1,0 @@
-"""What the fleet's page costs, in a real browser."""

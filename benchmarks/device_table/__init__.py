@@ -1,1 +1,0 @@
-"""EmbracingFL's phone table on this machine's engines."""

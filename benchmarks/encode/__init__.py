@@ -1,1 +1,0 @@
-"""What it costs a device to make the bytes of an update."""

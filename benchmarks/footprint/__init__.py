@@ -1,1 +1,0 @@
-"""What a device's process costs before it trains."""

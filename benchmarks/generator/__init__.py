@@ -1,1 +1,0 @@
-"""Many devices in one process: what they say on the wire, without training anything (`python -m benchmarks load`)."""

@@ -1,1 +1,0 @@
-"""Simulators on one task, one after another: edgefl's, pfl-research's and Flower's."""

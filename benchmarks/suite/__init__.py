@@ -1,1 +1,0 @@
-"""Architectures that others wrote, each tried as it comes: cut, exported, trained by each engine, compared with torch."""

@@ -1,1 +1,0 @@
-"""Architectures that were written down before any of them was tried: what a stranger's model meets."""

@@ -1,1 +1,0 @@
-"""Rounds that wait beside versions that do not, where a third of the devices is slow."""
