@@ -1,6 +1,6 @@
-"""The conformance kit: it plays the server over a real broker against any device agent, and says what the agent gets right.
+"""The conformance kit: it plays the server over a real broker against any device agent, and reports correct behavior.
 
-It judges by what is seen on the wire and by exit codes alone. ``material`` are small bundles and what a round of them has to
-give, ``play`` the broker, the agent's process and the scripted server, ``cases`` what is asked, ``vectors`` the bytes that a
-reader in another language is tested with.
+It judges messages on the wire and exit codes alone. ``material`` has small bundles and the expected results of their rounds.
+``play`` has the broker, the agent's process and the scripted server, ``cases`` the cases. ``vectors`` writes test data for
+readers in other languages.
 """

@@ -1,4 +1,4 @@
-"""All cases against one agent: groups beside each other, the cases of a group one after the other."""
+"""All cases against one agent: groups in parallel, the cases of a group one after the other."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl_conformance.case import Case
 from edgefl_conformance.catalog import chosen
 from edgefl_conformance.play.broker import running_broker
-from edgefl_conformance.play.seat import Setup
-from edgefl_conformance.play.stage import Stage
-from edgefl_conformance.verdict import Failed, Outcome, Verdict
+from edgefl_conformance.play.harness import CampaignState, RoundHarness
+from edgefl_conformance.results import CaseFailed, CaseResult, Outcome
 
 JOBS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """``command`` starts the agent, by the options of `edgefl device`. ``engine``: what runs its graphs, ``onnx`` or
-    ``executorch``. ``only``: names of cases or groups; none: all. ``jobs``: agents that run at a time. ``patience``
-    multiplies every wait, ``websocket`` gives the agent a ``ws://`` URL as its broker. ``folder`` keeps what agents said;
-    else it goes."""
+    """Cases to play against an agent.
+
+    Attributes:
+        command: starts the agent; the options of `edgefl device` are appended.
+        engine: runtime of its graphs, ``onnx`` or ``executorch``.
+        only: names of cases or groups; none: all.
+        jobs: agents that run at a time.
+        patience: factor of every wait.
+        websocket: give the agent a ``ws://`` URL as its broker.
+        folder: keeps the agents' output and stores; None: a temporary folder.
+    """
 
     command: Sequence[str]
     engine: str = "onnx"
@@ -36,35 +42,44 @@ class Campaign:
     websocket: bool = False
     folder: Path | None = None
 
-    def run(self, told: Callable[[Verdict], None] = lambda _: None) -> list[Verdict]:
-        """The verdicts in the order of the catalogue; ``told`` gets each when it is known.
+    def run(self, report: Callable[[CaseResult], None] = lambda _: None) -> list[CaseResult]:
+        """Play the cases and return their results in the order of the catalog.
 
-        ConfigError if there is no such case, or no command."""
+        Args:
+            report: receives each result at once.
+
+        Raises:
+            ConfigError: there is no such case, or no command.
+        """
         cases = chosen(self.only)
         if not self.command:
             raise ConfigError(
-                "there is no agent to try: name its command behind --, such as `-- edgefl device`"
+                "expected an agent's command, found none; name it behind --, such as `-- edgefl device`"
             )
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            return self._within(self.folder, cases, told)
+            return self._within(self.folder, cases, report)
         with tempfile.TemporaryDirectory(prefix="edgefl-conformance-") as folder:
-            return self._within(Path(folder), cases, told)
+            return self._within(Path(folder), cases, report)
 
-    def _within(self, folder: Path, cases: Sequence[Case], told: Callable[[Verdict], None]) -> list[Verdict]:
-        verdicts: dict[str, Verdict] = {}
+    def _within(
+        self, folder: Path, cases: Sequence[Case], told: Callable[[CaseResult], None]
+    ) -> list[CaseResult]:
+        verdicts: dict[str, CaseResult] = {}
         with (
             running_broker(folder) as broker,
             ThreadPoolExecutor(self.jobs, thread_name_prefix="cases") as pool,
         ):
             if self.websocket and not broker.websocket_port:
-                raise ConfigError("the embedded broker has no WebSocket: install mosquitto")
-            setup = Setup(self.command, self.engine, broker, folder, self.patience, self.websocket)
+                raise ConfigError(
+                    "--websocket expects mosquitto, found the embedded broker; install mosquitto"
+                )
+            setup = CampaignState(self.command, self.engine, broker, folder, self.patience, self.websocket)
             playing = [pool.submit(_played, setup, part, told) for part in _parts(cases)]
             try:
                 for each in as_completed(playing):
                     verdicts |= {verdict.name: verdict for verdict in each.result()}
-            except BaseException:  # nobody waits for the rest
+            except BaseException:  # the other cases would run in vain
                 setup.stopping.set()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -81,8 +96,10 @@ def _parts(cases: Sequence[Case]) -> list[list[Case]]:
     return shared + [[case] for case in cases if case.alone]
 
 
-def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]) -> list[Verdict]:
-    stage: Stage | None = None
+def _played(
+    setup: CampaignState, cases: Sequence[Case], told: Callable[[CaseResult], None]
+) -> list[CaseResult]:
+    harness: RoundHarness | None = None
     verdicts = []
     try:
         for case in cases:
@@ -91,25 +108,25 @@ def _played(setup: Setup, cases: Sequence[Case], told: Callable[[Verdict], None]
             begun = time.monotonic()
             outcome, expected, found = _untried(setup, case)
             if not outcome:
-                stage = stage or Stage(setup, case.group)
-                outcome, expected, found = _tried(stage, case)
-                if setup.stopping.is_set():  # what was cut short says nothing of the agent
+                harness = harness or RoundHarness(setup, case.group)
+                outcome, expected, found = _tried(harness, case)
+                if setup.stopping.is_set():  # an interrupted case says nothing about the agent
                     break
-                if outcome != "passed":  # the next case begins with an agent that has nothing on its mind
-                    stage.end()
-                    stage = None
+                if outcome != "passed":  # the next case begins with a new agent
+                    harness.end()
+                    harness = None
             took, named = time.monotonic() - begun, (case.name, case.group, case.says)
-            verdict = Verdict(*named, outcome, case.optional, expected, found, took)
+            verdict = CaseResult(*named, outcome, case.optional, expected, found, took)
             told(verdict)
             verdicts.append(verdict)
     finally:
-        if stage is not None:
-            stage.end()
+        if harness is not None:
+            harness.end()
     return verdicts
 
 
-def _untried(setup: Setup, case: Case) -> tuple[Outcome | None, str, str]:
-    """The verdict where it is of no use to play the case; else None."""
+def _untried(setup: CampaignState, case: Case) -> tuple[Outcome | None, str, str]:
+    """Return the result of a case that cannot be played, or None as its outcome."""
     if setup.engine not in case.engines:
         return "skipped", "", f"it means nothing for {setup.engine}"
     if setup.gave_up:
@@ -122,10 +139,10 @@ def _untried(setup: Setup, case: Case) -> tuple[Outcome | None, str, str]:
     return None, "", ""
 
 
-def _tried(stage: Stage, case: Case) -> tuple[Outcome, str, str]:
+def _tried(harness: RoundHarness, case: Case) -> tuple[Outcome, str, str]:
     try:
-        case.script(stage)
-    except Failed as failed:
+        case.script(harness)
+    except CaseFailed as failed:
         return "missing" if case.optional else "failed", failed.expected, failed.found
     except ConfigError:
         raise
@@ -133,6 +150,6 @@ def _tried(stage: Stage, case: Case) -> tuple[Outcome, str, str]:
         return "failed", "a case that can be played", error.message
     finally:
         with suppress(EdgeflError):
-            stage.relay.release()
-            stage.relay.open_door()
+            harness.relay.release()
+            harness.relay.open_door()
     return "passed", "", ""

@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgefl_conformance.play.stage import Stage
+from edgefl_conformance.play.harness import RoundHarness
 
-Script = Callable[[Stage], None]
+Script = Callable[[RoundHarness], None]
 
 
 @dataclass(frozen=True)
 class Case:
-    """``group``: cases of a group that are not ``alone`` share an agent, one after the other. ``alone``: it has an agent of
-    its own. ``optional``: an agent may be right without it. ``engines``: for which it means something."""
+    """One case.
+
+    Attributes:
+        group: cases of a group share an agent, one after the other.
+        says: the checked behavior in one sentence.
+        script: plays the case.
+        alone: the case has an agent of its own.
+        optional: a correct agent may fail it.
+        engines: engines to which it applies.
+    """
 
     name: str
     group: str
@@ -25,8 +33,8 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Cases in the order in which they are played: ``@group.case(...)`` above each script."""
+class CaseGroup:
+    """Cases in the order of their play, registered by ``@group.case(...)``."""
 
     name: str
     cases: list[Case] = field(default_factory=list)
@@ -39,7 +47,7 @@ class Group:
         optional: bool = False,
         engines: tuple[str, ...] = ("onnx", "executorch"),
     ) -> Callable[[Script], Script]:
-        """The script below is a case, named as its function with dashes."""
+        """Register the decorated script as a case, named like its function with dashes."""
 
         def registered(script: Script) -> Script:
             name = script.__name__.replace("_", "-")

@@ -1,11 +1,11 @@
-"""All cases, in the order in which they are told."""
+"""All cases, in the order of their play."""
 
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
 from edgefl.errors import ConfigError
-from edgefl_conformance.case import Case, Group
+from edgefl_conformance.case import Case, CaseGroup
 from edgefl_conformance.cases.algorithms import ALGORITHMS
 from edgefl_conformance.cases.blobs import BLOBS
 from edgefl_conformance.cases.declines import DECLINES
@@ -18,7 +18,7 @@ from edgefl_conformance.cases.rounds import ROUNDS
 from edgefl_conformance.cases.sending import SENDING
 from edgefl_conformance.cases.trust import TRUST
 
-GROUPS: tuple[Group, ...] = (
+GROUPS: tuple[CaseGroup, ...] = (
     JOINING,
     ROUNDS,
     ALGORITHMS,
@@ -36,14 +36,19 @@ CASES: tuple[Case, ...] = tuple(case for group in GROUPS for case in group.cases
 
 
 def chosen(names: tuple[str, ...] = ()) -> tuple[Case, ...]:
-    """Those that have one of these names, or are of a group of that name; patterns with * are fine. All if none is given.
+    """Return the cases with one of these names or groups; all without names.
 
-    ConfigError for a name that no case has."""
+    Args:
+        names: names of cases, patterns with *, or names of groups.
+
+    Raises:
+        ConfigError: a name matches no case.
+    """
     for name in names:
         if not any(_matches(case, name) for case in CASES):
             groups = ", ".join(group.name for group in GROUPS)
             raise ConfigError(
-                f"no case is called {name!r}: `edgefl-conformance cases` lists them; groups are {groups}",
+                f"no case {name!r}; `edgefl-conformance cases` lists them, groups are {groups}",
                 name=name,
             )
     return tuple(case for case in CASES if not names or any(_matches(case, name) for name in names))

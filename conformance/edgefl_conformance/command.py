@@ -15,7 +15,7 @@ from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
-    from edgefl_conformance.verdict import Verdict
+    from edgefl_conformance.results import CaseResult
 
 
 def run(
@@ -34,15 +34,13 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object: engine, counts, cases")] = False,
 ) -> None:
-    """Play the server against an agent, over a real broker, and say what the agent gets right.
+    """Play the server against an agent, over a real broker, and report what the agent gets right.
 
-    What follows -- is the agent's command. Each case starts it with options of `edgefl device`: --id, --broker,
-    --federation, --data (an .npz of x and y), --store, --engine, and where the case needs them --server-key, --token @FILE,
-    --memory, --tier, --until-done. An agent is judged by what it says on the wire and by its exit codes, by nothing that it
-    prints.
+    The agent's command follows --. Each case starts it with options of `edgefl device`: --id, --broker, --federation,
+    --data (an .npz of x and y), --store, --engine, and if the case needs them --server-key, --token @FILE, --memory,
+    --tier, --until-done. Cases judge the agent's messages on the wire and its exit codes, and nothing that it prints.
 
-    An optional case covers a part of the protocol that an agent may lack. Exit code 0: all others are passed. 1: some
-    are not.
+    An optional case covers a part of the protocol that an agent may lack. The exit code is 0 if all others pass, else 1.
 
     Examples:
 
@@ -63,7 +61,7 @@ def run(
         websocket=websocket,
         folder=out,
     )
-    verdicts = campaign.run((lambda _: None) if as_json else _tell)
+    verdicts = campaign.run((lambda _: None) if as_json else _print)
     counts = {
         word: sum(each.outcome == word for each in verdicts)
         for word in ("passed", "failed", "missing", "skipped")
@@ -97,8 +95,8 @@ def cases(as_json: Annotated[bool, typer.Option("--json", help="one JSON list")]
         print_table("cases of `edgefl-conformance run`", rows)
 
 
-def _row(verdict: Verdict) -> dict[str, Any]:
-    told = {"expected": verdict.expected, "found": verdict.found} if verdict.outcome != "passed" else {}
+def _row(verdict: CaseResult) -> dict[str, Any]:
+    difference = {"expected": verdict.expected, "found": verdict.found} if verdict.outcome != "passed" else {}
     return {
         "case": verdict.name,
         "group": verdict.group,
@@ -106,11 +104,11 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "optional": verdict.optional,
         "seconds": round(verdict.seconds, 2),
         "checks": verdict.says,
-        **told,
+        **difference,
     }
 
 
-def _tell(verdict: Verdict) -> None:
+def _print(verdict: CaseResult) -> None:
     style = {"passed": "green", "failed": "red", "missing": "yellow", "skipped": "dim"}[verdict.outcome]
     line = f"{verdict.outcome:<8} {verdict.group}: {verdict.name}  ({verdict.seconds:.1f} s)"
     console.print(line, style=style)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgefl_conformance.campaign import Campaign
-from edgefl_conformance.verdict import Verdict
+from edgefl_conformance.results import CaseResult
 from tests.conformance.faults import FAULTS
 
 OURS = (sys.executable, "-m", "edgefl", "device", "--no-tune")
@@ -26,13 +26,13 @@ def engine_of(fault: str) -> str:
 
 def verdicts(
     command: Sequence[str], only: Sequence[str], engine: str = "onnx", jobs: int = 3, patience: float = 1.0
-) -> dict[str, Verdict]:
+) -> dict[str, CaseResult]:
     """What the kit says of an agent, by case. A busy machine asks for patience where what should not come has to come."""
     campaign = Campaign(command=command, engine=engine, only=tuple(only), jobs=jobs, patience=patience)
     return {verdict.name: verdict for verdict in campaign.run()}
 
 
-def of_faults(faults: Sequence[str], jobs: int = 3) -> Mapping[str, Verdict]:
+def of_faults(faults: Sequence[str], jobs: int = 3) -> Mapping[str, CaseResult]:
     """For each fault, what the case that is to name it says."""
     with ThreadPoolExecutor(jobs) as pool:
         found = pool.map(

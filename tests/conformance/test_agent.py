@@ -15,7 +15,7 @@ import pytest
 from edgefl.errors import ConfigError
 from edgefl_conformance.campaign import Campaign
 from edgefl_conformance.command import app
-from edgefl_conformance.verdict import Verdict
+from edgefl_conformance.results import CaseResult
 from tests.cli.runner import runner
 from tests.conformance.playing import OURS, verdicts
 from tests.rings.rows import mostly_slow
@@ -30,12 +30,12 @@ QUICK = {
 @pytest.fixture(
     scope="module", params=["onnx", pytest.param("executorch", marks=pytest.mark.needs("executorch"))]
 )
-def ours(request: pytest.FixtureRequest) -> Mapping[str, Verdict]:
+def ours(request: pytest.FixtureRequest) -> Mapping[str, CaseResult]:
     return verdicts(OURS, QUICK[request.param], request.param)
 
 
 @pytest.mark.e2e
-def test_it_passes(ours: Mapping[str, Verdict]) -> None:
+def test_it_passes(ours: Mapping[str, CaseResult]) -> None:
     assert {name: verdict for name, verdict in ours.items() if verdict.outcome != "passed"} == {}
 
 
@@ -80,7 +80,7 @@ def test_an_agent_that_says_nothing_fails_and_the_command_says_so() -> None:
 
 @pytest.mark.slow
 @pytest.mark.e2e
-def test_a_command_that_never_says_hello_is_started_twice_and_the_rest_is_told_so() -> None:
+def test_an_agent_without_hello_is_started_twice_and_then_given_up() -> None:
     ends = (sys.executable, "-c", "import sys; sys.exit('no such option: --id')")
     found = verdicts(ends, ("plain-round", "batches", "large-seed", "few-rows"), jobs=1)
 
@@ -117,10 +117,10 @@ def _names(process: Path, folder: str) -> bool:
         return False
 
 
-def test_a_command_that_is_not_there_and_a_case_that_is_not_there_are_named() -> None:
+def test_a_missing_command_and_an_unknown_case_are_named() -> None:
     with pytest.raises(ConfigError, match=r"the agent's command cannot be run .*no-such-agent"):
         Campaign(command=["no-such-agent"], only=("connects",)).run()
-    with pytest.raises(ConfigError, match="no case is called 'conects'"):
+    with pytest.raises(ConfigError, match=r"no case .conects."):
         Campaign(command=OURS, only=("conects",)).run()
-    with pytest.raises(ConfigError, match="there is no agent to try"):
+    with pytest.raises(ConfigError, match=r"expected an agent.s command"):
         Campaign(command=[]).run()

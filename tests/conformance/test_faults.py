@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl_conformance.catalog import CASES
-from edgefl_conformance.verdict import Verdict
+from edgefl_conformance.results import CaseResult
 from tests.conformance.faults import FAULTS
 from tests.conformance.playing import of_faults, wrong
 
@@ -26,18 +26,18 @@ SLOW = [fault for fault in FAULTS if fault not in QUICK]
 
 
 @pytest.fixture(scope="module")
-def quick() -> Mapping[str, Verdict]:
+def quick() -> Mapping[str, CaseResult]:
     return of_faults(tuple(QUICK))
 
 
 @pytest.fixture(scope="module")
-def slow() -> Mapping[str, Verdict]:
+def slow() -> Mapping[str, CaseResult]:
     return of_faults(SLOW)
 
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("fault", QUICK)
-def test_it_is_caught_and_told(fault: str, quick: Mapping[str, Verdict]) -> None:
+def test_it_is_caught_and_told(fault: str, quick: Mapping[str, CaseResult]) -> None:
     verdict = quick[fault]
 
     assert (verdict.outcome, verdict.name) == ("failed", FAULTS[fault])
@@ -48,7 +48,7 @@ def test_it_is_caught_and_told(fault: str, quick: Mapping[str, Verdict]) -> None
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.parametrize("fault", SLOW)
-def test_it_is_caught(fault: str, slow: Mapping[str, Verdict]) -> None:
+def test_it_is_caught(fault: str, slow: Mapping[str, CaseResult]) -> None:
     assert slow[fault].outcome == "failed", slow[fault]
 
 

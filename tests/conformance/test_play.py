@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl_conformance.material.bundles import FORMATS, drawn, material, names, samples, unit_bytes
 from edgefl_conformance.play import broker
 from edgefl_conformance.play.packets import Connect, Disconnect, PacketReader, Subscribe
-from edgefl_conformance.play.relay import Relay
+from edgefl_conformance.play.relay import PacketRelay
 from tests.conftest import BrokerProcess
 from tests.wire.mqtt.events import wait_until
 
@@ -48,7 +48,7 @@ def test_packets_are_read_however_they_are_cut() -> None:
 @pytest.mark.e2e
 @pytest.mark.parametrize("version", ["3.1.1", pytest.param("5", marks=pytest.mark.needs("mosquitto"))])
 def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version: str) -> None:
-    relay = Relay(mosquitto.address.port)
+    relay = PacketRelay(mosquitto.address.port)
     session = Session(
         Address("127.0.0.1", relay.port, mqtt=version),  # type: ignore[arg-type]
         "kit-test",
@@ -72,7 +72,7 @@ def test_a_session_is_read_cut_and_comes_again(mosquitto: BrokerProcess, version
 
 
 def test_a_relay_that_is_closed_listens_no_more() -> None:
-    relay = Relay(1)
+    relay = PacketRelay(1)
     with socket.create_connection(("127.0.0.1", relay.port), timeout=300.0) as first:
         assert first.recv(1) == b""  # there is no broker, and the relay is back at its door
     time.sleep(0.1)

@@ -1,1 +1,1 @@
-"""What is asked of an agent, case by case."""
+"""Cases by group."""

@@ -5,149 +5,148 @@ from __future__ import annotations
 import time
 
 from edgefl.wire.mqtt.messages import UpdateChunk
-from edgefl_conformance.case import Group
+from edgefl_conformance.case import CaseGroup
 from edgefl_conformance.material.compare import Tolerance, check_metrics, read_tensors
-from edgefl_conformance.play.pace import steps_that_take
-from edgefl_conformance.play.stage import Play, Received, Stage
-from edgefl_conformance.verdict import Failed, expect, expect_equal
+from edgefl_conformance.play.harness import Play, Received, RoundHarness
+from edgefl_conformance.results import CaseFailed, expect, expect_equal
 
-INTERRUPTIONS, CUTS = Group("interruptions"), Group("cuts")
+INTERRUPTIONS, CUTS = CaseGroup("interruptions"), CaseGroup("cuts")
 _TRAINING_S = 1.5
-"""Of a round that is killed in the middle."""
+"""Training time of a round that is killed in the middle."""
 
 
 @INTERRUPTIONS.case(
     "Killed in training and started again, it gives the update that it would have given, bit for bit.",
     alone=True,
 )
-def killed_in_training(stage: Stage) -> None:
-    stage.start()
-    stage.good_round()
-    what = stage.material("onebit")
-    slow = what.with_steps(steps_that_take(stage, what, _TRAINING_S))
-    play = stage.open(slow, seed=77)
-    stage.under_way(play, _TRAINING_S / 2)
-    stage.kill()
-    early = stage.server.log.since(play.mark, "updates")
+def killed_in_training(harness: RoundHarness) -> None:
+    harness.start()
+    harness.good_round()
+    what = harness.material("onebit")
+    slow = what.with_steps(harness.steps_that_take(what, _TRAINING_S))
+    play = harness.open(slow, seed=77)
+    harness.under_way(play, _TRAINING_S / 2)
+    harness.kill()
+    early = harness.server.log.since(play.mark, "updates")
     expect(not early, "an agent that can be killed in training", "one that had finished it")
-    _again(stage, play)
-    received = stage.settle(play, within_s=60.0)
-    undisturbed = stage.open(slow, seed=77)
-    other = stage.update(undisturbed, 60.0)
-    stage.answer(other)
+    _again(harness, play)
+    received = harness.settle(play, within_s=60.0)
+    undisturbed = harness.open(slow, seed=77)
+    other = harness.update(undisturbed, 60.0)
+    harness.answer(other)
     _same(other, received)
 
 
 @INTERRUPTIONS.case("Killed while it sends its update and started again, it sends the same update, whole.")
-def killed_in_sending(stage: Stage) -> None:
-    play, sha256 = _half_sent(stage)
-    stage.kill()
-    stage.relay.release()
-    mark = stage.server.log.mark()
-    stage.start_again()
-    _sent_whole(stage, play, sha256, mark)
+def killed_in_sending(harness: RoundHarness) -> None:
+    play, sha256 = _half_sent(harness)
+    harness.kill()
+    harness.relay.release()
+    mark = harness.server.log.mark()
+    harness.start_again()
+    _sent_whole(harness, play, sha256, mark)
 
 
 @INTERRUPTIONS.case(
     "Killed while it waits for the server's word, it sends the same update again, without being asked."
 )
-def killed_in_waiting(stage: Stage) -> None:
-    stage.ensure()
-    play = stage.open()
-    received = stage.judged(play)
-    stage.kill()
-    mark = stage.server.log.mark()
-    stage.start_again()
-    again = stage.update(play, since=mark)
+def killed_in_waiting(harness: RoundHarness) -> None:
+    harness.ensure()
+    play = harness.open()
+    received = harness.judged(play)
+    harness.kill()
+    mark = harness.server.log.mark()
+    harness.start_again()
+    again = harness.update(play, since=mark)
     expect_equal("SHA-256 of the update", received.sha256, again.sha256)
-    stage.answer(again)
+    harness.answer(again)
 
 
 @INTERRUPTIONS.case(
     "Killed after its update was accepted, it does not compute or send it again for the same task."
 )
-def killed_after_the_answer(stage: Stage) -> None:
-    stage.ensure()
-    play = stage.open()
-    stage.settle(play)
-    mark = stage.server.log.mark()
-    stage.restart()
-    stage.server.say(play.task)
-    stage.quiet(mark, "no second update for a task whose update was accepted", seconds=2.0)
-    stage.good_round()
+def killed_after_the_answer(harness: RoundHarness) -> None:
+    harness.ensure()
+    play = harness.open()
+    harness.settle(play)
+    mark = harness.server.log.mark()
+    harness.restart()
+    harness.server.say(play.task)
+    harness.quiet(mark, "no second update for a task whose update was accepted", seconds=2.0)
+    harness.good_round()
 
 
 @INTERRUPTIONS.case(
     "Killed while it fetches, it goes on with what it has, and with the task that comes again."
 )
-def killed_in_fetching(stage: Stage) -> None:
-    stage.ensure()
-    play = stage.open(stage.material("tier"), chunk=600)
+def killed_in_fetching(harness: RoundHarness) -> None:
+    harness.ensure()
+    play = harness.open(harness.material("tier"), chunk=600)
     time.sleep(0.15)
-    stage.kill()
-    _again(stage, play)
-    stage.settle(play)
+    harness.kill()
+    _again(harness, play)
+    harness.settle(play)
 
 
 @CUTS.case("Cut off while it sends, it connects again, greets, and sends the same update, whole.")
-def cut_in_sending(stage: Stage) -> None:
-    play, sha256 = _half_sent(stage)
-    mark = stage.server.log.mark()
-    stage.relay.cut()
-    stage.relay.release()
-    stage.status(mark, online=True)
-    stage.hello(mark)
-    _sent_whole(stage, play, sha256, mark)
+def cut_in_sending(harness: RoundHarness) -> None:
+    play, sha256 = _half_sent(harness)
+    mark = harness.server.log.mark()
+    harness.relay.cut()
+    harness.relay.release()
+    harness.status(mark, online=True)
+    harness.hello(mark)
+    _sent_whole(harness, play, sha256, mark)
 
 
 @CUTS.case("Cut off while it trains, it trains on, and sends its update when the broker is there again.")
-def cut_in_training(stage: Stage) -> None:
-    stage.ensure()
-    play = stage.open(stage.material().with_steps(800))
-    stage.under_way(play, 0.4)
-    mark = stage.server.log.mark()
-    stage.relay.close_door()
-    time.sleep(stage.patient(1.0))
-    stage.relay.open_door()
-    stage.hello(mark)
-    stage.settle(play)
+def cut_in_training(harness: RoundHarness) -> None:
+    harness.ensure()
+    play = harness.open(harness.material().with_steps(800))
+    harness.under_way(play, 0.4)
+    mark = harness.server.log.mark()
+    harness.relay.close_door()
+    time.sleep(harness.patient(1.0))
+    harness.relay.open_door()
+    harness.hello(mark)
+    harness.settle(play)
 
 
 @CUTS.case("Cut off while it fetches, it asks for the rest again.")
-def cut_in_fetching(stage: Stage) -> None:
-    stage.ensure()
-    play = stage.open(stage.material("tier"), chunk=600)
+def cut_in_fetching(harness: RoundHarness) -> None:
+    harness.ensure()
+    play = harness.open(harness.material("tier"), chunk=600)
     for _ in range(2):
         time.sleep(0.1)
-        mark = stage.server.log.mark()
-        stage.relay.cut()
-        stage.hello(mark)
-    stage.settle(play)
+        mark = harness.server.log.mark()
+        harness.relay.cut()
+        harness.hello(mark)
+    harness.settle(play)
 
 
-def _half_sent(stage: Stage) -> tuple[Play, str]:
+def _half_sent(harness: RoundHarness) -> tuple[Play, str]:
     """Open a round with a large update and hold it back half-way; return the round and the update's digest."""
-    stage.ensure()
-    stage.relay.hold_after(300_000)
-    play = stage.open(stage.material("big"))
-    first = stage.server.log.wait(play.mark, "updates", stage.patient(30.0), lambda said: True)
+    harness.ensure()
+    harness.relay.hold_after(300_000)
+    play = harness.open(harness.material("big"))
+    first = harness.server.log.wait(play.mark, "updates", harness.patient(30.0), lambda said: True)
     if first is None:
-        raise Failed("a first chunk", stage.instead(play.mark))
+        raise CaseFailed("a first chunk", harness.instead(play.mark))
     assert isinstance(first.message, UpdateChunk)
     return play, first.message.sha256
 
 
-def _sent_whole(stage: Stage, play: Play, sha256: str, since: int) -> None:
+def _sent_whole(harness: RoundHarness, play: Play, sha256: str, since: int) -> None:
     """Wait for the update with this digest, judge it, and accept it."""
-    received = stage.judged(play, since=since)
+    received = harness.judged(play, since=since)
     expect_equal("SHA-256 of the update", sha256, received.sha256)
-    stage.answer(received)
+    harness.answer(received)
 
 
-def _again(stage: Stage, play: Play) -> None:
-    """Start the agent again; a server gives the task once more after a hello."""
-    stage.start_again()
-    stage.server.say(play.task)
+def _again(harness: RoundHarness, play: Play) -> None:
+    """Start the agent again, and repeat the task, like a server after a hello."""
+    harness.start_again()
+    harness.server.say(play.task)
 
 
 def _same(undisturbed: Received, interrupted: Received) -> None:

@@ -1,4 +1,4 @@
-"""Sending an update: its chunks, and what the server's word on it does."""
+"""Sending an update: its chunks, and the effect of acknowledgements."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 import msgspec
 
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
-from edgefl_conformance.case import Group
+from edgefl_conformance.case import CaseGroup
+from edgefl_conformance.play.harness import RoundHarness, chunk_of
 from edgefl_conformance.play.server import CHUNK_BYTES
-from edgefl_conformance.play.stage import Stage, chunk_of
-from edgefl_conformance.verdict import Failed, expect, expect_equal
+from edgefl_conformance.results import CaseFailed, expect, expect_equal
 
-SENDING = Group("sending")
+SENDING = CaseGroup("sending")
 _LEAST_DATA = 256
 
 
 @SENDING.case(
     "Cuts a large update into chunks: payloads within the limit, all but the last equal, numbered as their topics say."
 )
-def chunks(stage: Stage) -> None:
-    play = stage.open(stage.material("big"))
-    received = stage.judged(play)
+def chunks(harness: RoundHarness) -> None:
+    play = harness.open(harness.material("big"))
+    received = harness.judged(play)
     parts = [said.message for said in received.chunks]
     expect(len(parts) > 1, "several chunks", len(parts))
     sizes = []
@@ -37,83 +37,87 @@ def chunks(stage: Stage) -> None:
         sizes.append(len(part.data))
     expect(len(set(sizes[:-1])) == 1, "equal chunks but for the last", sizes)
     expect(sizes[0] >= _LEAST_DATA, f"at least {_LEAST_DATA} bytes in a chunk", sizes[0])
-    stage.answer(received)
+    harness.answer(received)
 
 
 @SENDING.case(
     "Sends the same update again, whole, when the server gives the task once more, as its answer may be lost."
 )
-def answer_is_lost(stage: Stage) -> None:
-    play = stage.open()
-    received = stage.judged(play)
-    stage.sent_again(play, received)
-    stage.answer(received)
+def answer_is_lost(harness: RoundHarness) -> None:
+    play = harness.open()
+    received = harness.judged(play)
+    harness.sent_again(play, received)
+    harness.answer(received)
 
 
 @SENDING.case("Sends the chunks that are missing, and those alone, whatever else the list holds.")
-def missing_chunks(stage: Stage) -> None:
-    play = stage.open(stage.material("big"))
-    received = stage.judged(play)
-    mark = stage.server.log.mark()
-    stage.answer(received, "missing", missing=[3, 1, 999, 1])
-    stage.chunks(play, mark, {1, 3})
-    time.sleep(stage.patient(0.5))
+def missing_chunks(harness: RoundHarness) -> None:
+    play = harness.open(harness.material("big"))
+    received = harness.judged(play)
+    mark = harness.server.log.mark()
+    harness.answer(received, "missing", missing=[3, 1, 999, 1])
+    harness.chunks(play, mark, {1, 3})
+    time.sleep(harness.patient(0.5))
     came = [
         said.message.index
-        for said in stage.server.log.since(mark, "updates")
+        for said in harness.server.log.since(mark, "updates")
         if isinstance(said.message, UpdateChunk)
     ]
     expect_equal("chunks that came", [1, 3], sorted(came))
-    stage.answer(received)
+    harness.answer(received)
 
 
 @SENDING.case("Does nothing for an Ack of another update: another digest, or another nonce.")
-def ack_of_another_update(stage: Stage) -> None:
-    play = stage.open()
-    received = stage.update(play)
-    stage.answer(received, sha256="0" * 64)
-    stage.answer(received, nonce="0011223344556677")
-    time.sleep(stage.patient(0.3))
-    stage.sent_again(play, received)
-    stage.answer(received)
+def ack_of_another_update(harness: RoundHarness) -> None:
+    play = harness.open()
+    received = harness.update(play)
+    harness.answer(received, sha256="0" * 64)
+    harness.answer(received, nonce="0011223344556677")
+    time.sleep(harness.patient(0.3))
+    harness.sent_again(play, received)
+    harness.answer(received)
 
 
 @SENDING.case(
     "Takes `accepted` as final: nothing of the update comes again, by a Round, a Task, or a new connection."
 )
-def accepted_is_final(stage: Stage) -> None:
-    _final(stage, "accepted")
+def accepted_is_final(harness: RoundHarness) -> None:
+    _final(harness, "accepted")
 
 
 @SENDING.case("Takes `rejected` as final, for a reason that it does not know, too.")
-def rejected_is_final(stage: Stage) -> None:
-    _final(stage, "rejected", reason="a-reason-of-a-later-release", text="the kit says so")
+def rejected_is_final(harness: RoundHarness) -> None:
+    _final(harness, "rejected", reason="a-reason-of-a-later-release", text="the kit says so")
 
 
 @SENDING.case("Sends below the shard that the task names.")
-def shard(stage: Stage) -> None:
-    play = stage.open(change_task=lambda task: msgspec.structs.replace(task, shard=3))
-    received = stage.judged(play)
+def shard(harness: RoundHarness) -> None:
+    play = harness.open(change_task=lambda task: msgspec.structs.replace(task, shard=3))
+    received = harness.judged(play)
     for said in received.chunks:
         expect_equal("numbers in the topic", (3, play.task.round), said.numbers[:2])
-    stage.answer(received)
+    harness.answer(received)
 
 
 @SENDING.case(
     "Offers a large update first where the task asks for that, and sends it when its turn comes.",
     optional=True,
 )
-def offer(stage: Stage) -> None:
-    play = stage.open(stage.material("big"), change_task=lambda task: msgspec.structs.replace(task, ask=True))
-    said = stage.server.log.wait(play.mark, "updates", stage.patient(20.0), lambda said: True)
+def offer(harness: RoundHarness) -> None:
+    play = harness.open(
+        harness.material("big"), change_task=lambda task: msgspec.structs.replace(task, ask=True)
+    )
+    said = harness.server.log.wait(play.mark, "updates", harness.patient(20.0), lambda said: True)
     chunk = said.message if said is not None else None
     if not isinstance(chunk, UpdateChunk) or not chunk.is_offer:
-        stage.answer(stage.update(play))
-        raise Failed("an UpdateChunk of index 0 without data", "the update itself" if chunk else "nothing")
-    time.sleep(stage.patient(0.5))
+        harness.answer(harness.update(play))
+        raise CaseFailed(
+            "an UpdateChunk of index 0 without data", "the update itself" if chunk else "nothing"
+        )
+    time.sleep(harness.patient(0.5))
     early = [
         each
-        for each in stage.server.log.since(play.mark, "updates")
+        for each in harness.server.log.since(play.mark, "updates")
         if (part := chunk_of(each, play.task)) and part.data
     ]
     expect(not early, "no chunk before the server asks", f"{len(early)} chunks")
@@ -121,21 +125,21 @@ def offer(stage: Stage) -> None:
     ack = Ack(
         round=play.task.round, nonce=play.task.nonce, status="missing", missing=missing, sha256=chunk.sha256
     )
-    stage.server.say(ack)
-    stage.settle(play)
+    harness.server.say(ack)
+    harness.settle(play)
 
 
-def _final(stage: Stage, status: str, **fields: object) -> None:
-    play = stage.open()
-    received = stage.judged(play)
-    stage.answer(received, status, **fields)
-    time.sleep(stage.patient(0.3))
-    mark = stage.server.log.mark()
-    stage.server.say(play.announced)
-    stage.server.say(play.task)
-    stage.quiet(mark, "nothing more of an update that the server has spoken on", play.task)
-    mark = stage.server.log.mark()
-    stage.relay.cut()
-    stage.hello(mark)
-    stage.quiet(mark, "nothing more of an update that the server has spoken on", play.task)
-    stage.good_round()
+def _final(harness: RoundHarness, status: str, **fields: object) -> None:
+    play = harness.open()
+    received = harness.judged(play)
+    harness.answer(received, status, **fields)
+    time.sleep(harness.patient(0.3))
+    mark = harness.server.log.mark()
+    harness.server.say(play.announced)
+    harness.server.say(play.task)
+    harness.quiet(mark, "nothing more of an update that the server has spoken on", play.task)
+    mark = harness.server.log.mark()
+    harness.relay.cut()
+    harness.hello(mark)
+    harness.quiet(mark, "nothing more of an update that the server has spoken on", play.task)
+    harness.good_round()

@@ -1,1 +1,1 @@
-"""Small bundles that lie in the package, and what a round of each has to give."""
+"""Small bundles of the package, and the expected results of their rounds."""

@@ -1,4 +1,4 @@
-"""The kit's bundles as they lie in the package, the weights that their rounds begin with, and the data of its devices.
+"""The kit's bundles, the initial weights of their rounds, and the data of its devices.
 
 Weights and data are functions of names and numbers, so every implementation has the same.
 """
@@ -22,14 +22,14 @@ from edgefl.wire.tensors import Array, Arrays
 FOLDER = Path(__file__).parents[1] / "data"
 FORMATS = ("onnx", "executorch")
 SCALE, SHIFT = 1 / 256, -0.5
-"""Of the bundles' samples, which lie as bytes in the devices' files."""
+"""Conversion of the samples, which are bytes in the devices' files, to floats."""
 ROWS = 21
-"""Of a device's data: no multiple of the batches of 8."""
+"""Rows of a device's data: no multiple of the batches of 8."""
 
 
 @dataclass(frozen=True)
 class Material:
-    """A bundle, and by unit the tensors that a round of it begins with."""
+    """A bundle, and the initial tensors of a round by unit."""
 
     name: str
     bundle: Bundle
@@ -37,38 +37,39 @@ class Material:
 
     @property
     def manifest(self) -> Manifest:
+        """Manifest of the bundle."""
         return self.bundle.manifest
 
     @property
     def weights(self) -> Arrays:
-        """All of them, by global name."""
+        """All initial tensors by global name."""
         return {key: array for part in self.units.values() for key, array in part.items()}
 
     def with_steps(self, steps: int) -> Material:
-        """The same with so many steps in its last phase; the graphs do not know how many there are."""
+        """Return the material with so many steps in its last phase; its graphs do not depend on the number."""
         *before, last = self.manifest.phases
         return self.changed(phases=(*before, msgspec.structs.replace(last, steps=steps)))
 
     def changed(self, **fields: Any) -> Material:
-        """The same with other fields of its manifest."""
+        """Return the material with other fields of its manifest."""
         return replace(
             self, bundle=Bundle(msgspec.structs.replace(self.manifest, **fields), self.bundle.blobs)
         )
 
     def with_units(self, units: dict[str, Arrays]) -> Material:
-        """The same, begun with other weights."""
+        """Return the material with other initial weights."""
         return replace(self, units=units)
 
 
 @cache
 def material(name: str, format: str) -> Material:
-    """The bundle ``name`` in ``format``. BundleError if the package holds none."""
+    """Load the bundle ``name`` in ``format``. Raises BundleError if the package has none."""
     bundle = read_bundle(FOLDER / format / f"{name}.efl")
     return Material(name, bundle, _units(bundle.manifest))
 
 
 def names() -> tuple[str, ...]:
-    """Of all bundles."""
+    """Return the names of all bundles."""
     return tuple(sorted(path.stem for path in (FOLDER / FORMATS[0]).glob("*.efl")))
 
 
@@ -88,8 +89,11 @@ def _units(manifest: Manifest) -> dict[str, Arrays]:
 
 
 def mask(label: str, count: int) -> Array:
-    """The packed mask ``label`` with ``count`` bits set: each entry has a number, of two bytes of SHAKE-128 of the name, and
-    those with the smallest are set, of equal ones the first."""
+    """Return the packed mask ``label`` with ``count`` bits set.
+
+    Each entry has a number of two bytes of SHAKE-128 of the name. The entries with the smallest numbers are set; of equal
+    ones the first.
+    """
     entries = MASKS[label]
     numbers = np.frombuffer(hashlib.shake_128(label.encode()).digest(2 * entries), "<u2")
     held = np.zeros(entries, np.bool_)
@@ -98,9 +102,11 @@ def mask(label: str, count: int) -> Array:
 
 
 def drawn(label: str, shape: tuple[int, ...]) -> Array:
-    """float32 numbers for the tensor ``label``, uniform in [-0.25, 0.25): of the bytes of SHAKE-128 of its name, each two
-    are a little-endian number n, which stands for n / 2^17 - 0.25. Of the server's second moments, ``v/...``, it is 0.25
-    more: they are not below 0."""
+    """Return float32 numbers for the tensor ``label``, uniform in [-0.25, 0.25).
+
+    Each two bytes of SHAKE-128 of its name are a little-endian number n, and the value is n / 2^17 - 0.25. Values of the
+    server's second moments, ``v/...``, are larger by 0.25, because they cannot be negative.
+    """
     count = int(np.prod(shape, dtype=np.int64))
     stream = hashlib.shake_128(label.encode()).digest(2 * count)
     values = np.frombuffer(stream, "<u2").astype(np.float32) / np.float32(1 << 17) - np.float32(0.25)
@@ -108,8 +114,12 @@ def drawn(label: str, shape: tuple[int, ...]) -> Array:
 
 
 def samples(rows: int = ROWS, shape: tuple[int, ...] = (1, 4, 4), classes: int = 3) -> tuple[Array, Array]:
-    """A device's data: x uint8 (rows, *shape), the bytes of SHAKE-128 of ``samples``, and y int64 (rows,), those of
-    ``labels`` modulo the number of classes."""
+    """Return a device's data.
+
+    Returns:
+        x: uint8 (rows, *shape), the bytes of SHAKE-128 of ``samples``.
+        y: int64 (rows,), the bytes of SHAKE-128 of ``labels`` modulo the number of classes.
+    """
     count = rows * int(np.prod(shape))
     x = np.frombuffer(hashlib.shake_128(b"samples").digest(count), np.uint8).reshape(rows, *shape)
     y = np.frombuffer(hashlib.shake_128(b"labels").digest(rows), np.uint8).astype(np.int64) % classes
@@ -117,5 +127,5 @@ def samples(rows: int = ROWS, shape: tuple[int, ...] = (1, 4, 4), classes: int =
 
 
 def unit_bytes(part: Arrays) -> bytes:
-    """What is published of a unit: safetensors, masks as gaps where they are smaller."""
+    """Return the published bytes of a unit: safetensors, with masks as gaps if these are smaller."""
     return tensors.dump(part, {key: MASKS[key] for key in part.keys() & MASKS.keys()})

@@ -1,10 +1,12 @@
-"""Whether an update is the expected one, within what engines may round otherwise."""
+"""Expected result of a round, and its comparison with an update, within the rounding of engines."""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -13,14 +15,24 @@ from edgefl.errors import ProtocolError
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Profile, Update
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_conformance.verdict import Failed, expect, expect_equal
+from edgefl_conformance.material.bundles import Material
+from edgefl_conformance.results import CaseFailed, expect, expect_equal
+from edgefl_device.data.samples import LocalData
+from edgefl_device.engine.base import Engine
+from edgefl_device.engine.select import open_engine
+from edgefl_device.round import offline
 from edgefl_device.round.runner import RoundResult
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """``absolute`` and ``relative`` error of each float of an update, ``metric``: relative error of a metric, ``codes``:
-    share of the bytes of codes that may differ, and of few of them one, where a rounding fell to the other side."""
+    """Allowed differences between engines.
+
+    Attributes:
+        absolute, relative: error of each float of an update.
+        metric: relative error of a metric.
+        codes: share of the bytes of codes that may differ by rounding; at least one byte may.
+    """
 
     absolute: float = 1e-5
     relative: float = 1e-4
@@ -29,21 +41,21 @@ class Tolerance:
 
 
 TOLERANCES = {"onnx": Tolerance(), "executorch": Tolerance()}
-"""By the engine that ran the round, beside the reference on the same format."""
+"""Tolerances by engine; the reference runs on the same format."""
 
 _CODES, _MASK = "codes", "mask"
 
 
 def read_tensors(update: Update) -> Arrays:
-    """Those of an update; Failed if the bytes are no safetensors as docs/protocol.md has them."""
+    """Return the tensors of an update. Raises CaseFailed unless they are safetensors as in docs/protocol.md."""
     try:
         return tensors.load(update.tensors)
     except ProtocolError as error:
-        raise Failed("tensors in safetensors, masks packed or as gaps", error.message) from error
+        raise CaseFailed("tensors in safetensors, masks packed or as gaps", error.message) from error
 
 
 def check_fields(encoded: bytes) -> None:
-    """Failed if an encoded update holds a field that the protocol has not: a server refuses it."""
+    """Raise CaseFailed for a field outside the protocol in an encoded update, which a server rejects."""
     fields = msgspec.msgpack.decode(encoded)
     for name, part, known in (
         ("the update", fields, Update.__struct_fields__),
@@ -54,7 +66,7 @@ def check_fields(encoded: bytes) -> None:
 
 
 def check_update(update: Update, wanted: RoundResult, tolerance: Tolerance) -> None:
-    """Failed where samples, tensors or metrics are not those of the reference."""
+    """Raise CaseFailed if samples, tensors or metrics differ from the reference."""
     expect_equal("update.samples", wanted.samples, update.samples)
     found = read_tensors(update)
     expect_equal("tensors of the update", sorted(wanted.update), sorted(found))
@@ -64,7 +76,7 @@ def check_update(update: Update, wanted: RoundResult, tolerance: Tolerance) -> N
 
 
 def check_array(name: str, wanted: Array, found: Array, tolerance: Tolerance) -> None:
-    """Failed unless ``found`` is ``wanted`` within ``tolerance``."""
+    """Raise CaseFailed unless ``found`` equals ``wanted`` within ``tolerance``."""
     expect_equal(f"dtype of {name}", str(wanted.dtype), str(found.dtype))
     expect_equal(f"shape of {name}", wanted.shape, found.shape)
     if name == _CODES:
@@ -86,15 +98,47 @@ def _check_floats(name: str, wanted: Array, found: Array, tolerance: Tolerance) 
     allowed = tolerance.absolute + tolerance.relative * np.abs(wanted)
     if wanted.size and not bool((error <= allowed).all()):
         worst = int(np.argmax(np.nan_to_num(error - allowed, nan=np.inf)))
-        raise Failed(
+        raise CaseFailed(
             f"{name}[{worst}] = {wanted.flat[worst]:.8g} (to within {allowed.flat[worst]:.1e})",
             f"{found.flat[worst]:.8g}; {int((error > allowed).sum())} of {wanted.size} entries are too far off",
         )
 
 
 def check_metrics(wanted: Mapping[str, float], found: Mapping[str, float], tolerance: Tolerance) -> None:
-    """Failed unless each metric is there, and the same within ``tolerance``."""
+    """Raise CaseFailed unless all metrics exist and are equal within ``tolerance``."""
     expect_equal("metrics", sorted(wanted), sorted(found))
     for name, value in wanted.items():
         close = math.isclose(value, found[name], rel_tol=tolerance.metric, abs_tol=tolerance.metric)
         expect(close, f"metric {name} = {value:.6g}", f"{found[name]:.6g}")
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+@cache
+def _engine(name: str) -> Engine:
+    return open_engine(name, 1)
+
+
+def expected(
+    material: Material,
+    data: tuple[Array, Array],
+    engine: str,
+    *,
+    seed: int,
+    samples: int = 0,
+    hyper: Mapping[str, float] | None = None,
+    carry: Arrays | None = None,
+) -> RoundResult:
+    """Run a round of ``material`` on ``data`` (x, y) in this process. Raises ConfigError without the engine."""
+    with _ONE_AT_A_TIME:
+        return offline.train_round(
+            material.bundle,
+            material.weights,
+            LocalData(*data, "the kit's data"),
+            _engine(engine),
+            seed=seed,
+            samples=samples,
+            hyper=hyper,
+            carry=carry,
+        )

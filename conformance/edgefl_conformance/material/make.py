@@ -1,6 +1,6 @@
-"""Compiles the kit's bundles, each for both engines: ``python -m edgefl_conformance.material.make``. Needs torch.
+"""Compiler of the kit's bundles for both engines: ``python -m edgefl_conformance.material.make``. Needs torch.
 
-They lie in the package, so that the kit itself needs neither torch nor a compiler. What a profile alone reads is left out.
+The package contains the bundles, so that the kit itself needs neither torch nor a compiler. Data of profiles is left out.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "masked": {"training": Training(algorithm=TCBGD(**_BATCH)), "submodel": Importance(gamma=0.1)},
     "big": {"training": Training(algorithm=SGD(batch=8, steps=2)), "model": Model("mlp", options=_BIG)},
 }
-"""What :func:`edgefl.compile` is given for each."""
+"""Arguments of :func:`edgefl.compile` by bundle."""
 
 
 def made(name: str, target: Target) -> Bundle:
-    """The bundle ``name`` for an engine that runs ``target``; its samples are bytes that the device makes floats."""
+    """Compile the bundle ``name`` for ``target``. Its samples are bytes that the device converts to floats."""
     compiled = compile(
         **{"model": Model("mlp", options=_SMALL), **RECIPES[name]}, options=CompileOptions(target=target)
     ).contents

@@ -42,7 +42,7 @@ KINDS, EXITS = ("output_side", "width", "importance", "importance_structured"), 
 _PYTHON = f"{sys.executable} -m edgefl device"
 
 
-class Row(msgspec.Struct, frozen=True):
+class RoundMemoryRow(msgspec.Struct, frozen=True):
     """Planned and measured memory of one round, in bytes above the idle agent."""
 
     model: str
@@ -119,7 +119,7 @@ def subject_of(text: str) -> MeasuredModel:
 Measuring = tuple[MeasuredModel, MeasuredTier, Target]
 
 
-def row_of(measuring: Measuring, agent: str, broker: Broker, folder: Path, *, trial: bool) -> Row:
+def row_of(measuring: Measuring, agent: str, broker: Broker, folder: Path, *, trial: bool) -> RoundMemoryRow:
     """Measure one round of a model's tier by the agent that ``agent`` starts."""
     subject, tier, engine = measuring
     cut = build(tier.spec, tier.chosen.name, **tier.chosen.options)
@@ -136,7 +136,7 @@ def row_of(measuring: Measuring, agent: str, broker: Broker, folder: Path, *, tr
         engine,
         "Python" if agent == _PYTHON else Path(words[0]).name,
     )
-    return Row(*names, planned, found)
+    return RoundMemoryRow(*names, planned, found)
 
 
 def main() -> None:

@@ -30,8 +30,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Offer
 from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.play.broker import Broker
-from edgefl_conformance.play.seat import Setup
-from edgefl_conformance.play.stage import Play, Stage
+from edgefl_conformance.play.harness import CampaignState, Play, RoundHarness
 from edgefl_device.profile.measure.inputs import Inputs
 
 SAMPLE_S = 0.001
@@ -81,25 +80,25 @@ def measured(
     Returns:
         The peaks, whether the round was finished or not.
     """
-    stage = _Stage(Setup(command, bundle.manifest.format, broker, folder), bundle)
+    harness = _MemoryHarness(CampaignState(command, bundle.manifest.format, broker, folder), bundle)
     try:
         options = ["--memory", f"{memory_bytes}B"] if memory_bytes else []
-        pid = stage.start(*options).pid
+        pid = harness.start(*options).pid
         time.sleep(SETTLED_S)
         idle = _reading(pid)
         if limit_bytes:
             most = idle[-1] + limit_bytes
             resource.prlimit(pid, resource.RLIMIT_DATA, (most, most))
         with _watched(pid) as peak:
-            play = stage.give_round()
-            received = stage.update_or_none(play.task, WITHIN_S, play.mark)
+            play = harness.give_round()
+            received = harness.update_or_none(play.task, WITHIN_S, play.mark)
         if received is not None:
-            stage.answer(received)
-        words = "" if received else stage.instead(play.mark)
+            harness.answer(received)
+        words = "" if received else harness.instead(play.mark)
         anonymous, mapped, writable = map(sub, peak, idle)
         return RoundMemory(anonymous, mapped, writable, idle[0], received is not None, words)
     finally:
-        stage.end()
+        harness.end()
 
 
 def _reading(pid: int) -> list[int]:
@@ -125,10 +124,10 @@ def _watched(pid: int) -> Iterator[list[int]]:
         thread.join()
 
 
-class _Stage(Stage):
+class _MemoryHarness(RoundHarness):
     """An agent and one round of a bundle, with data and weights that are drawn for it."""
 
-    def __init__(self, setup: Setup, bundle: Bundle) -> None:
+    def __init__(self, setup: CampaignState, bundle: Bundle) -> None:
         super().__init__(setup, "memory")
         self._bundle = bundle
         self._inputs = Inputs(bundle.manifest)

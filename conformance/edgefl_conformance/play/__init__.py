@@ -1,1 +1,1 @@
-"""What a case is played with: a broker, the agent's process, what is between them, and a server that does as it is told."""
+"""Parts of a played case: broker, agent, the relay between them, and the scripted server."""

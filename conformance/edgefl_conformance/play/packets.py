@@ -1,4 +1,4 @@
-"""What is read of the MQTT packets that an agent sends: CONNECT, SUBSCRIBE and whether it said goodbye. 3.1.1 and 5."""
+"""Reader of an agent's MQTT packets (3.1.1 and 5): CONNECT, SUBSCRIBE and DISCONNECT."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Connect:
 
 @dataclass(frozen=True)
 class Subscribe:
-    """One filter of a SUBSCRIBE."""
+    """One filter of a SUBSCRIBE packet."""
 
     topic: str
     qos: int
@@ -33,21 +33,21 @@ class Subscribe:
 
 @dataclass(frozen=True)
 class Disconnect:
-    """The client left on purpose."""
+    """A DISCONNECT packet."""
 
 
 Packet = Connect | Subscribe | Disconnect
 
 
 class PacketReader:
-    """Reads one connection: :meth:`feed` gives what is of interest in the bytes so far."""
+    """Reader of one connection's bytes."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._version = 4
 
     def feed(self, data: bytes) -> list[Packet]:
-        """The packets that end in ``data``."""
+        """Return the packets that end in ``data``."""
         self._rest += data
         found: list[Packet] = []
         while (ends := _length(self._rest, 1)) is not None and sum(ends) <= len(self._rest):
@@ -60,15 +60,15 @@ class PacketReader:
 
     def _read(self, kind: int, body: bytes) -> list[Packet]:
         if kind == _CONNECT:
-            connect = _connect(_Fields(body))
+            connect = _connect(_PacketFields(body))
             self._version = connect.version
             return [connect]
         if kind == _SUBSCRIBE:
-            return list(_subscribe(_Fields(body), self._version))
+            return list(_subscribe(_PacketFields(body), self._version))
         return [Disconnect()] if kind == _DISCONNECT else []
 
 
-class _Fields:
+class _PacketFields:
     def __init__(self, body: bytes) -> None:
         self._body = body
         self._at = 0
@@ -95,7 +95,7 @@ class _Fields:
         return self._at < len(self._body)
 
 
-def _connect(fields: _Fields) -> Connect:
+def _connect(fields: _PacketFields) -> Connect:
     fields.data()
     version, flags, keepalive = fields.number(1), fields.number(1), fields.number(2)
     if version == _FIVE:
@@ -117,7 +117,7 @@ def _connect(fields: _Fields) -> Connect:
     )
 
 
-def _subscribe(fields: _Fields, version: int) -> list[Subscribe]:
+def _subscribe(fields: _PacketFields, version: int) -> list[Subscribe]:
     fields.take(2)
     if version == _FIVE:
         fields.skip_properties()
@@ -129,7 +129,7 @@ def _subscribe(fields: _Fields, version: int) -> list[Subscribe]:
 
 
 def _length(data: bytes | bytearray, first: int) -> tuple[int, int] | None:
-    """Return where what has its length at ``first`` begins, and that length; None while it is not whole."""
+    """Return begin and length of the part whose length is at ``first``; None while the length is incomplete."""
     size = 0
     for at in range(first, len(data)):
         size += (data[at] & ~_MORE) << 7 * (at - first)

@@ -12,8 +12,8 @@ from edgefl_conformance.play.packets import Packet, PacketReader, Subscribe
 _READ_BYTES = 1 << 14
 
 
-class Relay:
-    """A port of its own for one agent. ``reads`` is false where what passes is no bare MQTT (WebSocket)."""
+class PacketRelay:
+    """Relay of one agent's connections on a port of its own. ``reads``: False if they are not bare MQTT (WebSocket)."""
 
     def __init__(self, broker_port: int, *, reads: bool = True) -> None:
         self._broker_port = broker_port
@@ -38,18 +38,18 @@ class Relay:
         return [packet for packet in self.packets(since) if isinstance(packet, Subscribe)]
 
     def cut(self) -> None:
-        """Every connection breaks, without a goodbye."""
+        """Break every connection without DISCONNECT."""
         with self._lock:
             sockets = list(self._sockets)
         self._end(*sockets)
 
     def close_door(self) -> None:
-        """New connections break at once, until :meth:`open_door`."""
+        """Break connections, and refuse new ones until :meth:`open_door`."""
         self._open = False
         self.cut()
 
     def open_door(self) -> None:
-        """Connections stand again."""
+        """Accept connections again."""
         self._open = True
 
     def hold_after(self, nbytes: int) -> None:
@@ -64,7 +64,7 @@ class Relay:
             self._flow.notify_all()
 
     def close(self) -> None:
-        """No connections any more."""
+        """Close the port and all connections."""
         self._open = False
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts; closing alone does not

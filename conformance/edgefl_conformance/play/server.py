@@ -1,4 +1,4 @@
-"""A server that says what a script tells it to: it takes no decision of its own, and answers nothing by itself."""
+"""Scripted server: it publishes the messages of a case, and answers nothing by itself."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Message, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_conformance.play.said import Log
+from edgefl_conformance.play.messages import MessageLog
 
 _START_S = 15.0
 CHUNK_BYTES = Limits().chunk_bytes
 
 
 def speaker_of(path: Path) -> MessageSigner:
-    """A key of its own, in a file, and numbers that begin with the clock."""
+    """Return a speaker with a key of its own, in a file, and numbers that begin with the clock."""
     return MessageSigner(KeyPair(path), MessageCounter())
 
 
-class Server:
-    """Of one federation with one device. What it says is signed by ``speaker`` unless a script says otherwise."""
+class ScriptedServer:
+    """Server of one federation with one device. ``speaker`` signs its messages unless a case replaces it."""
 
     def __init__(self, address: Address, federation: str, device: str, folder: Path) -> None:
         self._address = address
         self.topics = Topics(federation)
         self.mine = self.topics.device(device)
         self.speaker = speaker_of(folder / "signing.key")
-        self.log = Log(self.topics)
+        self.log = MessageLog(self.topics)
         self._session = Session(
             address,
             client_id(self.speaker.keys.client_secret, "server", federation),
@@ -59,20 +59,20 @@ class Server:
 
     @property
     def key(self) -> str:
-        """What the agent is given as ``--server-key``."""
+        """Public key, the agent's ``--server-key``."""
         return self.speaker.keys.public_key
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Bytes as they are; the broker has them when this returns."""
+        """Publish bytes, and wait until the broker has them."""
         if not self._session.publish(topic, payload, retain=retain).wait(_START_S):
             raise BrokerError(f"the broker did not take a message on {topic} in {_START_S:g} s")
 
     def seal(self, topic: str, message: Message, at: int | None = None) -> bytes:
-        """A message signed as it has to be, with the next number or ``at``."""
+        """Return a correctly signed message, with the next number or ``at``."""
         return self.speaker.seal(topic, message, at)
 
     def seal_body(self, kind: type[Message], topic: str, body: bytes, *, v: int = SIGNED) -> bytes:
-        """Bytes in an envelope, whatever they say, signed for ``topic`` as a ``kind``."""
+        """Return any bytes in an envelope, signed for ``topic`` as a ``kind``."""
         speaker = self.speaker
         at = speaker.numbers.next()
         text = signed_message(kind, topic, at, body)
@@ -80,35 +80,35 @@ class Server:
         return msgspec.msgpack.encode(envelope)
 
     def topic_of(self, message: Message) -> str:
-        """Where such a message goes."""
+        """Return the topic of a message."""
         if isinstance(message, Round):
             return self.topics.current_round
         return self.mine.tasks if isinstance(message, Task) else self.mine.acks
 
     def say(self, message: Round | Task | Ack, at: int | None = None) -> bytes:
-        """Sign and publish; an announcement is retained. Gives the payload."""
+        """Sign and publish a message, and return the payload. An announcement is retained."""
         topic = self.topic_of(message)
         payload = self.seal(topic, message, at)
         self.publish(topic, payload, retain=isinstance(message, Round))
         return payload
 
     def sign_bundle(self, ref: BlobRef) -> bytes:
-        """The signature of a manifest."""
+        """Return the signature of a manifest."""
         return self.speaker.keys.sign(signed_text(ref.sha256))
 
     def put(self, data: bytes, chunk: int = CHUNK_BYTES, *, zstd: bool = False) -> BlobRef:
-        """Publish a blob, retained, and give its reference."""
+        """Publish a blob, retained, and return its reference."""
         ref, travels = compress(data, chunk) if zstd else (describe(data, chunk), data)
         self.put_chunks(ref, list(split(travels, chunk)))
         return ref
 
     def put_chunks(self, ref: BlobRef, pieces: list[bytes]) -> None:
-        """Publish these as the chunks of ``ref``, whatever they are."""
+        """Publish any pieces as the chunks of ``ref``."""
         for index, piece in enumerate(pieces):
             self.publish(self.topics.blob_chunk(ref.sha256, index), piece, retain=True)
 
     def retained(self, topic: str, within_s: float = 2.0) -> bytes | None:
-        """What the broker keeps on a topic, as somebody who comes anew gets it; None for nothing."""
+        """Return the retained message of a topic, read by a new client; None if there is none."""
         name = f"edgefl:kit:{secrets.token_hex(6)}"
         session = Session(self._address, name, limits=Limits(), clean=True)
         session.subscribe([topic])
@@ -125,9 +125,9 @@ class Server:
             session.stop(drain_s=0.5)
 
     def clear(self, topic: str) -> None:
-        """Take back what is retained on a topic."""
+        """Delete the retained message of a topic."""
         self.publish(topic, b"", retain=True)
 
     def stop(self) -> None:
-        """Leave; what is retained goes with the broker."""
+        """Disconnect; retained messages end with the broker."""
         self._session.stop(drain_s=1.0)

@@ -1,1 +1,1 @@
-"""The vectors: bytes, and what they stand for, in files that any language reads."""
+"""Test vectors of the protocol: bytes and their meaning, in files for any language."""

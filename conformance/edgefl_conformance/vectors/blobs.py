@@ -13,7 +13,7 @@ _BYTES = bytes(range(250)) * 4
 
 
 def blob_vectors() -> dict[str, list[dict[str, Any]]]:
-    """Lists of cases by what they are about; all bytes are hexadecimal."""
+    """Return lists of cases by topic; all bytes are hexadecimal."""
     return {
         "chunks": [
             _cut(_BYTES[:size], chunk) for size, chunk in ((0, 4), (4, 4), (5, 4), (1000, 256), (1000, 4096))
@@ -80,6 +80,6 @@ def _mask(places: tuple[int, ...], count: int) -> dict[str, Any]:
 
 
 def _plain(ref: BlobRef) -> dict[str, Any]:
-    """A reference in JSON, its digests hexadecimal."""
+    """Return a reference for JSON, with hexadecimal digests."""
     fields = {name: getattr(ref, name) for name in ("sha256", "size", "chunk", "codec", "raw")}
     return {**fields, "digests": ref.digests.hex()}

@@ -1,4 +1,4 @@
-"""What a device draws by the keys of docs/protocol.md: batches, noise, and the numbers below both."""
+"""Vectors of a device's random draws by the keys of docs/protocol.md: generators, batches, noise."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ Cases = list[dict[str, Any]]
 
 
 def draw_vectors() -> dict[str, Cases]:
-    """Lists of cases by what they are about. Integers beyond 2^53 are strings, 64-bit words are 16 hexadecimal digits, and
-    floats are the 8 hexadecimal digits of their float32 bits."""
+    """Return lists of cases by topic.
+
+    Integers beyond 2^53 are strings, 64-bit words are 16 hexadecimal digits, and floats are the 8 hexadecimal digits of
+    their float32 bits.
+    """
     return {
         "generators": [_generator(key) for key in _KEYS],
         "batches": [
@@ -37,7 +40,7 @@ def draw_vectors() -> dict[str, Cases]:
 
 
 def whole(number: int) -> int | str:
-    """An integer that every reader of JSON keeps."""
+    """Return an integer that every JSON reader keeps exactly: a string beyond 2^53."""
     return number if abs(number) <= 2**53 else str(number)
 
 

@@ -1,4 +1,4 @@
-"""Keys, and what they sign: the text beside each signature, and signatures that do not hold."""
+"""Vectors of signatures: signed texts, and invalid signatures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MINE = Topics("demo").device("phone-7")
 
 
 def signature_vectors() -> dict[str, list[dict[str, Any]]]:
-    """Lists of cases by what they are about; all bytes are hexadecimal."""
+    """Return lists of cases by topic; all bytes are hexadecimal."""
     return {
         "keys": [{"private": key.hex(), "public": _public(key).hex()} for key in (_SERVER, _DEVICE, _NEXT)],
         "envelopes": [_envelope(topic, message) for topic, message in _messages()],

@@ -1,4 +1,4 @@
-"""The folder of vectors: what `edgefl-conformance vectors` writes."""
+"""Writer of the folder of `edgefl-conformance vectors`."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
 from edgefl.wire.tensors import Arrays
 from edgefl_conformance.material.bundles import MASKS, Material, material, samples
-from edgefl_conformance.material.compare import TOLERANCES
-from edgefl_conformance.material.reference import expected
+from edgefl_conformance.material.compare import TOLERANCES, expected
 from edgefl_conformance.vectors.blobs import blob_vectors
 from edgefl_conformance.vectors.draws import draw_vectors, whole
 from edgefl_conformance.vectors.signatures import signature_vectors
 from edgefl_device.round.runner import RoundResult
 
-# Whole rounds: bundle, weights, data, seed and carry, and the update and metrics that they give on an engine.
-
 
 @dataclass(frozen=True)
-class _Case:
-    """A round of the bundle ``name``; ``after``: the case whose carry it begins with."""
+class RoundVector:
+    """A round of the bundle ``bundle``. ``after``: name of the round whose carry it begins with."""
 
     name: str
     bundle: str
@@ -36,27 +33,28 @@ class _Case:
 
 
 _CASES = (
-    _Case("plain", "plain", 2**62 + 1),
-    _Case("plain-13-rows", "plain", 7, 13),
-    _Case("plain-5-rows", "plain", 11, 5),
-    _Case("coded", "coded", 2**40 + 3),
-    _Case("onebit", "onebit", 5),
-    _Case("passes", "passes", 6),
-    _Case("inner", "inner", 9),
-    _Case("tier", "tier", 8),
-    _Case("sparse", "sparse", 10),
-    _Case("masked", "masked", 12),
-    _Case("carried", "carried", 1),
-    _Case("carried-again", "carried", 2, after="carried"),
-    _Case("opening", "opening", 21),
-    _Case("exchange", "exchange", 22, after="opening"),
+    RoundVector("plain", "plain", 2**62 + 1),
+    RoundVector("plain-13-rows", "plain", 7, 13),
+    RoundVector("plain-5-rows", "plain", 11, 5),
+    RoundVector("coded", "coded", 2**40 + 3),
+    RoundVector("onebit", "onebit", 5),
+    RoundVector("passes", "passes", 6),
+    RoundVector("inner", "inner", 9),
+    RoundVector("tier", "tier", 8),
+    RoundVector("sparse", "sparse", 10),
+    RoundVector("masked", "masked", 12),
+    RoundVector("carried", "carried", 1),
+    RoundVector("carried-again", "carried", 2, after="carried"),
+    RoundVector("opening", "opening", 21),
+    RoundVector("exchange", "exchange", 22, after="opening"),
 )
 
 
 def write_rounds(folder: Path, format: str) -> list[dict[str, Any]]:
-    """Write the files of all rounds in ``format`` below ``folder``, and give their rows of the index.
+    """Write the files of all rounds in ``format`` below ``folder``, and return their rows of the index.
 
-    ConfigError if the engine of the format is not installed."""
+    Raises ConfigError if the engine of the format is not installed.
+    """
     rows, carries = [], dict[str, Arrays]()
     for case in _CASES:
         what = material(case.bundle, format)
@@ -91,7 +89,7 @@ def _files(
     }
 
 
-def _row(case: _Case, format: str, files: dict[str, str], result: RoundResult) -> dict[str, Any]:
+def _row(case: RoundVector, format: str, files: dict[str, str], result: RoundResult) -> dict[str, Any]:
     return {
         "name": f"{format}/{case.name}",
         "kind": "round",
@@ -105,11 +103,9 @@ def _row(case: _Case, format: str, files: dict[str, str], result: RoundResult) -
     }
 
 
-# The frozen vectors of the protocol, which lie in the package: one place for tests, documents and other languages.
-
 _DATA = Path(__file__).parents[1] / "data"
 GOLDEN = _DATA / "golden"
-"""Messages, manifests, references, tensors, patches and frames; ``values.json`` says what those in MessagePack decode to."""
+"""Frozen messages, manifests, references, tensors, patches and frames; ``values.json`` has the decoded MessagePack."""
 UPDATES = _DATA / "updates"
 """Coded updates, as JSON: ``codes.json`` and ``updates.json``."""
 
@@ -125,9 +121,10 @@ _ABOUT = {
 
 
 def write_vectors(folder: Path, formats: Sequence[str] = ("onnx", "executorch")) -> list[dict[str, Any]]:
-    """Write all vectors into ``folder``, rounds for the engines of ``formats``; gives the rows of ``index.json``.
+    """Write all vectors into ``folder``, with rounds for ``formats``; return the rows of ``index.json``.
 
-    What lay there under these names is replaced. ConfigError if an engine is not installed."""
+    Replaces existing files of these names. Raises ConfigError if an engine is not installed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for name, source in (("golden", GOLDEN), ("updates", UPDATES)):
@@ -150,7 +147,7 @@ def write_vectors(folder: Path, formats: Sequence[str] = ("onnx", "executorch"))
 
 
 def _lines(vectors: dict[str, list[dict[str, Any]]]) -> str:
-    """JSON with one case a line."""
+    """Return JSON with one case per line."""
     parts = []
     for name, cases in vectors.items():
         rows = ",\n  ".join(json.dumps(case) for case in cases)

@@ -1,4 +1,4 @@
-"""What an agent said, in the order in which it came."""
+"""Log of an agent's messages, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -22,13 +22,20 @@ KINDS: dict[str, type[Message]] = {
     "declines": Decline,
     "profiles": ProfileAnswer,
 }
-"""By the part of the topic that says what it is."""
+"""Message types by part of the topic."""
 
 
 @dataclass(frozen=True)
-class Said:
-    """One message of the agent. ``message`` is None where it cannot be read or its signature does not hold; ``problem`` says
-    why. ``key`` is empty where it was not signed."""
+class AgentMessage:
+    """One message of the agent.
+
+    Attributes:
+        place: its index in the log.
+        when: monotonic time of its arrival.
+        message: None if it cannot be decoded or its signature is invalid; ``problem`` has the reason.
+        key: public key of the signature; empty without one.
+        at: number in the envelope.
+    """
 
     place: int
     when: float
@@ -43,16 +50,16 @@ class Said:
     problem: str = ""
 
 
-class Log:
-    """All that was said; thread-safe."""
+class MessageLog:
+    """All messages so far; thread-safe."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
-        self._entries: list[Said] = []
+        self._entries: list[AgentMessage] = []
         self._news = threading.Condition()
 
     def mark(self) -> int:
-        """Where the log ends now."""
+        """Return the current end of the log."""
         with self._news:
             return len(self._entries)
 
@@ -62,7 +69,7 @@ class Log:
             self.add(event.topic, event.payload, event.retained)
 
     def add(self, topic: str, payload: bytes, retained: bool) -> None:
-        """A message came. What is on no topic of a device is passed over."""
+        """Add a message. Ignores topics that are not a device's."""
         try:
             _, leaf, numbers = self._topics.parse_device(topic)
         except ProtocolError:
@@ -76,7 +83,7 @@ class Log:
         except (ProtocolError, IdentityError) as error:
             problem = error.message
         with self._news:
-            entry = Said(
+            entry = AgentMessage(
                 len(self._entries),
                 time.monotonic(),
                 topic,
@@ -92,13 +99,15 @@ class Log:
             self._entries.append(entry)
             self._news.notify_all()
 
-    def since(self, mark: int, *leaves: str) -> list[Said]:
-        """What came after ``mark``, of these kinds (none: of all)."""
+    def since(self, mark: int, *leaves: str) -> list[AgentMessage]:
+        """Return the messages after ``mark`` of these kinds (none: all)."""
         with self._news:
             return [each for each in self._entries[mark:] if not leaves or each.leaf in leaves]
 
-    def wait(self, mark: int, leaf: str, within_s: float, test: Callable[[Said], bool]) -> Said | None:
-        """The first of its kind after ``mark`` that passes ``test``; None if there is none within so many seconds."""
+    def wait(
+        self, mark: int, leaf: str, within_s: float, test: Callable[[AgentMessage], bool]
+    ) -> AgentMessage | None:
+        """Wait for the first message of a kind after ``mark`` that passes ``test``; None on timeout."""
         until = time.monotonic() + within_s
         with self._news:
             at = mark

@@ -1,4 +1,4 @@
-"""What is said of an agent: a case that it passed, or what was expected and what came."""
+"""Results of cases: passed, or the expected and the found behavior."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Outcome = Literal["passed", "failed", "missing", "skipped"]
 """``missing``: an optional part of the protocol that the agent lacks. ``skipped``: it means nothing for this engine."""
 
 
-class Failed(Exception):
-    """The agent did something else than the case expects."""
+class CaseFailed(Exception):
+    """Difference between the agent's behavior and the expected one."""
 
     def __init__(self, expected: str, found: str) -> None:
         super().__init__(f"expected {expected}; found {found}")
@@ -19,19 +19,19 @@ class Failed(Exception):
 
 
 def expect(holds: bool, expected: str, found: object) -> None:
-    """Failed unless it ``holds``."""
+    """Raise CaseFailed unless the condition ``holds``."""
     if not holds:
-        raise Failed(expected, str(found))
+        raise CaseFailed(expected, str(found))
 
 
 def expect_equal(what: str, expected: object, found: object) -> None:
-    """Failed unless the two are equal."""
+    """Raise CaseFailed unless the two values are equal."""
     expect(found == expected, f"{what} {expected!r}", repr(found))
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Of one case. ``says``: what it checks, in one sentence. ``seconds`` that it took."""
+class CaseResult:
+    """Result of one case. ``says``: the checked behavior in one sentence; ``seconds``: its duration."""
 
     name: str
     group: str
@@ -44,5 +44,5 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether an agent may be called right with it."""
+        """True unless the case failed."""
         return self.outcome != "failed"
