@@ -200,6 +200,8 @@ def measure(
             process = lab.supervisor.running(paused)
             if process is not None:
                 process.send_signal(signal.SIGSTOP)
+            if not any("/devices/" in topic for topic, _ in heard):
+                raise EdgeflError("the recorder connected after the first rounds; run the benchmark again")
             keys = KeyPair(folder / "fuzz.key")
             fuzzer = Fuzzer.of(federation.federation.name, keys, list(heard), HEARD_ROUNDS)
         with _MessageAttack(watched, fuzzer, target, name, random.Random(seed)) as sending:

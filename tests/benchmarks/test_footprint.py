@@ -83,7 +83,7 @@ def test_our_own_packages_are_small_beside_what_they_need() -> None:
 
 
 @pytest.mark.needs("strip")
-def test_a_binary_is_counted_with_the_libraries_that_it_loads_and_without_the_systems() -> None:
+def test_a_binary_counts_with_its_libraries_without_the_systems() -> None:
     python = Path(sys.executable).resolve()
 
     found = footprint.sizes(python)

@@ -38,7 +38,7 @@ def test_an_environment_has_what_was_asked_for_and_is_made_once(cache: Path) -> 
 
 
 @pytest.mark.slow
-def test_half_an_environment_is_none_and_the_installer_s_last_words_are_told(cache: Path) -> None:
+def test_a_failed_environment_is_none_with_the_installers_last_line(cache: Path) -> None:
     peer = Peer("nobody", "python -m benchmarks nothing", (str(cache / "nobody-1.0-py3-none-any.whl"),))
 
     with pytest.raises(EdgeflError, match=r"nobody cannot be installed: .*nobody-1\.0"):

@@ -57,7 +57,7 @@ def test_an_importance_row_tells_executed_and_kept_macs() -> None:
 
 
 @pytest.mark.slow
-def test_a_rounds_memory_counts_the_frozen_chunks_as_fine_as_plan_makes_them() -> None:
+def test_a_rounds_memory_counts_frozen_chunks_as_fine_as_the_plans() -> None:
     """With one sample per step the forward pass, of 32 rows at once, is what needs most: 100 MB of tensors."""
     settings = SubmodelSettings(batch=1, steps=1)
 
