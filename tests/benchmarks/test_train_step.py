@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.graphs import write_arrays, write_graph
-from benchmarks.machine import quiet_environment
+from benchmarks.machine import own_environment
 from benchmarks.repetition import StepWorker, WorkerFailed
 from benchmarks.torch_layers import to_torch_layers
 from benchmarks.train_step import et_training
@@ -88,7 +88,7 @@ def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None
     variants = form.variants(captured, artifact, form.verify(function, artifact.model, 1, artifact.in_place))
 
     name, model = take_fastest(
-        tmp_path, artifact.model, variants | {"none": b"no model"}, 1, quiet_environment()
+        tmp_path, artifact.model, variants | {"none": b"no model"}, 1, own_environment()
     )
 
     assert {*variants} == {"blocked"} and name in ("", "blocked")
