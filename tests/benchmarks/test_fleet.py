@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -85,16 +86,20 @@ def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> 
         "--devices",
         "5",
     ]
+    terminal, stderr = os.openpty()  # progress is shown in a terminal only
     with subprocess.Popen(
-        [*command, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--json"], stdout=subprocess.PIPE, stderr=stderr, env=os.environ | {"TERM": "xterm"}
     ) as running:
+        os.close(stderr)
         try:
-            assert running.stderr is not None
-            assert any("5 of 5 connected" in line for line in running.stderr)
+            shown = b""
+            while b"5 of 5 connected" not in shown:
+                shown += os.read(terminal, 4096)
             running.send_signal(signal.SIGINT)
             said, _ = running.communicate(timeout=60)
         finally:
             running.kill()  # where SIGINT is ignored, as by a shell's background jobs, nothing else ends it
+            os.close(terminal)
     assert running.returncode == 0
     summary = msgspec.json.decode(said)
     assert (summary["devices"], summary["connected"], summary["tasks"], summary["fates"]) == (5, 5, 0, {})

@@ -40,7 +40,8 @@ def test_a_table_takes_the_place_of_the_last_one_of_such_a_machine() -> None:
 
     new = block("Zuse Z3", "2026-01-02")
     assert (
-        "`python -m benchmarks round --devices 16 --broker mosquitto`, 2026-01-02, Zuse Z3 (2 cores)" in new
+        "`python -m benchmarks round --devices 16 --broker-kind mosquitto`, 2026-01-02, Zuse Z3 (2 cores)"
+        in new
     )
     assert "| `mosquitto` | 16 | 0.50 | 0.40 | 0.10 | 2.0 | 1.0 |" in new
     page = "before\n<!-- bench round-mosquitto -->\n<!-- end -->\nafter\n"
