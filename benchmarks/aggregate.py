@@ -35,12 +35,13 @@ from benchmarks.peers import interpreter, peers
 from benchmarks.repetition import StepWorker, ratio, running
 from benchmarks.results import measured, report
 from benchmarks.workers.flower_average import RESULT
-from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.options import ModelOptions
 from edgefl.cli.output import errors
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.system.cores import cores
+from edgefl.setup.federation_options import parse_options
+from edgefl.system.memory import cores
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
 from edgefl.wire.tensors import Arrays
@@ -205,7 +206,7 @@ def aggregate(settings: AggregateSettings) -> None:
     check_choice([settings.model], settings.option or (), codecs=settings.codec or ())
     flower = settings.flower or interpreter(peers()["flower"]) or ""
     settings = replace(settings, flower=flower)
-    spec = build(settings.model, settings.parameters, model_options(settings.option or ()))
+    spec = build(settings.model, settings.parameters, parse_options(settings.option or ()))
     rows, failed = measured(
         settings.codec or CODECS, lambda codec, say: measure(spec, codec, settings, say), _aggregate_columns
     )

@@ -26,7 +26,7 @@ from benchmarks.results import as_line, report
 from edgefl.algorithms import build as build_algorithm
 from edgefl.algorithms.catalog import ALGORITHMS, PERSONAL
 from edgefl.api.progress import reporting
-from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.options import ModelOptions
 from edgefl.cli.output import errors
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import beside
@@ -37,10 +37,11 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
-from edgefl.setup.federation_options import parse_algorithm
+from edgefl.setup.federation_options import parse_algorithm, parse_options
+from edgefl.simulation.federated import Client, begun, drawn
+from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.structs import filled
-from tests.support.reference import Client, begun, drawn, run_round
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def algorithms(
     check_choice([model], option or (), algorithms=algorithm or ())
 
     settings = AlgorithmSettings(batch, steps, samples, repeat, threads)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     rows: list[AlgorithmRow] = []
     failed = []
     with reporting(console=errors) as say:

@@ -20,11 +20,12 @@ from benchmarks.graphs import Exported, export, with_state, write_function
 from benchmarks.options import Codecs, EngineThreads, Json, ZooModel, check_choice
 from benchmarks.repetition import running, take_turns, worker_of
 from benchmarks.results import bench
-from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.options import ModelOptions
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import prefixed
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
+from edgefl.setup.federation_options import parse_options
 from edgefl.system.structs import filled
 from edgefl.wire.update.form import update_size
 
@@ -101,7 +102,7 @@ def encode(
     check_choice([model], option or (), codecs=codec or ())
 
     settings = EncodeSettings(batch=batch, threads=threads, repeat=repeat)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     bench(
         "encode",
         f"encode: {spec.name}, batch {batch}, threads {threads}",

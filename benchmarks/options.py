@@ -10,11 +10,10 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from edgefl.cli.options import named_model
 from edgefl.config.reading import check_names, check_tiers
 from edgefl.errors import ConfigError
 from edgefl.facts import shipped
-from edgefl.setup.one_line import parse_algorithm, parse_named
+from edgefl.setup.federation_options import FederationOptions, parse_algorithm, parse_named
 
 Settings = TypeVar("Settings")
 
@@ -91,7 +90,7 @@ def check_choice(
 ) -> None:
     """Raise ConfigError for a name or an option that no catalog has, before anything is measured."""
     for model in models:
-        check_tiers(check_names(None, named_model(model, options)), tiers)
+        check_tiers(check_names(None, FederationOptions(model=model, model_options=options).settings), tiers)
     if not models:  # those measured by default have the same tiers
         check_tiers(check_names(None, {"model.name": "resnet20"}), tiers)
     for codec in codecs:

@@ -38,9 +38,9 @@ from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed, device_names
 from edgefl.simulator.folder import MODEL_NAME
 from edgefl.simulator.plan import Plan
-from edgefl.system.cores import cores
 from edgefl.system.distribution import version
 from edgefl.system.files import write_text
+from edgefl.system.memory import cores
 from edgefl.system.processes import last_line
 from edgefl.system.structs import filled
 from edgefl.wire import tensors

@@ -23,7 +23,7 @@ from benchmarks.results import bench, mebibytes
 from edgefl import algorithms
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.cli.models.plan import gammas
-from edgefl.cli.options import ModelOptions, model_options
+from edgefl.cli.options import ModelOptions
 from edgefl.config.names import check_kinds
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
@@ -33,6 +33,7 @@ from edgefl.models.tied import state_of
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
+from edgefl.setup.federation_options import parse_options
 from edgefl.submodels import catalog
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
@@ -139,7 +140,7 @@ def submodels(
     check_choice([model], option or ())
 
     settings = SubmodelSettings(batch=batch, steps=steps, threads=threads, match=match)
-    spec = build_model(model, **model_options(option or ()))
+    spec = build_model(model, **parse_options(option or ()))
     bench(
         "submodels",
         f"submodels of {model}: batch {batch}",

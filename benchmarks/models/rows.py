@@ -27,7 +27,7 @@ from edgefl.api.model import Model
 from edgefl.api.training import Target
 from edgefl.contract.choice import LossChoice
 from edgefl.errors import ConfigError
-from edgefl.setup.one_line import parse_loss
+from edgefl.setup.federation_options import parse_loss
 from edgefl.system.files import write_whole
 from edgefl.system.processes import last_line
 from edgefl_export.front.cache import FOLDER

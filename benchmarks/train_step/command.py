@@ -34,12 +34,13 @@ from benchmarks.train_step.eager import built
 from benchmarks.train_step.tuning import take_fastest
 from edgefl import algorithms
 from edgefl.algorithms.activations import stored
-from edgefl.cli.options import Activations, Engine, ModelOptions, model_options, parse_memory_budget
+from edgefl.cli.options import Activations, Engine, ModelOptions, parse_memory_budget
 from edgefl.cli.output import errors, print_table
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import role_of
 from edgefl.errors import ConfigError, ExportError
 from edgefl.objective.objective import Objective
+from edgefl.setup.federation_options import parse_options
 from edgefl.system.sizes import size
 from edgefl.system.structs import filled
 from edgefl_device.host import processor_features
@@ -126,7 +127,7 @@ class TrainStepOptions:
             threads=self.threads,
             repeat=self.repeat,
             tier=self.tier,
-            options=model_options(self.option or ()) | ({"length": lengths[-1]} if lengths else {}),
+            options=parse_options(self.option or ()) | ({"length": lengths[-1]} if lengths else {}),
             ort_training=self.ort_training,
             et_training=self.et_training,
             jax=self.jax,
