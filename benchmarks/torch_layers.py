@@ -125,7 +125,7 @@ def _last_of_both(old: BiLstm) -> LastOfBoth:
 
 def _recurrent(old: Stack) -> nn.Module:
     """Return torch's layers, called for the hidden states only."""
-    kind = nn.LSTM if old.kind == LSTM else nn.GRU
+    kind = nn.LSTM if isinstance(old.kind, type(LSTM)) else nn.GRU
     made = kind(
         old.features,
         old.hidden,
