@@ -38,10 +38,9 @@ from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
 from edgefl.setup.federation_options import parse_algorithm, parse_options
-from edgefl.simulation.federated import Client, begun, drawn
-from edgefl.simulation.round import run_round
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.structs import filled
+from tests.support.reference import Client, begun, drawn, run_round
 
 
 @dataclass(frozen=True)

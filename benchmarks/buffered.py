@@ -21,7 +21,7 @@ from benchmarks.results import bench
 from edgefl.api.simulate import prepare_simulation
 from edgefl.config import Federation, parse
 from edgefl.setup.tiers import completed
-from edgefl.simulator.row import Row
+from edgefl.simulator.results import RoundRow
 
 Mode = Literal["synchronous", "over-selected", "buffered"]
 """``synchronous``: a round waits for all selected devices. ``over-selected``: it selects 50 % more and ends without the last
@@ -179,7 +179,7 @@ def measure(
     )
 
 
-def _simulated(rows: Iterable[Row]) -> Iterator[VersionReport]:
+def _simulated(rows: Iterable[RoundRow]) -> Iterator[VersionReport]:
     at = 0.0
     for row in rows:
         at += row.simulated_s

@@ -19,7 +19,7 @@ from benchmarks.results import bench
 from edgefl.config import Federation
 from edgefl.errors import EdgeflError
 from edgefl.lab.faults.schedule import Fault, Schedule, load_schedule, random_schedule
-from edgefl.lab.lab import Restarted
+from edgefl.lab.lab import Restart
 from edgefl.setup.tiers import device_names
 from edgefl.system.structs import filled
 
@@ -201,7 +201,7 @@ def _attempt(federation: Federation, folder: Path, faults: Schedule | None, ran:
             lab.disturb(faults)
         lab.start()
         for news in lab.events(patience_s=_TIMEOUT_S):
-            if isinstance(news, Restarted):
+            if isinstance(news, Restart):
                 ran.restarts += 1
             else:
                 _record(news.event, ran)

@@ -39,8 +39,7 @@ from edgefl.config import Federation, parse
 from edgefl.config.text import dump
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab import agents as lab_agents
-from edgefl.lab.broker import lab_broker, listens
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port, lab_broker, listens
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.system.distribution import PACKAGES, folders

@@ -23,7 +23,7 @@ from benchmarks.results import bench, mebibytes
 from benchmarks.workers.mirror import FetchReport, MirrorTrial, PublishReport, Route
 from edgefl.cli.options import parse_bytes
 from edgefl.errors import EdgeflError
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from edgefl.system.memory import status_bytes
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command

@@ -37,7 +37,7 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed, device_names
 from edgefl.simulator.folder import MODEL_NAME
-from edgefl.simulator.plan import Plan
+from edgefl.simulator.functions import SimulationPlan
 from edgefl.system.distribution import version
 from edgefl.system.files import write_text
 from edgefl.system.memory import cores
@@ -286,7 +286,7 @@ def edgefl_result(folder: Path, moments: Sequence[float]) -> dict[str, Any]:
     """Return the result of the run in ``folder``. ``moments``: times at which the command reported a round."""
     federation = load(folder / FEDERATION)
     each = federation.round.model_copy(update={"evaluate_every": 1})
-    spec = Plan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
+    spec = SimulationPlan.of(federation.model_copy(update={"round": each}), open_data(federation)).spec
     assert spec.evaluate is not None
     accuracy = spec.evaluate(tensors.load((folder / _OUT / MODEL_NAME).read_bytes()))["accuracy"]
     return run_result(moments, accuracy, version())

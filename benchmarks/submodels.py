@@ -35,9 +35,9 @@ from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
 from edgefl.setup.federation_options import parse_options
 from edgefl.submodels import catalog
+from edgefl.submodels.catalog import Size, sizes
 from edgefl.submodels.cost import cost, whole
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
-from edgefl.submodels.sizes import Size, sizes
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
 from edgefl_export.artifact import Artifact
@@ -65,7 +65,7 @@ class SubmodelSettings:
 
 
 class SubmodelRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind at one size. Counts and bytes come from :class:`edgefl.submodels.cost.Cost`.
+    """One kind at one size. Counts and bytes come from :class:`edgefl.submodels.cost.RoundCost`.
 
     Attributes:
         gamma: requested share of the parameters or (``match``) of the multiplications.

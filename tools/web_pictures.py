@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks.browser import Browser
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 _COLOURS = 96

@@ -32,7 +32,7 @@ from benchmarks.load.settings import BehaviourShares, quantile
 from benchmarks.options import Json, with_options
 from benchmarks.results import bench, mebibytes
 from edgefl.errors import EdgeflError
-from edgefl.lab.ports import check_room, free_port
+from edgefl.lab.broker import check_room, free_port
 from edgefl.system.structs import filled
 from edgefl.wire.mqtt.address import Address
 

@@ -28,7 +28,7 @@ from edgefl.api.progress import reporting
 from edgefl.cli.options import Broker, Engine, PasswordFile, address, parse_bytes, parse_limits
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.errors import BrokerError
-from edgefl.lab.ports import check_room
+from edgefl.lab.broker import check_room
 from edgefl.wire.mqtt.address import Address
 
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgefl.errors import ProtocolError
-from edgefl.lab.agent_process import AgentProcess
+from edgefl.lab.processes import AgentProcess
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.mqtt.messages import (

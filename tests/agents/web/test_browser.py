@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.browser import Browser
-from edgefl.web.built import built_page
+from edgefl.web.page import built_page
 from tests import needs
 from tests.agents.web.pages import LINK, STATE, open_page, require_page, until
 from tests.agents.web.served import SECRET, WebProcess

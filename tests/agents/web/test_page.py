@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.browser import Browser
-from edgefl.lab.ports import free_port
+from edgefl.lab.broker import free_port
 from tests.agents.web.pages import STATE, TILE, open_page, require_page, until
 from tests.conftest import Mosquitto
 
