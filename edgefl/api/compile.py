@@ -11,7 +11,7 @@ from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
 from edgefl.api.progress import reporting
 from edgefl.api.training import CompileOptions, Training
 from edgefl.codecs import catalog as codecs
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.choice import SubmodelChoice, chosen
 from edgefl.errors import ConfigError
@@ -91,7 +91,7 @@ def compile(
         return submodels.build(model, submodel.name, **submodel.options)
 
     cut = cut_of(spec)
-    shorter = {length: trained(cut_of(compared(spec.shortened(length)))) for length in options.lengths}
+    shorter = {length: trained(cut_of(compare(spec.shortened(length)))) for length in options.lengths}
     stored_training = stored(with_shorter(trained(cut), shorter), options.activations)
     made = Tier(checked_name("tier", tier), cut, stored_training)
     which = made.exchange(exchange)

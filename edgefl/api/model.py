@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.config import DataTable, Federation, parse
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset
@@ -116,7 +116,7 @@ def model_spec(
     Raises:
         ConfigError: an argument is missing; the message names it.
         ModelError: the model cannot be built or cut, or would not be trained as torch trains it
-            (:func:`edgefl.comparison.compare.compared`).
+            (:func:`edgefl.comparison.compare.compare`).
     """
     seed = checked_seed(seed)
     given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
@@ -148,7 +148,7 @@ def model_spec(
         )
     if data is not None:
         check_fits(spec, spec.name, data)
-    return compared(spec, data, seed)
+    return compare(spec, data, seed)
 
 
 def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from edgefl.comparison import graph_side, torch_side
 from edgefl.comparison.conduct import Conduct
-from edgefl.comparison.diagnosis import diagnosed
-from edgefl.comparison.evolution import check_state, decided
+from edgefl.comparison.diagnosis import difference_error
+from edgefl.comparison.evolution import check_state, state_error
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, UserSamples, batches
 from edgefl.comparison.key import key_of
 from edgefl.comparison.sharing import check_sharing
-from edgefl.comparison.torch_side import STORED, Trained, largest, widened
+from edgefl.comparison.torch_side import STORED, Trained, largest, widen
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.models.python_state.snapshots import restoring, snapshot_of
@@ -65,7 +65,7 @@ class Difference:
     follows: bool = False
 
 
-def compared(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> ModelSpec:
+def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> ModelSpec:
     """Train the module that ``spec`` was cut from by torch, and the model as devices train it, and compare both.
 
     Three steps of SGD each, on the same batches and random numbers. Loss, gradients, parameters and buffers have to agree,
@@ -161,7 +161,7 @@ def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, see
     if found is not None:
         difference, batch, by_torch = found
         told = difference.tensor, difference.size, difference.allowed
-        raise diagnosed(spec, source, step, told, batch, by_torch, conduct, seed)
+        raise difference_error(spec, source, step, told, batch, by_torch, conduct, seed)
     if not finite:
         raise ModelError(
             f"{type(source.module).__name__} gives no finite loss or gradient in torch on random samples, so training "
@@ -227,7 +227,7 @@ class _TorchTraining:
         if conduct.outside and not np.allclose(
             self.again(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
         ):
-            raise decided(
+            raise state_error(
                 self.source.module, conduct, conduct.outside[0], "training again gives another loss"
             )
 
@@ -240,7 +240,7 @@ class _TorchTraining:
                 return
             with suppress(EdgeflError):
                 exact = self.again(spec, double=True)
-                size = self._inference_error(spec, step, exact, widened(spec.weights), double=True)
+                size = self._inference_error(spec, step, exact, widen(spec.weights), double=True)
         if size > TOLERANCE:
             raise ModelError(
                 f"{name} would give another output in inference than in torch: after three steps of training it differs "
@@ -286,10 +286,10 @@ class _TorchTraining:
         is_single = False
         try:
             exact = self.again(spec, double=True)
-            strayed = _strayed(self.again(spec), exact)
+            strayed = _float32_drift(self.again(spec), exact)
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
         except Exception:  # any code may come
-            is_single, strayed = True, self._strayed_by_rounding(spec)
+            is_single, strayed = True, self._sample_drift(spec)
         else:
             if real := _differences(spec, exact, graph, {}):
                 return real, exact.is_finite
@@ -298,16 +298,16 @@ class _TorchTraining:
             return [], True
         return left, is_single
 
-    def _strayed_by_rounding(self, spec: ModelSpec) -> Mapping[str, float]:
+    def _sample_drift(self, spec: ModelSpec) -> Mapping[str, float]:
         """Return how far each tensor of torch moves if the samples change by rounding."""
         rounded = [nudged(batch, number) for number, batch in enumerate(self.samples)]
         try:
-            return _strayed(self.again(spec), replace(self, samples=rounded).again(spec))
+            return _float32_drift(self.again(spec), replace(self, samples=rounded).again(spec))
         except Exception:  # such as for whole numbers in float32
             return {}
 
 
-def _strayed(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
+def _float32_drift(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
     """Return how far each tensor of torch's float32 is from that of its float64."""
     strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
     for name, mine in by_torch.gradients.items():
@@ -353,7 +353,7 @@ def _differences(
         excused = FACTOR * strayed.get(f"gradients.{name}", 0.0)
         rest = by_torch.gradients.get(name)
         if rest is not None:  # of torch's sum of gradients without the graph's
-            difference = _judged(name, largest(rest), by_torch.sizes.get(name, 0.0), floor, excused)
+            difference = _judge(name, largest(rest), by_torch.sizes.get(name, 0.0), floor, excused)
             if difference is not None:
                 found.append(difference)
                 continue
@@ -364,13 +364,13 @@ def _differences(
         after = after.to(before.dtype)
         stored, rate = STORED * largest(before), by_torch.rate
         error, size = _distance(after, by_graph.state[ours]), largest(after - before)
-        difference = _judged(name, error, size, rate * floor + stored, rate * excused)
+        difference = _judge(name, error, size, rate * floor + stored, rate * excused)
         if difference is not None:
             found.append(difference)
     return found
 
 
-def _judged(name: str, error: float, size: float, floor: float, excused: float) -> Difference | None:
+def _judge(name: str, error: float, size: float, floor: float, excused: float) -> Difference | None:
     """Return the difference of a tensor whose largest update is ``size``, if it is too large."""
     allowed = max(TOLERANCE * size + floor, excused)
     if error <= allowed:

@@ -36,7 +36,7 @@ _REMEDIES = {
 }
 
 
-def diagnosed(
+def difference_error(
     spec: ModelSpec,
     source: ModelSource,
     step: GradientStep,

@@ -14,7 +14,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.torch_functions.control_flow import SinglePathMode
 from edgefl.models.torch_functions.random_inputs import call_with_draws
-from edgefl.models.torch_functions.random_ops import Draw, dropped
+from edgefl.models.torch_functions.random_ops import Draw, drop_entries
 from edgefl.models.user_code import at_line
 
 LAYERS: Mapping[str, Callable[..., Any]] = {
@@ -49,7 +49,7 @@ def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
     count = len(weights) // layers
     finals: list[tuple[Tensor, ...]] = []
     for number in range(layers):
-        data = dropped(draw, data, rate) if number else data
+        data = drop_entries(draw, data, rate) if number else data
         own = weights[number * count : (number + 1) * count]
         first = tuple(each[number * ends : (number + 1) * ends] for each in states)
         given = first[0] if isinstance(state, Tensor) else first

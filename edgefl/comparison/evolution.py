@@ -78,10 +78,10 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
         evolution = _Evolution(source, loss, batch, seed, conduct)
         found = evolution.in_a_row() or evolution.moved()
     if found is not None:
-        raise decided(module, conduct, *found)
+        raise state_error(module, conduct, *found)
 
 
-def decided(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
+def state_error(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
     """Return the error for state at ``path`` that decides what is computed; ``when`` names the later calls."""
     what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
     return ModelError(
@@ -338,12 +338,12 @@ def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
         with suppress(ArithmeticError):
             space.holder[...] = move(space.holder)
     elif space is not None and change.key in values:
-        space.write(change.key, _moved(values[change.key], move))
+        space.write(change.key, _moved_value(values[change.key], move))
 
 
-def _moved(value: Any, move: Callable[[Any], Any]) -> Any:
+def _moved_value(value: Any, move: Callable[[Any], Any]) -> Any:
     if type(value) is tuple:
-        return tuple(_moved(each, move) for each in value)
+        return tuple(_moved_value(each, move) for each in value)
     if type(value) in (int, float, Fraction, Decimal) or isinstance(value, np.number):
         with suppress(ArithmeticError, ValueError):
             return type(value)(move(value))

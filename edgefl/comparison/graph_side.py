@@ -9,11 +9,11 @@ from functools import cached_property
 
 import torch
 
-from edgefl.comparison.torch_side import Trained, widened
+from edgefl.comparison.torch_side import Trained, widen
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
-from edgefl.models.torch_functions.storage import reshaped
+from edgefl.models.torch_functions.storage import shape_error
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -63,7 +63,7 @@ def step_of(spec: ModelSpec, rows: int) -> GradientStep:
         loss, _, gradients, moved = gradient(objective, weights, tensors)
         for name, value in moved.items():
             if value.shape != weights[name].shape:
-                raise reshaped(f"buffer {names.get(name, name)!r}", weights[name], value)
+                raise shape_error(f"buffer {names.get(name, name)!r}", weights[name], value)
         return {"metric.loss": loss, **prefixed("update", gradients), **prefixed("state.weights", moved)}
 
     inputs = {
@@ -169,7 +169,7 @@ def infer(
         weights: those of the model.
         double: compute in float64.
     """
-    inputs = widened(dict(batch)) if double else dict(batch)
+    inputs = widen(dict(batch)) if double else dict(batch)
     others = {name: inputs[name] for name in spec.others} | {
         SAMPLE: inputs["x"]
     }  # which units may read again

@@ -86,11 +86,11 @@ def _input(
     elif spec.dtype.is_floating_point:
         made = _floats(shape, generator, attempt)
     elif spec.below is not None:
-        made = _padded(_below(shape, spec.below, generator))
+        made = _pad(_below(shape, spec.below, generator))
     elif "len" in name and not spec.shape:
         made = torch.randint(1, (first.shape or (1,))[0] + 1, shape, generator=generator)
     elif "mask" in name:
-        made = _padded(torch.ones(shape))
+        made = _pad(torch.ones(shape))
     elif attempt or spec.dtype is torch.bool:
         made = torch.randint(0, 2, shape, generator=generator)
     else:
@@ -116,7 +116,7 @@ def _below(shape: Sequence[int], below: int, generator: torch.Generator) -> Tens
     return skewed
 
 
-def _padded(tokens: Tensor) -> Tensor:
+def _pad(tokens: Tensor) -> Tensor:
     """Return ``tokens`` with zeros at the end of every other row: sequences of unequal lengths."""
     if tokens.dim() < 2 or tokens.shape[1] < 2:
         return tokens

@@ -32,7 +32,7 @@ def check_sharing(
     own = {id(each) for each in (*module.parameters(), *module.buffers())}
     # The owner of a memory is a trained parameter, or else a tensor of the module.
     ranked = sorted(tensors, key=lambda each: (not each[1].requires_grad, id(each[1]) not in own))
-    shared = _shared(ranked)
+    shared = _overlapping(ranked)
     if not shared or _is_equal(trained, _apart(shared, again)) or not _is_equal(trained, again()):
         return
     path, tensor, owner, owned = next(
@@ -51,7 +51,7 @@ def check_sharing(
     )
 
 
-def _shared(tensors: Sequence[tuple[str, Tensor]]) -> list[Shared]:
+def _overlapping(tensors: Sequence[tuple[str, Tensor]]) -> list[Shared]:
     """Return each tensor that overlaps an earlier one."""
     ordered = [
         (path, each)

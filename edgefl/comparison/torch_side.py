@@ -29,7 +29,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.torch_functions.autograd_functions import differentiable
 from edgefl.models.torch_functions.control_flow import disable_masking
 from edgefl.models.torch_functions.python_random import patched_generators
-from edgefl.models.torch_functions.storage import reshaped
+from edgefl.models.torch_functions.storage import shape_error
 from edgefl_export.verify.rounding import double_precision
 
 MAX_RATE, RELATIVE_STEP = 0.1, 0.02
@@ -104,7 +104,7 @@ def train(
         parameters = dict(module.named_parameters())
         shapes = {name: each.detach() for name, each in module.named_buffers()}
         generators = Generators()
-        samples = [widened(batch) for batch in batches] if double else batches
+        samples = [widen(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
             stream = Stream(seed + number)
             with around():
@@ -117,7 +117,7 @@ def train(
                     value = loss_of_batch(source, loss, batch)
                 for name, each in module.named_buffers():
                     if name in shapes and each.shape != shapes[name].shape:
-                        raise reshaped(f"buffer {name!r}", shapes[name], each)
+                        raise shape_error(f"buffer {name!r}", shapes[name], each)
                 value.backward()
             trained.losses.append(float(value.detach()))
             trained.streams.append(stream)
@@ -131,7 +131,7 @@ def train(
             if not _is_moved_by_sgd(each, before.get(id(each)), trained.gradients.get(name), trained.rate)
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
-            trained.output = _inferred(source, samples[-1], Stream(seed))
+            trained.output = _infer(source, samples[-1], Stream(seed))
         if generators.is_seeded and not double:
             _draw_on(source, loss, samples[-1], generators)
     return trained
@@ -151,7 +151,7 @@ def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Genera
 
 
 @torch.no_grad()
-def _inferred(source: ModelSource, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
+def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
     if source.returned_loss is not None:
         return None
     source.module.eval()
@@ -295,7 +295,7 @@ def largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def widened(batch: Tensors) -> Tensors:
+def widen(batch: Tensors) -> Tensors:
     """Return the batch with its float32 tensors in float64."""
     return {name: each.double() if each.dtype == torch.float32 else each for name, each in batch.items()}
 

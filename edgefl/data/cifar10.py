@@ -52,7 +52,7 @@ def load(
     """
     folders = [folder for place in places for folder in (place / FOLDER, place)]
     for folder in folders:
-        if found := _published(folder):
+        if found := _load_published(folder):
             return found
     if download:
         remedy = f"Put it into {target / FOLDER}, or name its folder with `data` or EDGEFL_DATA"
@@ -83,12 +83,12 @@ def load_jpeg(places: Sequence[Path]) -> Dataset:
             train, test = (folder / name for name in JPEG)
             if train.is_file() and test.is_file():
                 return _dataset(
-                    JPEG_NAME, *(_unpacked(pack, pack.stat().st_mtime_ns) for pack in (train, test))
+                    JPEG_NAME, *(_unpack(pack, pack.stat().st_mtime_ns) for pack in (train, test))
                 )
     raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, ", or take cifar10, which can be downloaded")
 
 
-def _published(folder: Path) -> Dataset | None:
+def _load_published(folder: Path) -> Dataset | None:
     if (folder / BATCHES).is_dir():
         return _of_folder(folder / BATCHES)
     if (folder / ARCHIVE).is_file():
@@ -102,7 +102,7 @@ def _of_folder(folder: Path) -> Dataset:
     try:
         return _of_records({name: (folder / name).read_bytes() for name in (*TRAIN, TEST)}, folder)
     except OSError as error:
-        raise _damaged(folder, error) from error
+        raise _damage_error(folder, error) from error
 
 
 def _of_archive(path: Path) -> Dataset:
@@ -114,7 +114,7 @@ def _of_archive(path: Path) -> Dataset:
                 if (file := archive.extractfile(member)) is not None
             }
     except (OSError, EOFError, tarfile.TarError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
     return _of_records(found, path)
 
 
@@ -124,7 +124,7 @@ def _of_records(files: dict[str, bytes], where: Path) -> Dataset:
     for name in (*TRAIN, TEST):
         data = files.get(name, b"")
         if not data or len(data) % _RECORD:
-            raise _damaged(where, f"{name} has {len(data):,} bytes, which are no records of {_RECORD:,}")
+            raise _damage_error(where, f"{name} has {len(data):,} bytes, which are no records of {_RECORD:,}")
         records = np.frombuffer(data, np.uint8).reshape(-1, _RECORD)
         parts.append((records[:, 1:].reshape(-1, *_SHAPE), records[:, 0].astype(np.int64)))
     images, labels = zip(*parts[:-1], strict=True)
@@ -145,7 +145,7 @@ def _of_npz(path: Path) -> Dataset:
 
 
 @lru_cache(maxsize=2)
-def _unpacked(path: Path, _changed: int) -> _Part:
+def _unpack(path: Path, _changed: int) -> _Part:
     """Return the decoded images of a pack, read-only; cached while the file is unchanged, because it takes seconds."""
     try:
         from PIL import Image, UnidentifiedImageError
@@ -159,7 +159,7 @@ def _unpacked(path: Path, _changed: int) -> _Part:
             with Image.open(io.BytesIO(packed[start:stop])) as image:
                 images[number] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except (UnidentifiedImageError, OSError, ValueError) as error:
-            raise _damaged(path, f"image {number}: {error}") from error
+            raise _damage_error(path, f"image {number}: {error}") from error
     images.flags.writeable = False
     return images, arrays["y"].reshape(-1)
 
@@ -169,7 +169,7 @@ def _arrays(path: Path, keys: Sequence[str]) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as archive:
             return {key: archive[key] for key in keys}
     except (OSError, ValueError, KeyError, EOFError) as error:
-        raise _damaged(path, error) from error
+        raise _damage_error(path, error) from error
 
 
 def _dataset(name: str, train: _Part, test: _Part) -> Dataset:
@@ -185,7 +185,7 @@ def _dataset(name: str, train: _Part, test: _Part) -> Dataset:
     )
 
 
-def _damaged(path: Path, why: object) -> DataError:
+def _damage_error(path: Path, why: object) -> DataError:
     return DataError(f"{path} cannot be read: {why}", path=str(path))
 
 

@@ -14,7 +14,7 @@ from edgefl.errors import DataError
 SWEEPS, NEAR = 5_000, 1e-7
 
 
-def balanced(shares: Array, rows: Array, columns: Array) -> Array | None:
+def balance(shares: Array, rows: Array, columns: Array) -> Array | None:
     """Scale rows and columns of ``shares`` (n, m) >= 0 until they have these sums, float64 (Sinkhorn).
 
     Returns None if they do not converge, such as if the zeros of ``shares`` do not allow these sums.
@@ -28,7 +28,7 @@ def balanced(shares: Array, rows: Array, columns: Array) -> Array | None:
     return None
 
 
-def rounded(table: Array, rows: Array, columns: Array) -> Array:
+def round_table(table: Array, rows: Array, columns: Array) -> Array:
     """Return ``table`` with every entry rounded up or down so that its sums are these integers, int64; zeros stay zero.
 
     Such a table exists: the rest after rounding down is a flow from rows to columns through edges of capacity one.
@@ -121,13 +121,13 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
     rng = np.random.default_rng(seed)
     shares = np.maximum(rng.dirichlet(np.full(len(known), alpha), clients), LEAST_SHARE)
     left_rows, left_columns = sizes - len(known), counts - clients
-    table = balanced(shares, left_rows, left_columns)
+    table = balance(shares, left_rows, left_columns)
     if table is None:
         raise DataError(
             f"dirichlet_equal found no table of counts for {clients} devices with alpha={alpha:g}: raise alpha",
             alpha=alpha,
         )
-    return _dealt(rng, labels, known, 1 + rounded(table, left_rows, left_columns))
+    return _dealt(rng, labels, known, 1 + round_table(table, left_rows, left_columns))
 
 
 def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
@@ -194,9 +194,9 @@ def _halves(held: Array, counts: Array) -> Array:
     """Return counts (clients, classes) with the zeros of ``held``: equal sizes if possible, else each class dealt evenly."""
     clients = len(held)
     sizes = _sizes(int(counts.sum()), clients)
-    table = balanced(held, sizes, counts)
+    table = balance(held, sizes, counts)
     if table is not None:
-        whole = rounded(table, sizes, counts)
+        whole = round_table(table, sizes, counts)
         if np.array_equal(whole > 0, held > 0):
             return whole
     even = np.zeros(held.shape, np.int64)

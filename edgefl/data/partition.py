@@ -108,7 +108,7 @@ def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
     known = np.unique(labels)
     _check_ownable(len(known), clients, per_client)
     rng = np.random.default_rng(seed)
-    owned = [_owned(rng, client, clients, len(known), per_client) for client in range(clients)]
+    owned = [_choose_labels(rng, client, clients, len(known), per_client) for client in range(clients)]
     pieces: list[list[Array]] = [[] for _ in range(clients)]
     for place, label in enumerate(known):
         # In random order, so that it is not always the first clients who get one row more.
@@ -144,7 +144,7 @@ def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
     return [np.sort(np.concatenate([shards[number] for number in own])) for own in dealt]
 
 
-def _owned(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
+def _choose_labels(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
     """Return ``count`` positions of labels: the client's first one, those that only it can take, and random others."""
     first = [client % labels, *range(client + clients, labels, clients)]
     others = np.setdiff1d(np.arange(labels), first)

@@ -91,7 +91,7 @@ class ExitSpec(ModelSpec):
 
     def part(self, start: int, stop: int) -> nn.Sequential:
         units = super().part(start, stop)
-        return branched(units.named_children()) if stop >= len(self.units) else units
+        return branch(units.named_children()) if stop >= len(self.units) else units
 
     @property
     def exits(self) -> tuple[str, ...]:
@@ -111,11 +111,11 @@ class ExitSpec(ModelSpec):
                 f"{self.name} has the exits 1..{count} ({names}); found {exit}", exit=exit, exits=count
             )
         if exit == count:
-            return branched(self.module.named_children())
+            return branch(self.module.named_children())
         stop = self.units.index(self.exits[exit - 1])
         ending = self.module.get_submodule(self.units[stop])
         assert isinstance(ending, Exit)
-        level = branched([*self.part(0, stop).named_children(), (self.units[stop], ending.as_head())])
+        level = branch([*self.part(0, stop).named_children(), (self.units[stop], ending.as_head())])
         for path, name in borrowed(level).items():
             raise ModelError(
                 f"exit {exit} of {self.name} ends before {name!r}, to which {path!r} is tied: give each its own weights, or "
@@ -126,7 +126,7 @@ class ExitSpec(ModelSpec):
         return level
 
 
-def branched(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
+def branch(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
     """Return a :class:`BranchedUnits` with these named children."""
     return BranchedUnits(OrderedDict(units))
 
@@ -167,7 +167,7 @@ def with_exits(
     attributes: dict[str, Any] = {entry.name: getattr(spec, entry.name) for entry in fields(spec)}
     loss = ExitLoss(spec.loss, len(out.shape) + 1, kd_weight)
     return ExitSpec(
-        **attributes | {"module": branched(units).train(spec.module.training), "loss": loss, "source": None}
+        **attributes | {"module": branch(units).train(spec.module.training), "loss": loss, "source": None}
     )
 
 

@@ -93,7 +93,7 @@ class ModelSource:
         return self.request.loss if isinstance(self.request.loss, ModelLoss) else None
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside of ``nn.DataParallel`` and ``torch.compile``.
 
     A data-parallel wrapper with hooks or a forward of its own stays: it is traced like any module.
@@ -110,7 +110,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
                 module=path,
             )
     inside = _inside(module)
-    return module if inside is None else unwrapped(inside)
+    return module if inside is None else unwrap(inside)
 
 
 def _inside(module: nn.Module) -> nn.Module | None:

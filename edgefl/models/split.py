@@ -30,7 +30,7 @@ from edgefl.models.partition.normalize import path_of, random_nodes, vmap_nodes
 from edgefl.models.partition.output import Output, output_only, return_output_only
 from edgefl.models.partition.partitioner import Partitioner, is_layer, unit_names
 from edgefl.models.partition.tracer import ModuleTracer, TracedGraph
-from edgefl.models.source import ModelSource, SplitRequest, unwrapped
+from edgefl.models.source import ModelSource, SplitRequest, unwrap
 from edgefl.models.spec import ModelSpec, on_meta, output_spec, run_fake, sequential, without_values
 from edgefl.models.tied import share_weights
 from edgefl.models.torch_functions.control_flow import disable_expert_dispatch, disable_masking
@@ -99,7 +99,7 @@ def split(
         paths, spec, classes, units, name, accounting_batch, loss=loss, labels=labels, output=output
     )
     with user_errors(f"torch cannot list the parts of {type(module).__name__}"):
-        inner = unwrapped(module)
+        inner = unwrap(module)
     return _split(inner, request)
 
 

@@ -91,13 +91,17 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
     whole = table.tokens == "bytes" or (table.tokens == "auto" and corpus.name == "Tiny Shakespeare")
     task = table.task if table.task != "auto" else "class" if corpus.classes else "next"
     words = vocabulary.separated if table.name == "wikitext2" else vocabulary.words
-    known = vocabulary.Vocabulary() if whole else vocabulary.kept(words, corpus.train.texts, table.vocabulary)
+    known = (
+        vocabulary.Vocabulary()
+        if whole
+        else vocabulary.cached_vocabulary(words, corpus.train.texts, table.vocabulary)
+    )
     length, encode = table.length, known.encoder()
     if task == "next":
-        made = samples.running(corpus, encode, length=length, vocabulary=known.size)
+        made = samples.window_samples(corpus, encode, length=length, vocabulary=known.size)
     else:
         corpus = corpus.limited(table.train_samples, table.test_samples, seed)
-        made = samples.classified(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
+        made = samples.text_samples(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
     return replace(made, reader=TextReader(mask=next(iter(made.others), "")), tokenizer=known.tokenizer)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.config import Federation, TierTable
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Dataset, OtherInput
@@ -85,7 +85,7 @@ def fitted_model(
         )
     spec = model_trained_on(name, {**offered, "seed": seed, **(options or {})}, loss, labels_of(dataset))
     check_fits(spec, name, dataset)
-    return compared(spec, dataset, seed)
+    return compare(spec, dataset, seed)
 
 
 def _offered(dataset: Dataset) -> dict[str, Any]:

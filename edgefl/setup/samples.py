@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.config import Federation
 from edgefl.contract.tensors import TensorSpec
 from edgefl.data.dataset import Array, Dataset, OtherInput
@@ -68,7 +68,7 @@ def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
     spec = _by_itself(federation)
     dataset = _zeros_for(spec)
     check_fits(spec, table.name, dataset)
-    return compared(spec, dataset, federation.federation.seed), dataset
+    return compare(spec, dataset, federation.federation.seed), dataset
 
 
 def _by_itself(federation: Federation) -> ModelSpec:

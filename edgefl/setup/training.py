@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from edgefl.algorithms.activations import stored
 from edgefl.codecs import catalog as codecs
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
@@ -56,7 +56,7 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
     table = tier_tables(federation)[name]
     submodel = submodel_of(spec, name, table)
     shorter = {
-        length: algorithm_of(federation, submodel_of(compared(spec.shortened(length)), name, table))
+        length: algorithm_of(federation, submodel_of(compare(spec.shortened(length)), name, table))
         for length in federation.data.lengths
     }
     algorithm = with_shorter(algorithm_of(federation, submodel), shorter)

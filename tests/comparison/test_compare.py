@@ -16,14 +16,14 @@ from torch.nn import functional as F
 
 import edgefl
 from edgefl.comparison import torch_side
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.comparison.key import key_of
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
 from edgefl.models.torch_functions import random_inputs
-from edgefl.models.torch_functions.random_ops import RULES, Draw, dropped
+from edgefl.models.torch_functions.random_ops import RULES, Draw, drop_entries
 
 SAMPLE = TensorSpec((4,))
 
@@ -185,7 +185,7 @@ def test_stacked_recurrent_layers_drop_the_same(layer: Callable[..., nn.Module])
 
     spec = split(seeded(Reading), sample=TensorSpec((5, 3)), classes=3)
 
-    assert compared(spec).units == spec.units
+    assert compare(spec).units == spec.units
 
 
 def renormed() -> nn.Module:
@@ -197,7 +197,7 @@ def renormed() -> nn.Module:
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
 
-    assert compared(spec).units == spec.units
+    assert compare(spec).units == spec.units
 
 
 @pytest.mark.sample(4)
@@ -221,7 +221,7 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
 def test_compared_refuses(make: Callable[[], nn.Module], message: str) -> None:
     sample = TensorSpec((8,), torch.int64, below=10) if make is renormed else SAMPLE
     with pytest.raises(ModelError, match=message):
-        compared(split(seeded(make), sample=sample, classes=3))
+        compare(split(seeded(make), sample=sample, classes=3))
 
 
 def weighted(out: Tensor, y: Tensor) -> Tensor:
@@ -296,12 +296,12 @@ def test_a_planted_fault_is_named_and_passes_without_the_comparison(
     if fault != "baked":  # it is the check itself that is patched out
         monkeypatch.setattr(place, ours)
         with pytest.raises(ModelError, match=message):
-            compared(split(seeded(make), sample=SAMPLE, classes=3, **options))
+            compare(split(seeded(make), sample=SAMPLE, classes=3, **options))
     else:
         with pytest.raises(ModelError, match="keeps Python state"):
-            compared(split(seeded(make), sample=SAMPLE, classes=3))
+            compare(split(seeded(make), sample=SAMPLE, classes=3))
         monkeypatch.setattr(place, ours)
-    monkeypatch.setattr("edgefl.api.model.compared", lambda spec, *_: spec)
+    monkeypatch.setattr("edgefl.api.model.compare", lambda spec, *_: spec)
     bundle = edgefl.compile(
         edgefl.Model(seeded(make), sample=(4,), classes=3),
         training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=2, steps=1), loss=options.get("loss")),
@@ -312,7 +312,7 @@ def test_a_planted_fault_is_named_and_passes_without_the_comparison(
 
 def _seldom(draw: Draw, input: Tensor, p: float, train: bool) -> Tensor:
     """Dropout that draws a number for each row alone."""
-    return dropped(draw, input, p) if not train else input * (draw((len(input), 1)) >= p) / (1 - p)
+    return drop_entries(draw, input, p) if not train else input * (draw((len(input), 1)) >= p) / (1 - p)
 
 
 def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +329,7 @@ def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(
         ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"
     ):
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
 
 
 class Busy(Warming):
@@ -358,7 +358,7 @@ def test_the_users_object_is_as_it_was() -> None:
     torch.manual_seed(5)
     states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
 
-    compared(split(module, sample=SAMPLE, classes=3))
+    compare(split(module, sample=SAMPLE, classes=3))
 
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert [part.training for part in module.modules()] == modes
@@ -380,10 +380,10 @@ def test_a_result_is_remembered_until_the_object_changes(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch_side, "train", counting)
     module = seeded(Frozen)
     for _ in range(2):
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
     assert len(trained) == 1
     module.part.train()
-    compared(split(module, sample=SAMPLE, classes=3))
+    compare(split(module, sample=SAMPLE, classes=3))
     assert len(trained) == 2
 
 

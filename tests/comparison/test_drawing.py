@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.comparison.drawing import Drawing, Generators, Stream
 from edgefl.errors import ModelError
 from edgefl.models.split import split
@@ -136,14 +136,14 @@ def test_a_generator_of_a_module_draws_new_numbers_and_is_put_back(period: int |
     before = module.source.get_state()
     spec = split(module, sample=SAMPLE, classes=3)
     assert torch.equal(module.source.get_state(), before)
-    compared(spec)
+    compare(spec)
     assert torch.equal(module.source.get_state(), before)
 
 
 @pytest.mark.parametrize("period", [1, 7])
 def test_a_generator_that_a_module_seeds_alike_is_refused(period: int) -> None:
     with pytest.raises(ModelError, match=r"drew before \(at .*test_drawing"):
-        compared(split(Generating(period), sample=SAMPLE, classes=3))
+        compare(split(Generating(period), sample=SAMPLE, classes=3))
 
 
 class Dropping(Net):
@@ -165,14 +165,14 @@ def test_generators_of_python_and_numpy_steer_both_sides_alike_and_stay() -> Non
     module = Dropping(0.3)
     before = module.source.getstate(), str(module.kept.bit_generator.state)
     with pytest.warns(UserWarning, match="steers Python"):
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
     assert (module.source.getstate(), str(module.kept.bit_generator.state)) == before
     assert isinstance(vars(module)["kept"], np.random.Generator)
 
 
 def test_a_seed_for_a_generator_of_python_is_refused() -> None:
     with pytest.raises(ModelError, match=r"seeds Python's .*test_drawing.*register_buffer"):
-        compared(split(Dropping(0.6, seed=True), sample=SAMPLE, classes=3))
+        compare(split(Dropping(0.6, seed=True), sample=SAMPLE, classes=3))
 
 
 class Initialising(Net):
@@ -191,7 +191,7 @@ class Initialising(Net):
 
 
 def test_functions_of_nn_init_draw_numbers_of_each_step() -> None:
-    compared(split(Initialising(), sample=SAMPLE, classes=3))
+    compare(split(Initialising(), sample=SAMPLE, classes=3))
 
 
 class Checkpointed(Net):
@@ -211,4 +211,4 @@ class Checkpointed(Net):
 
 
 def test_checkpointing_is_a_plain_call() -> None:
-    compared(split(Checkpointed(), sample=SAMPLE, classes=3))
+    compare(split(Checkpointed(), sample=SAMPLE, classes=3))

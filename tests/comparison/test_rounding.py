@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import edgefl
 from edgefl.comparison import torch_side
-from edgefl.comparison.compare import STEPS, compared
+from edgefl.comparison.compare import STEPS, compare
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
@@ -49,7 +49,7 @@ def cut(module: nn.Module, cuts: tuple[str, ...] | None = None) -> ModelSpec:
 @pytest.mark.parametrize("shift", [300.0, 1000.0])
 @pytest.mark.parametrize("act", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(), nn.Hardswish()], ids=str)
 def test_a_module_with_many_kinks_agrees(shift: float, act: nn.Module) -> None:
-    compared(cut(shifted(shift, act)))
+    compare(cut(shifted(shift, act)))
 
 
 @pytest.mark.sample(1)
@@ -59,7 +59,7 @@ def test_a_difference_among_many_kinks_is_named(offset: float) -> None:
     spec = cut(module, ("2",))
     module.get_submodule("2.2").register_forward_hook(lambda _m, _a, out: out + offset)
     with pytest.raises(ModelError, match=r"would not be trained as torch trains it"):
-        compared(spec)
+        compare(spec)
 
 
 class Single(nn.Module):
@@ -83,9 +83,9 @@ def test_samples_that_differ_are_not_forgiven_where_float64_fails() -> None:
     # A fault of the first samples; those that are drawn after them would agree.
     handle = module.layer.register_forward_hook(lambda _m, _a, out: 2 * out if next(calls) < STEPS else out)
     with pytest.raises(ModelError, match="would not be trained as torch trains it"):
-        compared(spec)
+        compare(spec)
     handle.remove()
-    compared(spec)
+    compare(spec)
 
 
 def test_training_in_float64_draws_the_same_numbers() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.errors import ModelError
 from edgefl.models.split import split
 from tests.comparison.test_compare import SAMPLE, Net, seeded
@@ -99,6 +99,6 @@ def test_views_of_what_training_moves_are_refused(
     places = {name: each.data_ptr() for name, each in module.named_parameters()}
 
     with expected:
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
 
     assert {name: each.data_ptr() for name, each in module.named_parameters()} == places

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.comparison import torch_side
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.own import OwnLoss
@@ -138,7 +138,7 @@ class Configured(Net):
 )
 def test_modules_that_go_wrong_later_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        compared(split(seeded(make), sample=SAMPLE, classes=3))
+        compare(split(seeded(make), sample=SAMPLE, classes=3))
 
 
 @pytest.mark.sample(3)
@@ -148,7 +148,7 @@ def test_state_may_be_logged_and_may_not_decide(seed: int) -> None:
     before = str(vars(module)), str(vars(module.box)), str(vars(type(module)).get("held"))
 
     with pytest.raises(ModelError, match=r"keeps Python state: '[\w.]*held") if decides else nullcontext():
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
 
     assert (str(vars(module)), str(vars(module.box)), str(vars(type(module)).get("held"))) == before, form
 
@@ -258,9 +258,9 @@ def test_objects_of_c_and_of_the_system_may_count_and_may_not_decide(
 ) -> None:
     monkeypatch.setenv("HOLDER", "")
     with pytest.raises(ModelError, match=f"keeps Python state: {name}"):
-        compared(split(seeded(lambda: Holding(holder(), 9)), sample=SAMPLE, classes=3))
+        compare(split(seeded(lambda: Holding(holder(), 9)), sample=SAMPLE, classes=3))
     if holder is not in_semaphore:
-        compared(split(seeded(lambda: Holding(holder(), 1_000_000_000)), sample=SAMPLE, classes=3))
+        compare(split(seeded(lambda: Holding(holder(), 1_000_000_000)), sample=SAMPLE, classes=3))
 
 
 class Hidden(Net):
@@ -320,16 +320,16 @@ class Late(Staged):
 
 
 def test_a_member_of_an_enumeration_may_change_and_a_tensor_may_not() -> None:
-    compared(split(seeded(Staged), sample=SAMPLE, classes=3))
+    compare(split(seeded(Staged), sample=SAMPLE, classes=3))
     with pytest.raises(ModelError, match="keeps Python state: 'step'"):
-        compared(split(seeded(Late), sample=SAMPLE, classes=3))
+        compare(split(seeded(Late), sample=SAMPLE, classes=3))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["how", "act", "between"])
 def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = seeded(Configured)
-    compared(split(module, sample=SAMPLE, classes=3))
+    compare(split(module, sample=SAMPLE, classes=3))
     if changed == "how":
         module.how["late"] = True
     elif changed == "act":
@@ -338,14 +338,14 @@ def test_a_result_is_not_used_after_a_change(changed: str, monkeypatch: pytest.M
         monkeypatch.setattr(Configured, "between", Configured.late)
 
     with pytest.raises(ModelError):
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
 
 
 def test_nothing_holds_a_module_that_was_compared_with_a_loss_of_its_own() -> None:
     module = seeded(Weighted)
     alive = ref(module)
     for _ in range(2):  # a bound method is another object each time
-        compared(
+        compare(
             split(module, sample=SAMPLE, classes=3, loss=OwnLoss(module.loss, TensorSpec((), torch.int64, 3)))
         )
     del module

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.errors import ModelError
 from edgefl.models.split import split
 from tests.comparison.test_compare import SAMPLE, Net, seeded
@@ -66,6 +66,6 @@ def test_a_wrapper_trains_with_what_was_added_to_it_or_is_refused(
         wanted = factor * net(x)
 
     with expected:
-        spec = compared(split(wrap(net), sample=SAMPLE, classes=3))
+        spec = compare(split(wrap(net), sample=SAMPLE, classes=3))
         with torch.no_grad():
             torch.testing.assert_close(spec.module(x), wanted)

@@ -18,7 +18,7 @@ MASK = "attention_mask"
 """The input beside x that says which tokens are there (1) and which are padding (0)."""
 
 
-def classified(
+def text_samples(
     corpus: Corpus, encode: Encode, *, length: int, vocabulary: int, mask: bool = False
 ) -> Dataset:
     """Return a sample for each text: its first ``length`` tokens, then padding (token 0), int64 (n, length), and its class.
@@ -31,7 +31,7 @@ def classified(
     if not corpus.classes:
         raise ConfigError(f"{corpus.name} has no classes: train a model that says what comes next on it")
     (train_x, train_mask), (test_x, test_mask) = (
-        _padded(encode(part.texts), length) for part in (corpus.train, corpus.test)
+        _pad(encode(part.texts), length) for part in (corpus.train, corpus.test)
     )
     assert corpus.train.labels is not None and corpus.test.labels is not None
     return Dataset(
@@ -51,7 +51,7 @@ def classified(
     )
 
 
-def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
+def window_samples(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
     """Return windows of ``length`` tokens, int64 (n, length), and the next token of each, for a language model.
 
     Windows lie end to end in the text of one owner; a shorter rest at its end is left out.
@@ -82,7 +82,7 @@ def running(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> 
     )
 
 
-def _padded(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
+def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
     """Return (tokens, mask), both int64 (n, length)."""
     tokens, mask = np.zeros((2, len(rows), length), np.int64)
     for place, row in enumerate(rows):

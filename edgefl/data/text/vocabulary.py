@@ -59,7 +59,9 @@ def separated(texts: Sequence[str], size: int) -> Vocabulary:
     return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
 
 
-def kept(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Vocabulary:
+def cached_vocabulary(
+    made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int
+) -> Vocabulary:
     """Return ``made(texts, size)``, one of the functions above, from the cache folder if possible.
 
     To count the words of tens of thousands of texts takes seconds, in every run and worker of a simulation.

@@ -62,7 +62,7 @@ def try_loss(
     )
     key = (id(owner), id(code), out, labels)
     if key not in _trials:
-        trial, held = _tried(function, name, out, labels, alone), None
+        trial, held = _try_once(function, name, out, labels, alone), None
         try:
             finalize(owner, _trials.pop, key, None).atexit = False
         except TypeError:  # no weak reference: keep it alive, so that no other object gets its id
@@ -71,7 +71,7 @@ def try_loss(
     return _trials[key][1]
 
 
-def _tried(
+def _try_once(
     function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
 ) -> LossTrial:
     outputs, y = draw(out, labels)
@@ -267,7 +267,7 @@ class OwnLoss:
 
     def is_separable(self, out: TensorSpec) -> bool:
         """Return True if the function returns one loss per sample and no other sample changes it."""
-        return self._tried(out).separable
+        return self._try_once(out).separable
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample alone, (B,), for evaluation."""
@@ -285,7 +285,7 @@ class OwnLoss:
         return torch.zeros(len(out), dtype=torch.float32, device=out.device)
 
     def label(self, out: TensorSpec) -> TensorSpec:
-        return self._tried(out).labels
+        return self._try_once(out).labels
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
         return ()
@@ -293,7 +293,7 @@ class OwnLoss:
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
         return {}
 
-    def _tried(self, out: TensorSpec) -> LossTrial:
+    def _try_once(self, out: TensorSpec) -> LossTrial:
         if self.labels is None:
             raise ModelError(
                 f"the loss {self.name!r} does not say what labels it reads: give `data`, or "

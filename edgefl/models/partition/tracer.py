@@ -40,7 +40,7 @@ from edgefl.models.torch_functions.autograd_functions import FunctionLayer, Kind
 from edgefl.models.torch_functions.control_flow import TraceableMode
 from edgefl.models.torch_functions.python_random import patched_generators
 from edgefl.models.torch_functions.recurrent import PaddedSequence, recurring
-from edgefl.models.torch_functions.storage import reshaped, without_new
+from edgefl.models.torch_functions.storage import shape_error, without_new
 from edgefl.models.user_code import NO_VALUES, at_line, defined_at, user_errors
 from edgefl.system.collecting import collecting_later
 
@@ -516,7 +516,7 @@ def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecor
         if node.target is torch.ops.aten.copy_.default and node.args[0] in buffers:
             before, now = (each.meta["val"] for each in arguments(node)[:2])
             if not _fits(now.shape, before.shape):
-                raise reshaped(f"buffer {buffers[node.args[0]]!r}", before, now)
+                raise shape_error(f"buffer {buffers[node.args[0]]!r}", before, now)
     assert source is not None
     fill_by_size(graph, source)
     return TracedGraph(root, graph, source, result, state, constants, tuple(record.calls), record.reads_mode)

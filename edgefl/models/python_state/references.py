@@ -36,7 +36,7 @@ from edgefl.models.python_state.spaces import (
     SlotSpace,
     Space,
     is_iterator,
-    iterated,
+    iterated_values,
     slots_of,
 )
 
@@ -126,7 +126,7 @@ class References:
         elif is_iterator(value):
             if id(value) not in self._movable:
                 self._note(IteratorSpace(None, value), path)
-            self._add(((path, each) for each in iterated(value)), depth)
+            self._add(((path, each) for each in iterated_values(value)), depth)
         elif not issubclass(kind, ModuleType | random.Random):
             self._visit_object(path, value, depth)
 

@@ -215,7 +215,7 @@ def is_iterator(value: object) -> bool:
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
 
-def iterated(iterator: Any) -> Iterator[Any]:
+def iterated_values(iterator: Any) -> Iterator[Any]:
     """Return what an iterator reads, such as a list or a function."""
     waiting = [*_position(iterator)]
     while waiting:

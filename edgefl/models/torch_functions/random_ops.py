@@ -29,7 +29,7 @@ def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
     return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle)
 
 
-def dropped(draw: Draw, x: Tensor, rate: float) -> Tensor:
+def drop_entries(draw: Draw, x: Tensor, rate: float) -> Tensor:
     """Return ``x`` with each entry kept with probability 1 - rate and scaled by its inverse, else 0."""
     return _dropped(draw, x, rate, x.shape)
 
@@ -41,13 +41,13 @@ def _dropped(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor
 
 
 def _dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
-    return dropped(draw, input, p) if train and p else NotImplemented
+    return drop_entries(draw, input, p) if train and p else NotImplemented
 
 
 def _dropout_(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
     if not train or not p:
         return NotImplemented
-    return input.mul_(dropped(draw, torch.ones_like(input), p))
+    return input.mul_(drop_entries(draw, torch.ones_like(input), p))
 
 
 def _channels(x: Tensor) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def _attention(
         scores = scores + attn_mask
     # A row whose mask hides all positions has weights of 0.
     softmax = torch.softmax if attn_mask is None else torch.ops.aten._safe_softmax.default
-    return dropped(draw, softmax(scores, -1), dropout_p) @ value
+    return drop_entries(draw, softmax(scores, -1), dropout_p) @ value
 
 
 def _empty(make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:

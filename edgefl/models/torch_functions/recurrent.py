@@ -93,7 +93,7 @@ def unpack(
     return whole.transpose(0, 1) if batch_first else whole, lengths
 
 
-def _copied(function: Any) -> Any:
+def _copy_function(function: Any) -> Any:
     return FunctionType(
         function.__code__,
         function.__globals__,
@@ -103,7 +103,7 @@ def _copied(function: Any) -> Any:
     )
 
 
-_pack, _unpack = _copied(rnn.pack_padded_sequence), _copied(rnn.pad_packed_sequence)
+_pack, _unpack = _copy_function(rnn.pack_padded_sequence), _copy_function(rnn.pad_packed_sequence)
 
 
 # The code that replaces torch's. It has the globals of torch's module, so it imports its names.

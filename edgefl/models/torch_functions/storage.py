@@ -24,7 +24,7 @@ def memory_of(tensor: Tensor) -> int:
             return id(tensor)
 
 
-def reshaped(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
+def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
     """Return the error for a buffer that has another shape or type after a step.
 
     Args:
@@ -63,12 +63,12 @@ def _described(tensor: Tensor) -> str:
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _assigned(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
+def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
     """Write the values of ``tensor.data = value`` and ``tensor.set_(value)``: no tensor of a graph gets other memory."""
     if rest or options or not isinstance(value, Tensor):
         return NotImplemented
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        raise reshaped(_name_of(tensor) or "a tensor", tensor, value, at_line())
+        raise shape_error(_name_of(tensor) or "a tensor", tensor, value, at_line())
     if tensor.requires_grad and not _name_of(tensor):
         raise ModelError(
             f"expected tensors that keep the values their gradient belongs to, found new ones by .data{at_line()}; compute "
@@ -86,7 +86,7 @@ def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
         if name := _name_of(tensor):
             now = func(tensor.detach().clone(), *args, **kwargs)
             if now.shape != tensor.shape:
-                raise reshaped(name, tensor, now, at_line())
+                raise shape_error(name, tensor, now, at_line())
         return NotImplemented
 
     return rule
@@ -108,8 +108,8 @@ _RESHAPING = (
     Tensor.swapdims_, Tensor.as_strided_,
 )  # fmt: skip
 RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.data.__set__: _assigned,  # type: ignore[attr-defined]
-    Tensor.set_: _assigned,
+    Tensor.data.__set__: _assign,  # type: ignore[attr-defined]
+    Tensor.set_: _assign,
     **{func: _keeping(func) for func in _RESHAPING},
 }
 """Rules by function, as those of :mod:`edgefl.models.torch_functions.rules`."""

@@ -85,13 +85,13 @@ def mobilenet(
     With 1,000 classes the tensors equal the ImageNet original's (3,504,872 parameters).
     """
     norm = partial(BatchNorm, mode=bn, keep=bn_keep)
-    last = _rounded(1280 * max(1.0, width))
+    last = _round_channels(1280 * max(1.0, width))
 
     def units() -> nn.Sequential:
-        inside = _rounded(32 * width)
+        inside = _round_channels(32 * width)
         layers: list[tuple[str, nn.Module]] = [("stem", ConvNorm(in_channels, inside, 3, norm))]
         for expansion, channels, repetitions, first in STAGES:
-            outside = _rounded(channels * width)
+            outside = _round_channels(channels * width)
             for position in range(repetitions):
                 stride = first if position == 0 else 1
                 layers.append((f"block{len(layers)}", Inverted(inside, outside, expansion, stride, norm)))
@@ -101,7 +101,7 @@ def mobilenet(
     return ModelSpec("mobilenet", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
-def _rounded(channels: float) -> int:
+def _round_channels(channels: float) -> int:
     """Return the nearest multiple of 8, at least 8, and not more than a tenth below ``channels``."""
     nearest = max(8, int(channels + 4) // 8 * 8)
     return nearest + 8 if nearest < 0.9 * channels else nearest

@@ -66,7 +66,7 @@ def fafed_mnist(
 
     ``final_activation`` puts the ReLU that the paper lists behind the logits too; its dead outputs harm (fafed.md 8.12).
     """
-    return _made(MNIST, in_channels, size, classes, final_activation, seed)
+    return _build(MNIST, in_channels, size, classes, final_activation, seed)
 
 
 def fafed_fashion(
@@ -77,17 +77,17 @@ def fafed_fashion(
     ``final_activation`` puts the Tanh that the paper lists behind the logits too, which keeps the cross-entropy of ten
     classes above 0.7966 (fafed.md 8.12).
     """
-    return _made(FASHION, in_channels, size, classes, final_activation, seed)
+    return _build(FASHION, in_channels, size, classes, final_activation, seed)
 
 
 def fafed_cifar(
     *, in_channels: int = 3, size: int = 32, classes: int = 10, final_activation: bool = False, seed: int = 0
 ) -> ModelSpec:
     """Return FAFED's CNN for CIFAR-10: 581,866 parameters for 3x32x32; ``final_activation`` as in :func:`fafed_mnist`."""
-    return _made(CIFAR, in_channels, size, classes, final_activation, seed)
+    return _build(CIFAR, in_channels, size, classes, final_activation, seed)
 
 
-def _made(shape: Shape, channels: int, size: int, classes: int, final: bool, seed: int) -> ModelSpec:
+def _build(shape: Shape, channels: int, size: int, classes: int, final: bool, seed: int) -> ModelSpec:
     flat = shape.convolutions[-1] * shape.side(size) ** 2
 
     def units() -> nn.Sequential:

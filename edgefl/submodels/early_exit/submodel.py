@@ -11,7 +11,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from edgefl.errors import ModelError
-from edgefl.models.exits import BranchedUnits, ExitSpec, branched
+from edgefl.models.exits import BranchedUnits, ExitSpec, branch
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.importance.strategy import maskable
@@ -79,7 +79,7 @@ class EarlyExit(Submodel):
         if self.width == 1.0:
             return self._whole
         narrow = self._sliced.suffix.get_submodule(_LEVEL)
-        return branched(list(narrow.named_children())).train(self._whole.training)
+        return branch(list(narrow.named_children())).train(self._whole.training)
 
     @cached_property
     def units(self) -> tuple[str, ...]:

@@ -217,7 +217,7 @@ def _letters(texts: list[str]) -> list[list[int]]:
 
 def test_short_texts_are_padded_and_long_ones_cut() -> None:
     texts = Texts(["abc", "abcdefgh", ""], np.array([0, 1, 0]))
-    data = samples.classified(
+    data = samples.text_samples(
         Corpus("letters", texts, texts, ("no", "yes")), _letters, length=4, vocabulary=27, mask=True
     )
 
@@ -229,15 +229,15 @@ def test_short_texts_are_padded_and_long_ones_cut() -> None:
 
 def test_windows_of_running_text_stay_with_their_owner_and_say_what_follows() -> None:
     texts = Texts(["abc", "xyz", "def", "x"], owners=np.array([5, 7, 5, 7]))
-    data = samples.running(Corpus("letters", texts, texts), _letters, length=2, vocabulary=27)
+    data = samples.window_samples(Corpus("letters", texts, texts), _letters, length=2, vocabulary=27)
 
     assert data.train_x.tolist() == [[1, 2], [3, 4], [24, 25]]
     assert data.train_y.tolist() == [[2, 3], [4, 5], [25, 26]]
     assert data.owners is not None and data.owners.tolist() == [5, 5, 7]
     with pytest.raises(DataError, match="no training text has 8 tokens"):
-        samples.running(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
+        samples.window_samples(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
     with pytest.raises(ConfigError, match="letters has no classes"):
-        samples.classified(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
+        samples.text_samples(Corpus("letters", texts, texts), _letters, length=7, vocabulary=27)
 
 
 def test_a_unigram_model_knows_how_frequent_tokens_are_and_nothing_else() -> None:
@@ -326,12 +326,14 @@ def test_a_vocabulary_is_kept_and_made_anew_where_it_is_damaged(
         return vocabulary.words(texts, size)
 
     texts = ["a fine film", "a film"]
-    first = vocabulary.kept(words, texts, 4)
-    assert vocabulary.kept(words, texts, 4) == first == vocabulary.words(texts, 4) and made == [4]
-    vocabulary.kept(words, texts, 5)
-    vocabulary.kept(words, [*texts, ""], 4)
+    first = vocabulary.cached_vocabulary(words, texts, 4)
+    assert vocabulary.cached_vocabulary(words, texts, 4) == first == vocabulary.words(texts, 4) and made == [
+        4
+    ]
+    vocabulary.cached_vocabulary(words, texts, 5)
+    vocabulary.cached_vocabulary(words, [*texts, ""], 4)
     assert made == [4, 5, 4]
 
     for file in tmp_path.rglob("*.json"):
         file.write_bytes(b"{}")
-    assert vocabulary.kept(words, texts, 4) == first and made == [4, 5, 4, 4]
+    assert vocabulary.cached_vocabulary(words, texts, 4) == first and made == [4, 5, 4, 4]

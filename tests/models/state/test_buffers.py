@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.comparison.torch_side import restored
 from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.split import split
@@ -95,7 +95,7 @@ def _set(net: Holding, h: Tensor) -> None:
     "make", [Rebinding, lambda: Holding(_data, 4, 6), lambda: Holding(_set, 4, 6)], ids=["=", "data", "set_"]
 )
 def test_written_buffers_train_as_in_torch(make: Callable[[], nn.Module]) -> None:
-    compared(split(seeded(make), sample=SAMPLE, classes=3))
+    compare(split(seeded(make), sample=SAMPLE, classes=3))
 
 
 def _grown(name: str) -> Callable[[Holding, Tensor], object]:
@@ -123,7 +123,7 @@ def test_buffers_of_another_shape_are_refused(change: Callable[[Holding, Tensor]
     module = seeded(lambda: Holding(change, 1, 6))
 
     with pytest.raises(ModelError, match=f"buffer '{name}' changes its shape in forward: expected .1, 6."):
-        compared(split(module, sample=SAMPLE, classes=3))
+        compare(split(module, sample=SAMPLE, classes=3))
 
     assert module.kept.shape == module.other.shape == (1, 6)
 
@@ -180,4 +180,4 @@ class Teacher(Net):
 )
 def test_what_no_module_registers_is_refused(make: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(EdgeflError, match=message):
-        compared(split(seeded(make), sample=SAMPLE, classes=3))
+        compare(split(seeded(make), sample=SAMPLE, classes=3))

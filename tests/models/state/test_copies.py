@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from edgefl.comparison.compare import compared
+from edgefl.comparison.compare import compare
 from edgefl.models.copies import copy_module
 from edgefl.models.counters import counters
 from edgefl.models.hooks import gradient_hooks
@@ -87,7 +87,7 @@ def test_every_objective_keeps_hooks_and_counters() -> None:
 
 @pytest.mark.parametrize("make", [Looked, traced_with_hooks])
 def test_cut_units_train_as_torch_does(make: Callable[[], nn.Module]) -> None:
-    compared(split(seeded(make), sample=SAMPLE, classes=3))
+    compare(split(seeded(make), sample=SAMPLE, classes=3))
 
 
 def test_a_copy_of_a_traced_module_computes_the_same() -> None:
