@@ -105,8 +105,8 @@ def test_a_step_in_double_precision_leaves_the_model_as_it_was_stored() -> None:
 def test_an_update_is_unfolded_also_where_the_names_stay() -> None:
     squares = ServerOpt("squares", unfold=lambda update: {name: tensor**2 for name, tensor in update.items()})
     tier, placement = {"t": TierSpec(bundle("strong"), None)}, Placement(dict.fromkeys(WEIGHTS))  # type: ignore[arg-type]
-    assert ExchangeSpec(tier, {}, server=squares).reading("t", placement, TRAINED).unfolds
-    assert not ExchangeSpec(tier, {}).reading("t", placement, TRAINED).unfolds
+    assert ExchangeSpec(tier, {}, server=squares).update_layout("t", placement, TRAINED).unfolds
+    assert not ExchangeSpec(tier, {}).update_layout("t", placement, TRAINED).unfolds
 
 
 def test_exchanges_open_once_and_then_take_turns() -> None:

@@ -158,7 +158,8 @@ def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same
             assert theirs.tiers["strong"].bundle == ours.tiers["strong"].bundle
             placement = ours.tiers["strong"].place(here.initial, 1)
             averaged = [
-                each.reading("strong", placement, here.trained).averaged.keys() for each in (ours, theirs)
+                each.update_layout("strong", placement, here.trained).averaged.keys()
+                for each in (ours, theirs)
             ]
             assert averaged[0] == averaged[1]
             update = moved(here.initial, 3)
