@@ -58,7 +58,7 @@ _EXPORTS = {
     "edgefl.api.tune": ("tune",),
     "edgefl.facts": ("catalog=shipped",),
     "edgefl.errors": ("EdgeflError",),
-    "edgefl_device.personal.personalize": ("Adaptation=Wanted",),
+    "edgefl_device.personal.personalize": ("Adaptation",),
     "edgefl_export.device": ("Device",),
 }
 _load_export = _lazily(__name__, _EXPORTS)

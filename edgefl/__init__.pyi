@@ -62,7 +62,7 @@ from edgefl.api.training import Training as Training
 from edgefl.api.tune import tune as tune
 from edgefl.errors import EdgeflError as EdgeflError
 from edgefl.facts import shipped as _shipped
-from edgefl_device.personal.personalize import Wanted as _Adaptation
+from edgefl_device.personal.personalize import Adaptation as _Adaptation
 from edgefl_export.device import Device as Device
 
 __version__: str

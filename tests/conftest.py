@@ -77,22 +77,11 @@ def pytest_runtest_teardown() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def code_stays_resident() -> Iterator[None]:
-    """Loading a graph in the tests' own process reads no tables of pages: those of all libraries of all tests are long.
-
-    Devices in processes of their own cut their code and let go of it as ever.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgefl_device.libraries._parts", list)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def garbage_is_not_searched_between_stages() -> Iterator[None]:
     """A device searches for garbage between the stages of a round and behind it. In the tests' own process that of all tests
     is searched, a third of a second each time; devices in processes of their own search as ever."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("agent", "round.runner", "round.forward", "round.tuning"):
+        for place in ("agent", "round.trainer", "round.forward", "round.autotune"):
             patch.setattr(f"edgefl_device.{place}.trim_memory", lambda: None)
         yield
 

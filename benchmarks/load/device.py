@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.messages import Ack, Progress, Round, Status, Task
 from edgefl.wire.mqtt.topics import DeviceTopics
 
 _RUBBISH_BYTES = 1000
-_ROUNDS = 2  # without a task, as in edgefl_device.link.listening
+_ROUNDS = 2  # without a task, as in edgefl_device.link.presence
 _PING_PART = 0.7
 """Share of the keep-alive between two checks: a message right after one delays the ping by nearly two of these."""
 _AFTER_S = 1.0

@@ -44,7 +44,7 @@ from edgefl.setup.federation_options import parse_options
 from edgefl.system.sizes import size
 from edgefl.system.structs import filled
 from edgefl_device.host import processor_features
-from edgefl_device.round.suited import suited_form
+from edgefl_device.round.autotune import suited_variant
 from edgefl_export.artifact import Artifact
 from edgefl_export.bundle.formats import Format, format_of
 from edgefl_export.capture.trace import Captured
@@ -355,7 +355,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
                     folder, measured, variants, settings.threads, settings.environment
                 )
             else:
-                variant = suited_form(form.name, variants, processor_features(), settings.threads)
+                variant = suited_variant(form.name, variants, processor_features(), settings.threads)
                 measured = variants.get(variant, measured)
                 (folder / "graph.bin").write_bytes(measured)
         say(f"{model}: comparing with torch")

@@ -19,9 +19,8 @@ from edgefl.system.python import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded
-from edgefl.wire.limits import Limits
 from edgefl_device.engine.select import open_engine
-from edgefl_device.round.tuning import Choice, fastest
+from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial, TuningResult
 
 
 def take_fastest(
@@ -39,7 +38,7 @@ def take_fastest(
     ran = subprocess.run(command, check=False, capture_output=True, text=True, env=dict(environment))
     if ran.returncode:
         raise EdgeflError(f"the process that tries the forms of the step ended: {ran.stderr.strip()[-500:]}")
-    chosen = msgspec.json.decode(ran.stdout, type=Choice).variant
+    chosen = msgspec.json.decode(ran.stdout, type=TuningResult).variant
     model = variants.get(chosen, own)
     (folder / "graph.bin").write_bytes(model)
     return chosen, model
@@ -62,8 +61,9 @@ def main(folder: Path, threads: int) -> None:
         state = engine.write_state({name: file[name] for name in file.files})
     feeds = dict(np.load(min(folder.glob("batch*.npz"))))
     feeds |= {port.name: random.random(port.shape, np.float32) for port in graph.inputs_of("noise")}
-    found = fastest(engine, graph, _FolderBlobs(folder, graph), feeds, state, limit=Limits().max_blob_bytes)
-    sys.stdout.write(msgspec.json.encode(found or Choice()).decode())
+    trial = StepTrial(engine, graph, _FolderBlobs(folder, graph), feeds, state)
+    found = Autotuner(MemoryTuningStore()).fastest(trial)
+    sys.stdout.write(msgspec.json.encode(found or TuningResult()).decode())
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.data.samples import noise
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.memory import return_memory_early
-from edgefl_device.round.graphs import labelled
+from edgefl_device.round.graph_loader import arrays_of_role
 
 _SEED = 0
 
@@ -50,7 +50,7 @@ def load(folder: Path, name: str, threads: int, steps: int = 0) -> Callable[[], 
         random = {port.name: noise(_SEED, calls, number, port.shape, port.dtype) for number, port in draws}
         outputs = loaded.run({**inputs, **random}, state)
         state = {**state, **outputs.state}
-        update = labelled(outputs.arrays, "update")
+        update = arrays_of_role(outputs.arrays, "update")
         return tensors.dump(update, masks) if update else None
 
     return call

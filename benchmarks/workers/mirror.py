@@ -125,7 +125,7 @@ def fetch(trial: MirrorTrial) -> FetchReport:
     from edgefl_device.link.fetch import Fetcher
     from edgefl_device.link.mirrors import Mirrors
     from edgefl_device.memory import peak_bytes
-    from edgefl_device.round.pages import whole_of
+    from edgefl_device.round.executor import with_page
     from edgefl_device.store.database import Store
 
     # Limits of an owner who has such a model.
@@ -136,7 +136,7 @@ def fetch(trial: MirrorTrial) -> FetchReport:
         limits=limits,
     )
     store = Store(Path(trial.folder), limit_bytes=limits.store_bytes, history_rounds=1)
-    fetcher = Fetcher(session, topics, store, limits, lambda: False, Mirrors(limits))
+    fetcher = Fetcher(session, topics, store, limits, Mirrors(limits))
     announcements: list[Round] = []
     arrived = threading.Event()
 
@@ -157,7 +157,7 @@ def fetch(trial: MirrorTrial) -> FetchReport:
     arrived.wait(_TIMEOUT_S)
     began = time.monotonic()
     fetcher.mirrors.announced(announcements[-1])
-    whole = whole_of(announcements[-1], fetcher, limits)
+    whole = with_page(announcements[-1], fetcher, limits)
     for data in fetcher.get_all([ref for line in whole.units.values() for ref in line]):
         del data
     return FetchReport(

@@ -1,35 +1,35 @@
-"""In what conditions this device is: asked of the system, of its owner's commands and policy, and told to the server.
+"""Conditions of this device (power, link, heat, availability) from the system and the owner's commands, for the server.
 
-The owner's own words come first: the command ``surroundings`` of the policy prints lines such as ::
+The owner's command ``surroundings`` in the policy takes precedence. It prints lines such as ::
 
     power = battery
     thermal = warm
     available = no
 
-Of what it leaves out, the policy's other commands and the system are asked. What nobody knows stays unknown.
+For lines that it leaves out, the policy's other commands and the system are used. The rest stays unknown.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, UNKNOWN_CONDITIONS, Conditions
-from edgefl_device.policy import Ask, Condition, Rules, output_of
+from edgefl.wire.mqtt.session import Session
+from edgefl_device.policy import Condition, OwnerRules, SystemQueries, command_output
 
 _ZONES = Path("/sys/class/thermal")
 _NEAR_C = 10.0
-"""So much below the temperature from which the system slows down it is warm."""
+"""Degrees below the temperature of throttling from which the device counts as warm."""
 _BELOW_CRITICAL_C = 20.0
-"""Where a system only says when it switches itself off, it is taken to slow down so much below."""
-_MOST_TOLD = 4096
-_FIRST_LOOK_S = 2.0
-_WORDS: Mapping[str, tuple[str, ...]] = {
+"""Degrees below the temperature of switching off at which a system without a throttling point is taken to throttle."""
+_MOST_OUTPUT = 4096
+_FIRST_READING_S = 2.0
+_VALUES: Mapping[str, tuple[str, ...]] = {
     "power": POWER,
     "link": LINK,
     "thermal": THERMAL,
@@ -37,42 +37,66 @@ _WORDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
-    """One look at all there is. ``rules`` are the owner's; ``zones`` is where Linux tells temperatures."""
+class ConditionsSensor:
+    """Reads the conditions of this device.
 
-    rules: Rules
-    zones: Path = _ZONES
+    Args:
+        rules: The owner's rules.
+        zones: Folder in which Linux lists temperatures.
+    """
 
-    def __call__(self) -> Conditions:
-        told = words(output_of(command)) if (command := self.rules.policy.surroundings) else {}
-        ask = _with(told, self.rules.ask)
-        available = told.get("available") != "no" and not replace(self.rules, ask=ask).why_not("train")
+    def __init__(self, rules: OwnerRules, zones: Path = _ZONES) -> None:
+        self._rules = rules
+        self._zones = zones
+
+    def read(self) -> Conditions:
+        """Return the conditions now; may run the owner's commands."""
+        command = self._rules.policy.surroundings
+        reported = parse_conditions(command_output(command)) if command else {}
+        queries = _CachedQueries(reported, self._rules.queries)
+        rules = replace(self._rules, queries=queries)
+        charging, unmetered = queries.holds("charging"), queries.holds("unmetered")
         return Conditions(
-            power=_word(ask("charging"), "charging", "battery"),
-            link=_word(ask("unmetered"), "unmetered", "metered"),
-            thermal=told.get("thermal") or heat(self.zones),
-            available=available,
+            power="" if charging is None else "charging" if charging else "battery",
+            link="" if unmetered is None else "unmetered" if unmetered else "metered",
+            thermal=reported.get("thermal") or heat(self._zones),
+            available=reported.get("available") != "no" and not rules.objection("train"),
         )
 
 
-def words(text: str) -> dict[str, str]:
-    """What lines of ``name = word`` say, of the names and words that there are; all else is passed over."""
-    told = {}
-    for line in text[:_MOST_TOLD].splitlines():
-        name, _, word = (part.strip().strip('"') for part in line.partition("="))
-        if word in _WORDS.get(name, ()):
-            told[name] = word
-    return told
+class _CachedQueries(SystemQueries):
+    """Conditions as the owner's command reported them, and else as the system reports them, each queried once."""
+
+    def __init__(self, reported: Mapping[str, str], queries: SystemQueries) -> None:
+        super().__init__()
+        self._reported = reported
+        self._queries = queries
+        self._results: dict[Condition, bool | None] = {}
+
+    def holds(self, condition: Condition) -> bool | None:
+        if condition not in self._results:
+            word = self._reported.get("power" if condition == "charging" else "link")
+            self._results[condition] = word == condition if word else self._queries.holds(condition)
+        return self._results[condition]
+
+
+def parse_conditions(text: str) -> dict[str, str]:
+    """Return the known names and values of lines such as ``power = battery``; ignore everything else."""
+    values = {}
+    for line in text[:_MOST_OUTPUT].splitlines():
+        name, _, value = (part.strip().strip('"') for part in line.partition("="))
+        if value in _VALUES.get(name, ()):
+            values[name] = value
+    return values
 
 
 def heat(zones: Path = _ZONES) -> str:
-    """How hot the hottest part is, beside the temperature from which the system slows it down; "" where it does not say."""
-    found = [zone for each in sorted(zones.glob("thermal_zone*")) if (zone := _heat_of(each))]
-    return max(found, key=THERMAL.index, default="")
+    """Return the heat of the hottest zone compared with its throttling point; "" if the system does not report it."""
+    values = [value for zone in sorted(zones.glob("thermal_zone*")) if (value := _zone_heat(zone))]
+    return max(values, key=THERMAL.index, default="")
 
 
-def _heat_of(zone: Path) -> str:
+def _zone_heat(zone: Path) -> str:
     limits: list[float] = []
     with suppress(OSError, ValueError):
         now = _degrees(zone / "temp")
@@ -89,68 +113,49 @@ def _degrees(path: Path) -> float:
     return int(path.read_text()) / 1000
 
 
-def _with(told: Mapping[str, str], ask: Ask) -> Ask:
-    """Asks what was told, and else ``ask``, once for each condition."""
+class ConditionsMonitor:
+    """Reads the conditions now and then, on a thread of its own: an owner's command may hang.
 
-    @cache
-    def asked(condition: Condition) -> bool | None:
-        word = told.get("power" if condition == "charging" else "link")
-        return word == condition if word else ask(condition)
-
-    return asked
-
-
-def _word(holds: bool | None, yes: str, no: str) -> str:
-    return "" if holds is None else yes if holds else no
-
-
-class Watch:
-    """Looks now and then, on a thread of its own for as long as a look takes: an owner's command may hang.
-
-    ``wake`` is called when the conditions are others than before; everything else is for one thread.
+    Args:
+        sensor: Reads the conditions.
+        period_s: Time between two readings.
+        session: Session whose reader is woken when the conditions have changed.
     """
 
-    def __init__(
-        self,
-        look: Callable[[], Conditions],
-        every_s: float,
-        wake: Callable[[], None],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._look = look
-        self._every_s = every_s
-        self._wake = wake
-        self._clock = clock
+    def __init__(self, sensor: ConditionsSensor, period_s: float, session: Session) -> None:
+        self._sensor = sensor
+        self._period_s = period_s
+        self._session = session
         self._thread: threading.Thread | None = None
         self._next = 0.0
         self._known = UNKNOWN_CONDITIONS
-        self._told: Conditions | None = None
+        self._taken: Conditions | None = None
 
     def begin(self) -> None:
-        """The first look, of which is not waited for long."""
+        """Read for the first time, and wait a moment for the result."""
         self._start()
         if self._thread is not None:
-            self._thread.join(_FIRST_LOOK_S)
+            self._thread.join(_FIRST_READING_S)
 
     def step(self) -> bool:
-        """To be called now and then: whether the conditions are others than those that were last told."""
-        if self._clock() >= self._next and (self._thread is None or not self._thread.is_alive()):
+        """Read if it is time; return True if the conditions differ from those last taken. Call it now and then."""
+        if time.monotonic() >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._start()
-        return self._told is not None and self._known != self._told
+        return self._taken is not None and self._known != self._taken
 
-    def tell(self) -> Conditions:
-        """The conditions as they are known, which are told from now on."""
-        known = self._told = self._known
+    def take(self) -> Conditions:
+        """Return the last known conditions."""
+        known = self._taken = self._known
         return known
 
     def _start(self) -> None:
-        self._next = self._clock() + self._every_s
-        self._thread = threading.Thread(target=self._once, name="conditions", daemon=True)
+        self._next = time.monotonic() + self._period_s
+        self._thread = threading.Thread(target=self._read, name="conditions", daemon=True)
         self._thread.start()
 
-    def _once(self) -> None:
+    def _read(self) -> None:
         with suppress(Exception):  # of the store, for example, when the agent ends: there is a next time
-            known = self._look()
+            known = self._sensor.read()
             if known != self._known:
                 self._known = known
-                self._wake()
+                self._session.wake()

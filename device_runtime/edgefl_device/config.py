@@ -1,8 +1,9 @@
-"""What an agent is told when it is made, and what it tells."""
+"""Configuration of an agent, and the log of its events."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -13,26 +14,46 @@ from edgefl.wire.enrolment import Token
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.text import printable
 from edgefl_device.policy import Policy as OwnerPolicy
 
 Source = Callable[[], Any]
-"""Gives ``(x, y)``, ``(x, y, others)`` or a mapping with x, y and the inputs beside x: arrays, one row for each sample."""
+"""Function that returns ``(x, y)``, ``(x, y, others)`` or a mapping with x, y and other inputs: arrays, one row a sample."""
 
 Policy = Literal["refuse", "skip"]
-"""What becomes of a row that cannot be read, or does not fit the model."""
+"""Treatment of a row that cannot be read, or does not fit the model."""
+
+_MOST_TEXT = 2000
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something people want to know; ``details`` is ready for JSON."""
+    """Event for people; ``details`` is ready for JSON."""
 
     event: str
     text: str
     details: dict[str, str | int | float] = {}
 
 
+class DeviceLog:
+    """Log of a device: passes events on to the user's function. Thread-safe if that is.
+
+    Args:
+        report: The user's function.
+    """
+
+    def __init__(self, report: Callable[[AgentEvent], None]) -> None:
+        self._report = report
+
+    def event(self, name: str, text: str, **details: str | int | float) -> None:
+        """Report an event. An error of the user's function, such as a closed standard output, stops no thread."""
+        with suppress(Exception):
+            clean = {key: printable(v) if isinstance(v, str) else v for key, v in details.items()}
+            self._report(AgentEvent(event=name, text=printable(text, _MOST_TEXT), details=clean))
+
+
 @dataclass(frozen=True)
 class AgentConfig:
-    """Who this device is and what it has."""
+    """Name, data and limits of a device."""
 
     federation: str
     device: str
@@ -42,20 +63,20 @@ class AgentConfig:
     bad_rows: Policy = "refuse"
     tier: str = ""
     memory_bytes: int = 0
-    """Memory this device offers to training; 0: what it has. A task that needs more is declined."""
+    """Memory this device offers to training; 0: all it has. A task that needs more is declined."""
     server_keys: tuple[bytes, ...] = ()
-    """Public keys of the server: this device acts on nothing that they did not sign. Without any, the first that it sees is
-    trusted from then on."""
+    """Public keys of the server; messages signed by no other key count. Without any, the first key seen is trusted from then
+    on."""
     mirrors: tuple[Mirror, ...] = ()
-    """Of its own, such as a gateway's cache: asked before those that the server names."""
+    """Mirrors of the owner, such as a gateway's cache, used before those that the server names."""
     token: Token | None = None
-    """Brings this device's key onto the server's list of devices."""
+    """Token that adds this device's key to the server's list of devices."""
     until_done: bool = False
     threads: int = 1
-    """Those of the engine, for whoever asks what a bundle costs here."""
+    """Threads of the engine, for profiles of bundles."""
     tune: bool | None = False
-    """Forms of graphs: True times them where they are first needed and keeps the fastest, None takes the one that suits the
-    processor, False the graph's own: with the others the last bits of an update depend on the processor."""
+    """Variants of graphs: True times them where they are first needed and keeps the fastest, None takes the one that suits
+    the processor, False the graph's own form. With the others the last bits of an update depend on the processor."""
     limits: Limits = Limits()
     policy: OwnerPolicy = field(default_factory=OwnerPolicy)
-    """What the owner lets it do, and when."""
+    """The owner's rules."""

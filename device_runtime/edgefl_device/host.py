@@ -1,4 +1,4 @@
-"""What this device is: its memory, and the agent that is installed on it."""
+"""Facts about this device: its memory and processor, and the installed agent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edgefl_device.memory import resident_bytes
 
 
 def physical_memory() -> int:
-    """Bytes of memory that the machine has; those of this process where the system does not tell."""
+    """Return the bytes of memory that the machine has; those of this process if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -26,7 +26,8 @@ _TOLD = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 
 @functools.cache
 def processor() -> str:
-    """What decides which kernels are fast here: the processor's name, and a digest of what it can do where that is told."""
+    """Return the facts that decide which kernels are fast: the processor's name, and a digest of its features if they
+    are known."""
     told = _facts()
     known = [told[name] for name in _TOLD if name in told]
     name = told.get("model name") or platform.processor() or platform.machine()
@@ -50,5 +51,5 @@ def _facts() -> dict[str, str]:
 
 
 def agent_version() -> str:
-    """``edgefl/`` and its version, as a device names itself to the server."""
+    """Return ``edgefl/`` and its version, as a device names itself to the server."""
     return f"edgefl/{version()}"

@@ -20,7 +20,7 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
-    """Resident set size now; the peak where the system tells nothing better."""
+    """Return the resident set size; the peak if the system reports nothing better."""
     return status_bytes("VmRSS") or _peak_of_process()
 
 
@@ -33,7 +33,7 @@ def anonymous_bytes(pid: int | str = "self") -> int:
 
 
 def peak_bytes() -> int:
-    """Highest resident set size since :func:`reset_peak`."""
+    """Return the highest resident set size since :func:`reset_peak`."""
     return status_bytes("VmHWM") or _peak_of_process()
 
 
@@ -90,7 +90,7 @@ def _keep(*, below: int, at_the_end: int) -> None:
 
 
 def _set(parameter: int, value: int) -> None:
-    """One of glibc's malloc; nothing happens where there is another C library."""
+    """Set a parameter of glibc's malloc; does nothing with another C library."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(parameter, value)

@@ -1,33 +1,33 @@
-"""What the owner of a device lets it do, and when: a file in TOML.
+"""Policy of a device's owner, a TOML file: which work is allowed, and when.
 
 ::
 
-    train = true                    # whether it takes tasks at all
-    profile = false                 # whether it measures bundles for whoever asks
-    mirrors = false                 # whether weights may come by mirrors that the server names (its own ones always)
+    train = true                    # take tasks at all
+    profile = false                 # measure bundles on request
+    mirrors = false                 # fetch weights from mirrors that the server names (its own ones always)
     charging = true                 # only on mains power
     unmetered = true                # only on a link that costs nothing
-    quiet = ["22:00-07:00"]         # not in these hours of the day
+    quiet = ["22:00-07:00"]         # no work in these hours of the day
     bytes_a_day = "200MiB"          # over the link, both ways
     duty = 0.5                      # share of the time in which steps are made
-    tell = true                     # whether the server is told of power, link and heat, and whether it may train now
-    surroundings = ["board-state"]  # a command that prints what the system does not say (edgefl_device/conditions.py)
+    tell = true                     # report power, link, heat and availability to the server
+    surroundings = ["board-state"]  # a command that prints conditions (edgefl_device/conditions.py)
 
-    [commands]                      # how to ask where the system does not say; exit code 0 is yes
+    [commands]                      # replace the query of the system; exit code 0 is yes
     unmetered = ["/usr/local/bin/is-unmetered"]
 
-A device that declines for its policy says so with a reason, and the round goes on.
+A device that declines for its policy sends this reason, and the round continues.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 
@@ -37,7 +37,7 @@ from edgefl.wire.mqtt.messages import POLICY
 from edgefl.wire.text import unknown
 
 Condition = Literal["charging", "unmetered"]
-Work = Literal["train", "profile"]
+WorkKind = Literal["train", "profile"]
 
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _COMMAND_S = 10.0
@@ -50,7 +50,7 @@ _METERED = (
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file's keys; ``bytes_a_day`` is a size or a number of bytes, 0 for no limit."""
+    """Keys of the policy file; ``bytes_a_day`` is a size or a number of bytes, 0 for no limit."""
 
     train: bool = True
     profile: bool = True
@@ -66,11 +66,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def most_bytes(self) -> int:
+        """Bytes of a day over the link, both ways; 0 for no limit."""
         return parse_size(self.bytes_a_day) if isinstance(self.bytes_a_day, str) else self.bytes_a_day
 
     @property
     def hours(self) -> tuple[tuple[int, int], ...]:
-        """The quiet hours as minutes of the day, from and to."""
+        """Quiet hours as minutes of the day, from and to."""
         found = [_HOURS.fullmatch(text) for text in self.quiet]
         return tuple(
             (60 * int(each[1]) + int(each[2]), 60 * int(each[3]) + int(each[4])) for each in found if each
@@ -78,8 +79,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_policy(path: Path) -> Policy:
-    """The policy in a file; ConfigError names the file and what is wrong with it."""
-    import tomllib  # most devices have no such file, and idle ones are to be small
+    """Return the policy in a file; ConfigError names the file and the mistake."""
+    import tomllib  # most devices have no such file, and an idle one has to be small
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -96,24 +97,32 @@ def read_policy(path: Path) -> Policy:
     return policy
 
 
-Ask = Callable[[Condition], bool | None]
-"""Whether a condition holds; None if nobody knows."""
+class SystemQueries:
+    """Queries of conditions: an owner's command where there is one, else the system (Linux, NetworkManager).
+
+    Args:
+        commands: Commands by condition; exit code 0 means yes.
+    """
+
+    def __init__(self, commands: Mapping[Condition, tuple[str, ...]] | None = None) -> None:
+        self._commands = commands or {}
+
+    def holds(self, condition: Condition) -> bool | None:
+        """Return True if the condition holds; None if it is unknown."""
+        if command := self._commands.get(condition):
+            done = _run(command)
+            return done[0] == 0 if done is not None else None
+        return on_mains() if condition == "charging" else not_metered(command_output(_METERED))
 
 
-def asked_of_system(commands: Mapping[Condition, tuple[str, ...]]) -> Ask:
-    """Asks the command of a condition where there is one, else the system (Linux knows of mains power, and NetworkManager of
-    links that cost)."""
+class TrafficLog(Protocol):
+    """Counter of the bytes that went over the link, by day."""
 
-    def ask(condition: Condition) -> bool | None:
-        if command := commands.get(condition):
-            return _succeeds(command)
-        return on_mains() if condition == "charging" else not_metered(output_of(_METERED))
-
-    return ask
+    def traffic(self, day: str) -> int: ...
 
 
 def on_mains(supplies: Path = _SUPPLIES) -> bool | None:
-    """Whether the machine has power that does not run out; None if the system does not say."""
+    """Return True if the machine has power that does not run out; None if the system does not report it."""
     kinds: dict[str, list[str]] = {}
     if not supplies.is_dir():
         return None
@@ -130,25 +139,22 @@ def on_mains(supplies: Path = _SUPPLIES) -> bool | None:
     return not batteries  # without one it runs on mains, or does not run
 
 
-def not_metered(told: str) -> bool | None:
-    """What NetworkManager's property Metered says, as ``busctl`` prints it: yes (1), no (2), and what it takes to be so (3
-    and 4); None where it does not know, or is not there."""
-    return {"u 1": False, "u 2": True, "u 3": False, "u 4": True}.get(told.strip())
+def not_metered(output: str) -> bool | None:
+    """Return True if NetworkManager's property Metered, as ``busctl`` prints it, is no (2) or guessed no (4).
+
+    False for yes (1) and guessed yes (3); None if it is unknown, or NetworkManager does not run.
+    """
+    return {"u 1": False, "u 2": True, "u 3": False, "u 4": True}.get(output.strip())
 
 
-def output_of(command: tuple[str, ...]) -> str:
-    """What a command prints; nothing if it cannot be run, fails, or takes too long."""
+def command_output(command: tuple[str, ...]) -> str:
+    """Return the output of a command; "" if it cannot be run, fails, or takes too long."""
     done = _run(command)
     return done[1].decode(errors="replace") if done is not None and done[0] == 0 else ""
 
 
-def _succeeds(command: tuple[str, ...]) -> bool | None:
-    done = _run(command)
-    return done[0] == 0 if done is not None else None
-
-
 def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
-    """A command's exit code and output."""
+    """Return the exit code and output of a command, None if it cannot be run or takes too long."""
     import subprocess
 
     try:
@@ -166,22 +172,21 @@ def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """A policy, and how to find out what it depends on. ``traffic`` tells the bytes of a day; ``now`` the time of day."""
+class OwnerRules:
+    """The owner's policy together with the facts that it depends on."""
 
     policy: Policy
-    ask: Ask
-    traffic: Callable[[str], int]
-    now: Callable[[], time.struct_time] = time.localtime
+    queries: SystemQueries
+    traffic: TrafficLog
 
-    def check(self, work: Work) -> None:
-        """RoundDeclined, with a reason for people, if ``work`` is not allowed, or not now."""
-        if why := self.why_not(work):
-            raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {why}")
+    def check(self, work: WorkKind) -> None:
+        """Raise RoundDeclined, with a reason for people, if ``work`` is not allowed now."""
+        if objection := self.objection(work):
+            raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {objection}")
 
-    def why_not(self, work: Work) -> str:
-        """Why ``work`` is not allowed, or not now; empty if it is."""
-        policy, now = self.policy, self.now()
+    def objection(self, work: WorkKind) -> str:
+        """Return why ``work`` is not allowed now; "" if it is."""
+        policy, now = self.policy, time.localtime()
         if not (policy.train if work == "train" else policy.profile):
             return f"{work} is false"
         minute = 60 * now.tm_hour + now.tm_min
@@ -189,21 +194,21 @@ class Rules:
             within = start <= minute < stop if start <= stop else minute >= start or minute < stop
             if within:
                 return f"these are quiet hours ({text})"
-        if policy.most_bytes and (used := self.traffic(day_of(now))) >= policy.most_bytes:
+        if policy.most_bytes and (used := self.traffic.traffic(day_of(now))) >= policy.most_bytes:
             return f"{size(used)} went over the link today, of {size(policy.most_bytes)}"
-        conditions: tuple[tuple[bool, Condition], ...] = (
+        required: tuple[tuple[bool, Condition], ...] = (
             (policy.charging, "charging"),
             (policy.unmetered, "unmetered"),
         )
-        for wanted, condition in conditions:
-            holds = self.ask(condition) if wanted else True
+        for is_required, condition in required:
+            holds = self.queries.holds(condition) if is_required else True
             if holds is None:
-                return f"nobody knows whether it is {condition}: name a command in [commands]"
+                return f"it is unknown whether it is {condition}: name a command in [commands]"
             if not holds:
                 return f"it is not {condition}"
         return ""
 
 
 def day_of(now: time.struct_time) -> str:
-    """The day as the store counts it."""
+    """Return the day as the store counts it."""
     return time.strftime("%Y-%m-%d", now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +20,15 @@ from edgefl.wire.limits import Limits, checked_seed
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Arrays
-from edgefl_device.data.samples import Local
+from edgefl_device.config import AgentEvent, DeviceLog
+from edgefl_device.data.samples import LocalSource
 from edgefl_device.engine.select import open_engine
-from edgefl_device.link.identity import Say
-from edgefl_device.personal.personalize import Adapted, Personalizer, Wanted, graphs_of
-from edgefl_device.personal.visitor import Guest, job_of
-from edgefl_device.round import bounds
-from edgefl_device.round.graphs import Blobs
+from edgefl_device.personal.personalize import Adaptation, AdaptationReport, Personalizer, graphs_of
+from edgefl_device.personal.readonly_client import ReadOnlyClient, job_of
+from edgefl_device.round.executor import check_manifest_ref
+from edgefl_device.round.graph_loader import BlobSource
 from edgefl_device.round.job import Job
-from edgefl_device.round.offline import offline, read_weights
+from edgefl_device.round.offline import offline_job, read_weights
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Model:
 
     job: Job
     manifest: Manifest
-    blobs: Blobs
+    blobs: BlobSource
     folder: Path
 
 
 def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> Model:
     """A bundle and a file of weights: a model's, or what an adaptation left."""
     manifest = bundle.manifest
-    job, blobs = offline(bundle.contents, read_weights(weights), graphs_of(manifest), str(weights))
+    job, blobs = offline_job(bundle.contents, read_weights(weights), graphs_of(manifest), str(weights))
     return Model(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
 
 
-def _told(_event: str, text: str) -> None:
-    print(text, file=sys.stderr)
+def _print_event(event: AgentEvent) -> None:
+    print(event.text, file=sys.stderr)
 
 
 @contextmanager
@@ -65,7 +65,7 @@ def announced(
     limits: Limits = Limits(),
     engine: str = "onnx",
     agent: Path | None = None,
-    say: Say = _told,
+    report: Callable[[AgentEvent], None] = _print_event,
 ) -> Iterator[Model]:
     """Yield the model that the federation announced last, whether or not a round is open.
 
@@ -82,7 +82,7 @@ def announced(
         limits: sizes and timeouts of messages.
         engine: runtime of the graphs.
         agent: folder of the device's agent; None for its default place.
-        say: called with the server's key if the agent trusts none yet.
+        report: receives events, such as the server's key if the agent trusts none yet.
 
     Raises:
         EdgeflError: no model can be fetched or trusted.
@@ -93,7 +93,7 @@ def announced(
     if agent is None and not server_key:
         with suppress(ConfigError):  # without a home there is no store in it
             agent = folders.store(federation, device)
-    with Guest(
+    with ReadOnlyClient(
         federation,
         device,
         broker_address(broker, ca_file),
@@ -101,17 +101,22 @@ def announced(
         limits,
         parse_keys(server_key),
         agent=agent,
-        say=say,
-    ) as guest:
-        job = job_of(guest.announced(), tier, engine)
-        guest.trust.check_bundle(job.bundle.sha256, job.signature, engine)
-        bounds.check_manifest_ref(job.bundle, limits)
-        yield Model(job, decode_manifest(guest.blobs.get(job.bundle)), guest.blobs, place)
+        log=DeviceLog(report),
+    ) as client:
+        job = job_of(client.announced(), tier, engine)
+        client.trust.check_bundle(job.bundle.sha256, job.signature, engine)
+        check_manifest_ref(job.bundle, limits)
+        yield Model(job, decode_manifest(client.blobs.get(job.bundle)), client.blobs, place)
 
 
 def adapt(
-    model: Model, data: Local, wanted: Wanted = Wanted(), *, engine: str = "onnx", threads: int = 1
-) -> tuple[Adapted, Arrays]:
+    model: Model,
+    data: LocalSource,
+    wanted: Adaptation = Adaptation(),
+    *,
+    engine: str = "onnx",
+    threads: int = 1,
+) -> tuple[AdaptationReport, Arrays]:
     """Adapt a model to samples by a few steps: what that is worth on samples that it was not adapted to, and the adapted
     weights, float arrays by global name.
 

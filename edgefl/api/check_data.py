@@ -21,8 +21,8 @@ from edgefl_device.data.check import DataReport, check
 from edgefl_device.data.samples import LocalData
 from edgefl_device.data.sources import load
 from edgefl_device.engine.select import open_engine
+from edgefl_device.round.executor import LoadedParts
 from edgefl_device.round.offline import MemoryBlobs
-from edgefl_device.round.parts import parts_of
 
 
 def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataReport:
@@ -43,7 +43,7 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     """
     read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     blobs = MemoryBlobs(dict(read.contents.blobs))
-    parts = parts_of(open_engine(read.format), read.manifest, blobs)
+    parts = LoadedParts(open_engine(read.format), read.manifest, blobs)
     with reporting("reading the data"):
         return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
 

@@ -25,15 +25,15 @@ from edgefl.wire.tensors import Array
 from edgefl_device.agent import Agent as _Agent
 from edgefl_device.config import AgentConfig, AgentEvent, Source
 from edgefl_device.data.problems import checked_policy
-from edgefl_device.data.samples import Local, LocalData
+from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_data
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.select import MOST_THREADS, open_engine
 from edgefl_device.host import physical_memory
 from edgefl_device.policy import Policy, read_policy
-from edgefl_device.round.graphs import Step
-from edgefl_device.round.runner import RoundResult
-from edgefl_device.round.tuning import KeptHere, SuitedForms
+from edgefl_device.round.autotune import MemoryTuningStore, ProcessorTable
+from edgefl_device.round.control import Step
+from edgefl_device.round.trainer import RoundResult
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -177,7 +177,7 @@ def most_threads(threads: int, *, tune: bool | None) -> int:
 
 def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
     """An engine in a process that is confined to what ``config`` offers; without a number, to what the machine has."""
-    from edgefl_device.sandbox.choose import open_sandboxed
+    from edgefl_device.sandbox.engine import open_sandboxed
 
     return open_sandboxed(
         engine,
@@ -282,14 +282,16 @@ def train_round(
         carry=carry,
         samples=samples,
         watch=watch,
-        tuning=SuitedForms(_CHOICES, memory_bytes=sys.maxsize),
+        tuner=ProcessorTable(_TUNING_RESULTS, memory_bytes=sys.maxsize),
     )
 
 
-_CHOICES = KeptHere()
+_TUNING_RESULTS = MemoryTuningStore()
 
 
-def _local(x: Array | Mapping[str, Array] | str | Path | Source, y: Array | None, bad_rows: str) -> Local:
+def _local(
+    x: Array | Mapping[str, Array] | str | Path | Source, y: Array | None, bad_rows: str
+) -> LocalSource:
     policy = checked_policy(bad_rows)
     if isinstance(x, str | Path) or callable(x):
         if y is not None:

@@ -13,8 +13,8 @@ from edgefl.api.progress import reporting
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.tune import tuned
-from edgefl_device.round.tuning import Choice, Tuning
+from edgefl_device.profile.tune import tune_bundle
+from edgefl_device.round.autotune import Autotuner, TuningResult
 from edgefl_device.store.database import Store
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def tune(
     threads: int = 0,
     store: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
-) -> dict[str, Choice]:
+) -> dict[str, TuningResult]:
     """Measure the forms of every graph of ``bundle`` on this machine, and with fewer threads.
 
     All forms run on the same random inputs as the graph's own form.
@@ -65,4 +65,4 @@ def tune(
             history_rounds=limits.history_rounds,
         )
         with closing(kept), reporting(progress=progress) as report:
-            return tuned(engine, folder, Tuning(kept), report)
+            return tune_bundle(engine, folder, Autotuner(kept), report)

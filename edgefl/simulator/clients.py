@@ -19,7 +19,7 @@ from edgefl.config.simulation import ClientsTable, SimulationTable
 from edgefl.data.dataset import Dataset
 from edgefl.wire.tensors import Array
 from edgefl_device.data import sources
-from edgefl_device.data.samples import Local, LocalData
+from edgefl_device.data.samples import LocalData, LocalSource
 
 
 class ClientData(Protocol):
@@ -29,7 +29,7 @@ class ClientData(Protocol):
     def samples(self) -> Mapping[str, int]:
         """Number of samples of every client."""
 
-    def of(self, client: str) -> Local:
+    def of(self, client: str) -> LocalSource:
         """Return the data of a client. Raises DataError if they cannot be used."""
 
 
@@ -44,7 +44,7 @@ class SharedData:
     def samples(self) -> Mapping[str, int]:
         return {client: len(rows) for client, rows in self.rows.items()}
 
-    def of(self, client: str) -> Local:
+    def of(self, client: str) -> LocalSource:
         dataset, rows = self.dataset, self.rows[client]
         others = {name: each.train[rows] for name, each in dataset.others.items()}
         local = LocalData(dataset.train_x[rows], dataset.train_y[rows], f"client {client}", others)
@@ -65,7 +65,7 @@ class OwnData:
             self._samples.update({client: len(self.of(client)) for client in self.places})
         return self._samples
 
-    def of(self, client: str) -> Local:
+    def of(self, client: str) -> LocalSource:
         return sources.load(self.places[client])
 
 

@@ -1,6 +1,6 @@
-"""Local rounds of the clients of a tier, as :mod:`edgefl_device.round.runner` runs each of them on its device.
+"""Local rounds of the clients of a tier, as :mod:`edgefl_device.round.trainer` runs each of them on its device.
 
-Batches, noise, passes and facts about the data (:class:`edgefl_device.round.feeds.Feeds`) are the same, in the same order.
+Batches, noise, passes and facts about the data (:class:`edgefl_device.round.inputs.RoundInputs`) are the same, in order.
 The functions themselves run in torch. Clients with the same steps make them together.
 """
 
@@ -19,8 +19,8 @@ from edgefl.simulator.functions import Functions
 from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
-from edgefl_device.round.feeds import Feeds, complete, kept, other_rows
-from edgefl_device.round.runner import RoundResult, result_of
+from edgefl_device.round.inputs import RoundInputs, carry_inputs, check_complete, other_rows
+from edgefl_device.round.trainer import RoundResult, round_result
 
 Metrics = dict[str, float]
 
@@ -36,7 +36,7 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class RoundInputs:
+class TierInputs:
     """Common inputs of all clients of a tier: weights by label, on the functions' device, and scalars."""
 
     weights: Tensors
@@ -56,7 +56,7 @@ class LocalTraining:
         self._together = together or functions.together
 
     def run(
-        self, given: RoundInputs, participants: Sequence[Participant]
+        self, given: TierInputs, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
         """Yield every client's round. Raises BundleError or DataError if weights, data and ports disagree."""
         alike: dict[tuple[int, ...], list[Participant]] = {}
@@ -68,7 +68,7 @@ class LocalTraining:
                 group = clients[first : first + size]
                 yield from zip(group, self._round(given, group, size), strict=True)
 
-    def _round(self, given: RoundInputs, group: Sequence[Participant], size: int) -> list[RoundResult]:
+    def _round(self, given: TierInputs, group: Sequence[Participant], size: int) -> list[RoundResult]:
         manifest = self._manifest
         filled = [*group, *([group[-1]] * (size - len(group)))]
         feeds = [self._feeds(given, each) for each in group]
@@ -76,7 +76,8 @@ class LocalTraining:
         steps = manifest.steps_with(len(group[0].data))
         total, start, finish = sum(steps), manifest.graph(manifest.start), manifest.graph(manifest.finish)
         begun = [
-            kept(start, each.carry) | fed.given(start, total) for each, fed in zip(filled, feeds, strict=True)
+            carry_inputs(start, each.carry) | fed.shared(start, total)
+            for each, fed in zip(filled, feeds, strict=True)
         ]
         state = _state(self._call(start, given, begun, {}))
         sums: list[Metrics] = [{} for _ in group]
@@ -89,35 +90,35 @@ class LocalTraining:
                 _add(sums, out)
             position += count
         ended = [
-            kept(finish, each.carry) | fed.given(finish, total + 1)
+            carry_inputs(finish, each.carry) | fed.shared(finish, total + 1)
             for each, fed in zip(filled, feeds, strict=True)
         ]
         out = self._call(finish, given, ended, state)
         return [
-            result_of(manifest, _of_client(out, at, size), sums[at], steps, len(each.data))
+            round_result(manifest, _of_client(out, at, size), sums[at], steps, len(each.data))
             for at, each in enumerate(group)
         ]
 
     def _fed(
-        self, phase: PhaseSpec, feeds: Sequence[Feeds], step: int, first: int
+        self, phase: PhaseSpec, feeds: Sequence[RoundInputs], step: int, first: int
     ) -> tuple[Graph, list[Arrays]]:
         """Return the graph of a step and each client's inputs."""
         whole = self._manifest.graph(phase.graph)
         graph, shorter = whole, None
         if phase.shorter:  # one client at a time
-            graph = shorter = self._manifest.graph(phase.graph_for(feeds[0].longest(whole, step)))
+            graph = shorter = self._manifest.graph(phase.graph_for(feeds[0].longest_sample(whole, step)))
         batches = [
-            fed.given(graph, step)
-            | (fed.passed(graph, step - first) if phase.over_data else fed.batches(whole, step, shorter))
+            fed.shared(graph, step)
+            | (fed.masked_batch(graph, step - first) if phase.over_data else fed.batch(whole, step, shorter))
             for fed in feeds
         ]
         return graph, batches
 
-    def _feeds(self, given: RoundInputs, client: Participant) -> Feeds:
+    def _feeds(self, given: TierInputs, client: Participant) -> RoundInputs:
         features = self._record(given, client.data).__getitem__ if self._manifest.prefix else None
-        return Feeds.of(self._manifest, client.seed, client.data, given.hyper, features)
+        return RoundInputs.for_round(self._manifest, client.seed, client.data, given.hyper, features)
 
-    def _record(self, given: RoundInputs, data: FittedData) -> Array:
+    def _record(self, given: TierInputs, data: FittedData) -> Array:
         """Return the boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
         record: Array | None = None
         for chunk in self._manifest.prefix:
@@ -125,7 +126,7 @@ class LocalTraining:
         assert record is not None
         return record
 
-    def _forward(self, chunk: Chunk, given: RoundInputs, data: FittedData, before: Array | None) -> Array:
+    def _forward(self, chunk: Chunk, given: TierInputs, data: FittedData, before: Array | None) -> Array:
         spec, rows = self._manifest.graph(chunk.graph), len(data)
         (flowing,) = (port for port in spec.inputs_of("batch") if port.label == "0.x")
         others = [port for port in spec.inputs_of("batch") if port is not flowing]
@@ -139,7 +140,7 @@ class LocalTraining:
             parts.append(out["record.x"].cpu().numpy()[: min(group, rows - start)])
         return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
-    def _call(self, graph: Graph, given: RoundInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
+    def _call(self, graph: Graph, given: TierInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
         """Run one function for all clients in ``own``. ``state`` has a leading client dimension if they are several."""
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):
@@ -154,7 +155,7 @@ class LocalTraining:
         # Of these only the names are looked at.
         held: Arrays = dict.fromkeys(inputs, np.zeros(0))
         many = len(own) > 1
-        complete(graph, {**own[0], **held})
+        check_complete(graph, {**own[0], **held})
         for port in graph.inputs:
             if port.name not in inputs:
                 arrays = [each[port.name] for each in own]

@@ -18,7 +18,7 @@ def test_the_engines_process_has_a_limit_also_where_nobody_named_one(
     """The one that the agent tells the server."""
     asked: dict[str, object] = {}
     monkeypatch.setattr(
-        "edgefl_device.sandbox.choose.open_sandboxed", lambda *_, **named: asked.update(named)
+        "edgefl_device.sandbox.engine.open_sandboxed", lambda *_, **named: asked.update(named)
     )
     config = AgentConfig(
         federation="demo",

@@ -19,7 +19,7 @@ from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl_device.profile import whole
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.measure.parts import GRAPH, Part
+from edgefl_device.profile.measure.round import GRAPH, ProcessResult
 from edgefl_device.profile.whole import ProfileSettings
 from tests.cli.runner import runner
 from tests.device_runtime import tiny
@@ -36,8 +36,8 @@ main()
 AGENT = """
 import math, sys
 from pathlib import Path
-from edgefl_device.profile.child import Child
-Child(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lambda: False, math.inf)
+from edgefl_device.profile.child import ProfilerProcess
+ProfilerProcess(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lambda: False, math.inf)
 """
 
 
@@ -234,7 +234,7 @@ def test_a_part_is_measured_by_hand_without_a_standard_input(strong: Path, tmp_p
     done = subprocess.run(command, stdin=subprocess.DEVNULL, timeout=PATIENCE_S, check=False)
 
     assert done.returncode == 0
-    part = msgspec.msgpack.decode((tmp_path / "part").read_bytes(), type=Part)
+    part = msgspec.msgpack.decode((tmp_path / "part").read_bytes(), type=ProcessResult)
     assert part.graph is not None and part.graph.name == "train"
 
 

@@ -12,7 +12,7 @@ from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Profile, Update, encode
 from edgefl_conformance.material.compare import Tolerance, check_array, check_fields, check_update
 from edgefl_conformance.results import CaseFailed
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 
 WANTED = RoundResult(
     update={"w": np.array([0.5, -0.25], np.float32), "codes": np.arange(100, dtype=np.uint8)},

@@ -10,12 +10,15 @@ from pathlib import Path
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
+from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import LoadedGraph, Outputs, State
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings, Step
+from edgefl_device.round.autotune import Autotuner
+from edgefl_device.round.control import Step
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
-from edgefl_device.round.runner import RoundResult, RoundRunner
+from edgefl_device.round.offline import WatchedControl
+from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.database import Store
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, STEPS, World
@@ -84,28 +87,21 @@ class Device:
     rows: int = ROWS
     checkpoint_steps: int = 1
     engine: CountingEngine = field(default_factory=CountingEngine)
-    runner: RoundRunner | None = None
+    tuner: Autotuner | None = None
+    local: FittedData | None = None
 
     def __post_init__(self) -> None:
         self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
 
     def run(
-        self,
-        job: Job,
-        *,
-        watch: Callable[[Step], None] = lambda _: None,
-        aborted: Callable[[], bool] = lambda: False,
-        carry: Arrays | None = None,
+        self, job: Job, *, watch: Callable[[Step], None] = lambda _: None, carry: Arrays | None = None
     ) -> RoundResult:
-        self.runner = RoundRunner(
-            engine=self.engine,
-            manifest=self.world.bundle.manifest,
-            blobs=self.world,
-            memory=self.store,
-            profiler=Profiler(),
-            settings=GraphSettings(self.folder, self.checkpoint_steps, watch, aborted),
-        )
-        return self.runner.run(job, tiny.local(self.rows).fitted(tiny.DATA), carry or {})
+        self.control = WatchedControl(watch)
+        manifest = self.world.bundle.manifest
+        self.loader = GraphLoader(self.engine, manifest, self.world, RoundProfiler(), self.tuner)
+        data = self.local or tiny.local(self.rows).fitted(tiny.DATA)
+        trainer = LocalTrainer(self.loader, self.store, self.folder, self.checkpoint_steps)
+        return trainer.train(job, data, carry or {}, self.control)
 
 
 def kill_at(stage: str, step: int) -> Callable[[Step], None]:

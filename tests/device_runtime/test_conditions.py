@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions
-from edgefl_device.conditions import Look, Watch, heat, words
-from edgefl_device.policy import Policy, Rules, not_metered, output_of
+from edgefl_device.conditions import ConditionsMonitor, ConditionsSensor, heat, parse_conditions
+from edgefl_device.policy import command_output, not_metered
+from tests.device_runtime.policies import ALL_HOLD, Facts, rules
 
 WAIT_S = 300.0
 
@@ -22,8 +25,8 @@ def printing(text: str, code: int = 0) -> tuple[str, ...]:
     return (sys.executable, "-c", f"import sys; sys.stdout.write({text!r}); sys.exit({code})")
 
 
-def look(zones: Path, ask: Any = lambda _: None, **policy: Any) -> Conditions:
-    return Look(Rules(Policy(**policy), ask, lambda _: 0), zones)()
+def read(zones: Path, facts: Mapping[str, bool | None] | None = None, **policy: Any) -> Conditions:
+    return ConditionsSensor(rules(Facts(facts or {}), **policy), zones).read()
 
 
 def zone(folder: Path, number: int, degrees: float, **trips: float) -> None:
@@ -84,53 +87,77 @@ def test_a_link_costs_as_network_manager_has_it(told: str, expected: bool | None
 @given(st.text(max_size=200))
 def test_of_what_a_command_prints_only_known_words_are_taken(text: str) -> None:
     known = {"power": POWER, "link": LINK, "thermal": THERMAL, "available": ("yes", "no")}
-    assert all(word in known[name] for name, word in words(text).items())
-    assert words(f'power = battery\n{text.replace("power", "")}\nthermal="hot"')["power"] == "battery"
+    assert all(word in known[name] for name, word in parse_conditions(text).items())
+    assert (
+        parse_conditions(f'power = battery\n{text.replace("power", "")}\nthermal="hot"')["power"] == "battery"
+    )
 
 
 def test_a_command_that_fails_or_is_not_there_says_nothing() -> None:
-    assert output_of(printing("power = battery")) == "power = battery"
-    assert output_of(printing("power = battery", 1)) == ""
-    assert output_of(("/no/such/command",)) == ""
+    assert command_output(printing("power = battery")) == "power = battery"
+    assert command_output(printing("power = battery", 1)) == ""
+    assert command_output(("/no/such/command",)) == ""
 
 
 def test_the_owner_s_words_come_before_the_system_s(tmp_path: Path) -> None:
     zone(tmp_path, 0, 20, passive=85)
-    unknown = look(tmp_path / "nowhere")
+    unknown = read(tmp_path / "nowhere")
     assert unknown == Conditions(available=True)
-    system = look(tmp_path, {"charging": True, "unmetered": False}.get)
+    system = read(tmp_path, {"charging": True, "unmetered": False})
     assert system == Conditions(power="charging", link="metered", thermal="cool", available=True)
-    owner = look(tmp_path, lambda _: True, surroundings=printing("power=battery\nthermal=hot\nfan=on"))
+    owner = read(tmp_path, ALL_HOLD, surroundings=printing("power=battery\nthermal=hot\nfan=on"))
     assert owner == Conditions(power="battery", link="unmetered", thermal="hot", available=True)
 
 
 def test_a_device_is_available_when_its_policy_would_take_a_round(tmp_path: Path) -> None:
-    assert look(tmp_path, train=False).available is False
-    assert look(tmp_path, charging=True).available is False, "nobody knows"
-    assert look(tmp_path, lambda _: True, charging=True).available is True
+    assert read(tmp_path, train=False).available is False
+    assert read(tmp_path, charging=True).available is False, "nobody knows"
+    assert read(tmp_path, ALL_HOLD, charging=True).available is True
     told = printing("power = charging")
-    assert look(tmp_path, lambda _: False, charging=True, surroundings=told).available is True
-    assert look(tmp_path, surroundings=printing("available = no")).available is False
+    assert (
+        read(tmp_path, {"charging": False, "unmetered": False}, charging=True, surroundings=told).available
+        is True
+    )
+    assert read(tmp_path, surroundings=printing("available = no")).available is False
 
 
-def test_what_changes_is_told_once_and_no_look_is_made_beside_another() -> None:
-    now, looks, go, woken = [0.0], [0], threading.Event(), threading.Event()
+class SlowSensor(ConditionsSensor):
+    """Waits for the test; the first reading is another than the others."""
 
-    def slow() -> Conditions:
-        looks[0] += 1
-        go.wait(WAIT_S)
-        return Conditions(power="charging" if looks[0] == 1 else "battery")
+    def __init__(self) -> None:
+        super().__init__(rules())
+        self.readings = 0
+        self.go = threading.Event()
 
-    watch = Watch(slow, 10.0, woken.set, lambda: now[0])
-    go.set()
-    watch.begin()
-    assert not watch.step() and watch.tell() == Conditions(power="charging")
-    woken.clear()
-    go.clear()
+    def read(self) -> Conditions:
+        self.readings += 1
+        self.go.wait(WAIT_S)
+        return Conditions(power="charging" if self.readings == 1 else "battery")
+
+
+class WokenSession:
+    """A session that notes when its reader is woken."""
+
+    def __init__(self) -> None:
+        self.woken = threading.Event()
+
+    def wake(self) -> None:
+        self.woken.set()
+
+
+def test_changes_are_reported_once_and_readings_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sensor, session = [0.0], SlowSensor(), WokenSession()
+    monkeypatch.setattr("edgefl_device.conditions.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monitor = ConditionsMonitor(sensor, 10.0, session)  # type: ignore[arg-type]
+    sensor.go.set()
+    monitor.begin()
+    assert not monitor.step() and monitor.take() == Conditions(power="charging")
+    session.woken.clear()
+    sensor.go.clear()
     now[0] = 10.0
-    assert not watch.step()
+    assert not monitor.step()
     now[0] = 25.0
-    assert not watch.step() and looks == [2], "the second look is not over"
-    go.set()
-    assert woken.wait(WAIT_S)
-    assert watch.step() and watch.tell() == Conditions(power="battery")
+    assert not monitor.step() and sensor.readings == 2, "the second reading is not over"
+    sensor.go.set()
+    assert session.woken.wait(WAIT_S)
+    assert monitor.step() and monitor.take() == Conditions(power="battery")

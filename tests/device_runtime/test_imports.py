@@ -45,7 +45,7 @@ def test_no_module_of_the_device_imports_what_only_a_server_has() -> None:
     "name",
     [
         "edgefl_device.agent",
-        "edgefl_device.round.runner",
+        "edgefl_device.round.trainer",
         "edgefl_device.engine.onnx",
         "edgefl_device.engine.executorch",
     ],

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from edgefl.errors import ConfigError, RoundDeclined
-from edgefl_device.policy import Policy, Rules, asked_of_system, on_mains, read_policy
+from edgefl_device.policy import OwnerRules, SystemQueries, on_mains, read_policy
+from tests.device_runtime.policies import ALL_HOLD, Facts, rules
 
 
-def at(text: str) -> Callable[[], time.struct_time]:
-    return lambda: time.strptime(f"2026-05-04 {text}", "%Y-%m-%d %H:%M")
+def at(patch: pytest.MonkeyPatch, text: str) -> None:
+    moment = time.strptime(f"2026-05-04 {text}", "%Y-%m-%d %H:%M")
+    fake = SimpleNamespace(localtime=lambda: moment, strftime=time.strftime)
+    patch.setattr("edgefl_device.policy.time", fake)
 
 
-def rules(policy: Policy, **changes: Any) -> Rules:
-    return Rules(
-        **{"policy": policy, "ask": lambda _: True, "traffic": lambda _: 0, "now": at("12:00"), **changes}
-    )
-
-
-def why(each: Rules, work: Any = "train") -> str:
+def why(each: OwnerRules, work: Any = "train") -> str:
     with pytest.raises(RoundDeclined) as declined:
         each.check(work)
     assert declined.value.reason == "policy"
@@ -32,14 +29,14 @@ def why(each: Rules, work: Any = "train") -> str:
 
 
 def test_a_device_without_a_policy_does_all_it_is_asked() -> None:
-    rules(Policy(), ask=lambda _: False).check("train")
-    rules(Policy(), ask=lambda _: False).check("profile")
+    rules().check("train")
+    rules().check("profile")
 
 
 def test_what_is_switched_off_is_declined_and_nothing_else() -> None:
-    assert "profile is false" in why(rules(Policy(profile=False)), "profile")
-    rules(Policy(profile=False)).check("train")
-    assert "train is false" in why(rules(Policy(train=False)))
+    assert "profile is false" in why(rules(profile=False), "profile")
+    rules(profile=False).check("train")
+    assert "train is false" in why(rules(train=False))
 
 
 @pytest.mark.parametrize(
@@ -53,36 +50,39 @@ def test_what_is_switched_off_is_declined_and_nothing_else() -> None:
         ("09:00-17:30", "08:59", False),
     ],
 )
-def test_quiet_hours_may_pass_midnight(hours: str, time_of_day: str, quiet: bool) -> None:
-    each = rules(Policy(quiet=(hours,)), now=at(time_of_day))
+def test_quiet_hours_may_pass_midnight(
+    monkeypatch: pytest.MonkeyPatch, hours: str, time_of_day: str, quiet: bool
+) -> None:
+    at(monkeypatch, time_of_day)
+    each = rules(quiet=(hours,))
     if quiet:
         assert hours in why(each)
     else:
         each.check("train")
 
 
-def test_the_bytes_of_a_day_are_bounded() -> None:
-    policy = Policy(bytes_a_day="1MiB")
-    rules(policy, traffic=lambda _: (1 << 20) - 1).check("train")
-    assert "of 1.0 MiB" in why(rules(policy, traffic={"2026-05-04": 1 << 20}.__getitem__))
+def test_the_bytes_of_a_day_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    at(monkeypatch, "12:00")
+    rules(Facts(nbytes=(1 << 20) - 1), bytes_a_day="1MiB").check("train")
+    used = Facts(nbytes=1 << 20)
+    assert "of 1.0 MiB" in why(rules(used, bytes_a_day="1MiB"))
+    assert used.days == ["2026-05-04"]
 
 
-def test_what_nobody_knows_is_no_yes() -> None:
-    policy = Policy(charging=True, unmetered=True)
-    assert "not charging" in why(rules(policy, ask=lambda condition: condition != "charging"))
-    assert "nobody knows whether it is unmetered" in why(
-        rules(policy, ask=lambda c: True if c == "charging" else None)
-    )
+def test_an_unknown_condition_does_not_hold() -> None:
+    required = {"charging": True, "unmetered": True}
+    assert "not charging" in why(rules(Facts(ALL_HOLD | {"charging": False}), **required))
+    assert "unknown whether it is unmetered" in why(rules(Facts({"charging": True}), **required))
 
 
 def test_a_command_is_asked_before_the_system() -> None:
     def command(code: int) -> tuple[str, ...]:
         return (sys.executable, "-c", f"raise SystemExit({code})")
 
-    ask = asked_of_system({"unmetered": command(0), "charging": command(1)})
-    assert ask("unmetered") is True and ask("charging") is False
-    assert asked_of_system({"unmetered": ("/no/such/command",)})("unmetered") is None
-    assert asked_of_system({})("unmetered") is None
+    queries = SystemQueries({"unmetered": command(0), "charging": command(1)})
+    assert queries.holds("unmetered") is True and queries.holds("charging") is False
+    assert SystemQueries({"unmetered": ("/no/such/command",)}).holds("unmetered") is None
+    assert SystemQueries().holds("unmetered") is None
 
 
 @pytest.mark.parametrize(

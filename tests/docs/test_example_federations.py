@@ -23,7 +23,7 @@ from edgefl.setup.samples import data_spec
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SoundReader
-from edgefl_device.data.rows import Parts
+from edgefl_device.data.samples import NoBundle
 from edgefl_device.data.sources import load
 from tests.cli.runner import runner
 from tests.docs.documents import ROOT
@@ -99,19 +99,25 @@ def test_the_file_is_valid_where_the_readme_says(name: str, monkeypatch: pytest.
     assert ran.exit_code == 0, ran.output
 
 
-def features(spec: DataSpec) -> tuple[DataSpec, Parts]:
+def features(spec: DataSpec) -> tuple[DataSpec, NoBundle]:
     """As a bundle has it: with the graph that makes features of sounds."""
     if not isinstance(spec.reader, SoundReader):
-        return spec, Parts()
+        return spec, NoBundle()
     log_mel = edgefl.models.LogMel.of(spec.reader)
     reader = msgspec.structs.replace(spec.reader, features="features")
 
-    def graph(waves: Array) -> Array:
-        with torch.no_grad():
-            found: Array = log_mel(torch.from_numpy(waves)).numpy()
-        return found
+    class LogMelParts(NoBundle):
+        """A bundle of one graph."""
 
-    return msgspec.structs.replace(spec, reader=reader), Parts(graph=lambda _: graph)
+        def features(self, name: str) -> Callable[[Array], Array]:
+            return self._log_mel
+
+        def _log_mel(self, waves: Array) -> Array:
+            with torch.no_grad():
+                found: Array = log_mel(torch.from_numpy(waves)).numpy()
+            return found
+
+    return msgspec.structs.replace(spec, reader=reader), LogMelParts()
 
 
 @pytest.mark.parametrize("name", [SLOW, "activity"])

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.update.form import DENSE
-from edgefl_device.round import tuning
+from edgefl_device.round.autotune import Autotuner
 from edgefl_server.events import DeviceSeen
 from edgefl_server.run_spec import DownlinkSpec
 from tests.conftest import Mosquitto
@@ -27,13 +27,13 @@ def test_a_device_tries_them_once_and_the_server_learns_which_cannot_run_there(
     mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
-    once = tuning.fastest
+    once = Autotuner.fastest
 
     def counted(*arguments: Any, **options: Any) -> Any:
         tried.append("")
         return once(*arguments, **options)
 
-    monkeypatch.setattr(tuning, "fastest", counted)
+    monkeypatch.setattr(Autotuner, "fastest", counted)
     made = plan(federation, limits, DownlinkSpec("float32", 10, "zstd"), DENSE, "onnx")
     weak = made.tiers["weak"]
     made = replace(made, tiers={"weak": replace(weak, bundle=with_forms(weak.bundle))})

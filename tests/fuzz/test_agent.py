@@ -48,8 +48,8 @@ def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[Agent]:
     )
     made = Agent(config, open_engine("onnx"), told.append)
     yield made
-    made._profiles.stop()
-    made._store.close()
+    made.profiles.stop()
+    made.store.close()
 
 
 def test_no_message_ends_an_agent_or_fills_its_store(
@@ -66,12 +66,12 @@ def test_no_message_ends_an_agent_or_fills_its_store(
     )
     for _ in range(MESSAGES):
         topic = random_topic(rng, topics.root) if rng.random() < 0.2 else rng.choice(named)
-        agent._route(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
+        agent.receive(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
 
     size = sum(path.stat().st_size for path in (tmp_path / "state").rglob("*") if path.is_file())
     assert size < 2 * STORE_BYTES
-    assert len(agent._rounds._seen_open) <= 16
-    assert not agent._rounds.busy
+    assert len(agent.rounds._seen_open) <= 16
+    assert not agent.rounds.is_busy
     assert all(len(event.text) < 5_000 for event in told), "what is told is bounded"
 
 
@@ -81,13 +81,12 @@ def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_
     rng, topics = random.Random(8), Topics("f")
     rounds, tasks = golden("round_*"), golden("task.bin")
     for _ in range(200):
-        agent._route(IncomingMessage(topics.current_round, mutated(rng, rounds[0], rounds)))
-        agent._route(IncomingMessage(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
+        agent.receive(IncomingMessage(topics.current_round, mutated(rng, rounds[0], rounds)))
+        agent.receive(IncomingMessage(topics.device(DEVICE).tasks, mutated(rng, tasks[0], tasks)))
         try:
-            announced = agent._rounds.announced
-            whole = agent._rounds._whole(announced) if announced is not None else None
-            if whole is not None:
-                agent._rounds._next_job(whole)
+            announced = agent.rounds.announced
+            if announced is not None and announced.pages is None:
+                agent.rounds.next_job(announced)
         except EdgeflError as error:  # said by name, where the agent's loop would end
             raise AssertionError(f"an announcement ends the agent: {error.message}") from error
 
@@ -96,6 +95,6 @@ def test_acknowledgements_pile_up_nowhere(agent: Agent) -> None:
     topic = Topics("f").device(DEVICE).acks
     for number in range(5_000):
         ack = Ack(round=1, nonce=f"{number:016x}", status="missing", missing=list(range(100)))
-        agent._route(IncomingMessage(topic, encode(ack)))
+        agent.receive(IncomingMessage(topic, encode(ack)))
 
-    assert agent._outbox._acks.qsize() <= 1_000
+    assert agent.outbox._acks.qsize() <= 1_000

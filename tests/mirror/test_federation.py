@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.device_runtime.agent.link import Inbox, publish_blob
 from tests.e2e.inside import train
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, Calm
 from tests.mirror.hostile import ScriptedMirror, Talk
+from tests.support.device_logs import RecordedLog
 
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
@@ -134,20 +136,23 @@ def test_a_mirror_that_is_killed_in_the_middle_of_a_blob(
         gateway = stack.enter_context(mirror(tmp_path / "cache", "--upstream", origin.url))
         killed = False
 
-        def in_the_middle() -> bool:
-            nonlocal killed
-            if not killed and len(store.missing_chunks(ref)) < ref.count - 5:
-                gateway.end()
-                killed = True
-            return False
+        class InTheMiddle(threading.Event):
+            """Ends the gateway once a few chunks are there."""
 
-        told: list[str] = []
-        mirrors = Mirrors(limits, [Mirror.parse(gateway.url)], tell=told.append)
-        fetcher = Fetcher(session, topics, store, limits, in_the_middle, mirrors)
+            def is_set(self) -> bool:
+                nonlocal killed
+                if not killed and len(store.missing_chunks(ref)) < ref.count - 5:
+                    gateway.end()
+                    killed = True
+                return False
+
+        log = RecordedLog()
+        mirrors = Mirrors(limits, [Mirror.parse(gateway.url)], log=log)
+        fetcher = Fetcher(session, topics, store, limits, mirrors, InTheMiddle())
         inbox.serve(fetcher)
         assert fetcher.get(ref) == data
 
-    assert killed and len(told) == 1
+    assert killed and len(log.texts) == 1
     assert 5 * 65536 <= mirrors.fresh_bytes < len(data)
     assert fetcher.received_bytes >= len(data) - mirrors.fresh_bytes
     inbox.stop()

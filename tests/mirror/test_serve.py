@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from edgefl_device.store.database import Store
 from edgefl_server.access.certificates import LabAuthority
 from tests.mirror.hostile import PATIENCE_S
 from tests.mirror.serving import serving
+from tests.support.device_logs import RecordedLog
 
 DATA = np.random.default_rng(1).bytes(700_001)
 REF = describe(DATA, 65536)
@@ -59,10 +61,10 @@ class Client:
 
 def brought(url: str, store: Store, refs: list[BlobRef], ca_file: str = "") -> list[str]:
     """Have them in the store by a device's own client; what it tells."""
-    told: list[str] = []
-    mirrors = Mirrors(Limits(), [Mirror.parse(url)], ca_file=ca_file, tell=told.append)
-    mirrors.bring(refs, store, lambda: False)
-    return told
+    log = RecordedLog()
+    mirrors = Mirrors(Limits(), [Mirror.parse(url)], ca_file=ca_file, log=log)
+    mirrors.bring(refs, store, threading.Event())
+    return log.texts
 
 
 def test_a_blob_whole_in_parts_and_its_headers_alone(folder: Path) -> None:

@@ -25,10 +25,10 @@ from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import Batches, FittedData, LabelSpec, LocalData
 from edgefl_device.engine.base import Engine
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings, Residency
+from edgefl_device.round.control import RoundControl
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler, WeightResidency
 from edgefl_device.round.job import Job
-from edgefl_device.round.runner import RoundResult, RoundRunner
+from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from edgefl_export.bundle.formats import format_of
@@ -52,8 +52,8 @@ class MemoryBlobs:
 
 
 @dataclass
-class NoMemory:
-    """A device that was never killed."""
+class CountedCheckpoints:
+    """Storage of a device that was never killed: notes the steps of checkpoints."""
 
     kept: list[int] = field(default_factory=list)
 
@@ -62,6 +62,19 @@ class NoMemory:
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         return None
+
+    def make_room_beside(self, nbytes: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class DeviceRound:
+    """A round on a device, ready to run."""
+
+    trainer: LocalTrainer
+    job: Job
+
+    def run(self, data: FittedData, carry: Mapping[str, Array] | None = None) -> RoundResult:
+        return self.trainer.train(self.job, data, dict(carry or {}), RoundControl())
 
 
 @dataclass(frozen=True)
@@ -146,18 +159,11 @@ def device_round(
     seed: int,
     hyper: Mapping[str, float] | None = None,
     checkpoint_steps: int = 2,
-) -> tuple[RoundRunner, Job]:
-    """Return a runner for ``bundle`` and the round of :func:`published`."""
+) -> DeviceRound:
+    """Return a round of ``bundle`` with the weights of :func:`published`."""
     job, blobs = published(bundle, contents, seed=seed, hyper=hyper)
-    runner = RoundRunner(
-        engine=engine,
-        manifest=bundle.manifest,
-        blobs=blobs,
-        memory=NoMemory(),
-        profiler=Profiler(),
-        settings=GraphSettings(folder=folder, checkpoint_steps=checkpoint_steps),
-    )
-    return runner, job
+    loader = GraphLoader(engine, bundle.manifest, blobs, RoundProfiler())
+    return DeviceRound(LocalTrainer(loader, CountedCheckpoints(), folder, checkpoint_steps), job)
 
 
 def by_unit(
@@ -179,11 +185,10 @@ def by_unit(
 
 def on_device(
     tier: Exported, data: LocalData, seed: int, folder: Path, form: str = "onnx"
-) -> tuple[RoundResult, Residency]:
+) -> tuple[RoundResult, WeightResidency]:
     """The round as the device runtime runs it."""
-    runner, job = device_round(tier.bundle, tier.contents, engine_of(form), folder, seed=seed)
-    result = runner.run(job, _fitted(tier, data), {})
-    return result, runner.graphs.residency
+    made = device_round(tier.bundle, tier.contents, engine_of(form), folder, seed=seed)
+    return made.run(_fitted(tier, data)), made.trainer.loader.residency
 
 
 def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:

@@ -21,7 +21,7 @@ from edgefl.wire.regions import Placement
 from edgefl.wire.update.decode import decode
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.front.tier import fetched
@@ -165,8 +165,8 @@ class Tier:
             contents = dict.fromkeys(self.names, tensors.dump(self.payload, self.placement.masks))
         else:
             contents = by_unit(self.weights, self.names, self.placement.masks)
-        runner, job = device_round(self.bundle, contents, engine_of(self.form), folder, seed=seed)
-        return runner.run(job, self.data, carry)
+        made = device_round(self.bundle, contents, engine_of(self.form), folder, seed=seed)
+        return made.run(self.data, carry)
 
     def in_torch(self, seed: int, carry: Tensors) -> tuple[Tensors, Tensors]:
         """(update, what is kept) of the same functions, with the batches and the noise that the device draws."""

@@ -81,9 +81,9 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
     initial = {name: tensor.numpy() for name, tensor in level.spec.weights.items()}
     payload = level.place(initial, 1).payload
     contents = dict.fromkeys(fetched, tensors.dump(payload)) if payload else by_unit(initial, fetched)
-    runner, job = device_round(bundle, contents, engine_of(form), tmp_path, seed=11, hyper=hyper)
+    made = device_round(bundle, contents, engine_of(form), tmp_path, seed=11, hyper=hyper)
 
-    update = runner.run(job, data, {}).update
+    update = made.run(data, {}).update
 
     batches = Batches(11, len(data), bundle.manifest.batch)
 

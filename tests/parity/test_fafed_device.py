@@ -18,7 +18,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.bundle.formats import format_of
 from tests.pairs import in_turn
@@ -69,11 +69,9 @@ def on_device(
     bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data, format=format_of(form))
     contents = by_unit({name: tensor.numpy() for name, tensor in given.items()}, UNITS)
     hyper = dict(exchange.schedule(4, 9))
-    runner, job = device_round(
-        bundle, contents, engine_of(form), folder, seed=SEED, hyper=hyper, checkpoint_steps=1
-    )
+    made = device_round(bundle, contents, engine_of(form), folder, seed=SEED, hyper=hyper, checkpoint_steps=1)
     fitted = samples().fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
-    return runner.run(job, fitted, {name: tensor.numpy() for name, tensor in carry.items()}), bundle
+    return made.run(fitted, {name: tensor.numpy() for name, tensor in carry.items()}), bundle
 
 
 def feed_of(draws: str) -> Feed:

@@ -14,8 +14,8 @@ from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
 from edgefl_device.data.samples import LocalData
 from edgefl_device.data.support import Protocol, batch_rows, held_out
-from edgefl_device.personal.personalize import Personalizer, Wanted, graphs_of
-from edgefl_device.round.offline import offline, read_weights
+from edgefl_device.personal.personalize import Adaptation, Personalizer, graphs_of
+from edgefl_device.round.offline import offline_job, read_weights
 from edgefl_export.bundle.formats import format_of
 from tests.analysis.personal.tiers import BATCH, Tier, tier_of
 from tests.invariants.embracingfl.tiny import samples
@@ -50,7 +50,7 @@ def test_a_device_reports_what_torch_does(
     tier, local, later = _world(form, model, kind, **options)
 
     report, _ = _personalizer(tier, tmp_path).run(
-        tier.job(), local, Wanted(steps=2, curve=(0, 1, 5), alpha=0.05, test=later)
+        tier.job(), local, Adaptation(steps=2, curve=(0, 1, 5), alpha=0.05, test=later)
     )
 
     user = User.of(0, train=_tensors(local), test=_tensors(later))
@@ -69,7 +69,7 @@ def test_the_adapted_weights_are_those_of_torch(
 ) -> None:
     tier, local, _ = _world(form, model, kind, **options)
 
-    _, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(steps=3, alpha=0.05))
+    _, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Adaptation(steps=3, alpha=0.05))
 
     now = _adapted_in_torch(tier, local, 3)
     for name, array in adapted.items():
@@ -82,7 +82,7 @@ def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, for
     tier, local, later = _world(form, "mlp", cut=0)
 
     report, _ = _personalizer(tier, tmp_path).run(
-        tier.job(), local, Wanted(protocol=protocol, alpha=0.1, test=later, seed=4)
+        tier.job(), local, Adaptation(protocol=protocol, alpha=0.1, test=later, seed=4)
     )
 
     user = User.of(0, train=_tensors(local), test=_tensors(later))
@@ -96,9 +96,9 @@ def test_the_other_protocols_split_alike(tmp_path: Path, protocol: Protocol, for
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_path: Path, form: str) -> None:
     tier, local, _ = _world(form, "cnn", "importance", gamma=0.25)
-    first, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Wanted(alpha=0.05))
+    first, adapted = _personalizer(tier, tmp_path).run(tier.job(), local, Adaptation(alpha=0.05))
     (tmp_path / "mine.safetensors").write_bytes(tensors.dump(adapted))
-    job, blobs = offline(
+    job, blobs = offline_job(
         tier.bundle,
         read_weights(tmp_path / "mine.safetensors"),
         graphs_of(tier.bundle.manifest),
@@ -106,7 +106,7 @@ def test_a_payload_tier_goes_on_from_what_an_earlier_personalization_left(tmp_pa
     )
     again = Personalizer(engine=engine_of(form), manifest=tier.bundle.manifest, blobs=blobs, folder=tmp_path)
 
-    second, _ = again.run(job, local, Wanted(alpha=0.05))
+    second, _ = again.run(job, local, Adaptation(alpha=0.05))
 
     assert (second.before.loss, second.before.metrics) == (first.after.loss, first.after.metrics)
 

@@ -278,7 +278,7 @@ def test_a_device_refuses_a_fact_it_does_not_know(tmp_path: Path) -> None:
 
     curious = replace(algorithm, phases=(Phase("train", Function("train", fn, ports), 1),))
     with pytest.raises(
-        BundleError, match=r"'data\.favourites' of the local data, this device can tell: class_counts;"
+        BundleError, match=r"'data\.favourites' of the local data, this device knows: class_counts;"
     ):
         on_device(exported(OutputSide(spec, 0), curious), some(spec, [0, 1]), 1, tmp_path)
 

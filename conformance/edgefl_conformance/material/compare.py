@@ -21,7 +21,7 @@ from edgefl_device.data.samples import LocalData
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.select import open_engine
 from edgefl_device.round import offline
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 
 
 @dataclass(frozen=True)

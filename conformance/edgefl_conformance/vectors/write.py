@@ -18,7 +18,7 @@ from edgefl_conformance.material.compare import TOLERANCES, expected
 from edgefl_conformance.vectors.blobs import blob_vectors
 from edgefl_conformance.vectors.draws import draw_vectors, whole
 from edgefl_conformance.vectors.signatures import signature_vectors
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 
 
 @dataclass(frozen=True)

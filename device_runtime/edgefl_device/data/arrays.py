@@ -15,8 +15,8 @@ from edgefl_device.data.samples import LocalData
 
 
 def load(path: Path, policy: Policy) -> LocalData | None:
-    """Samples and labels at ``path``: an npz with x and y, a folder of x.npy and y.npy, or a folder with a pair of idx
-    files, which stay on the disk where they can. None if there is none of these, DataError for damaged ones."""
+    """Return the samples and labels at ``path``: an npz, a folder of npy files, or a folder with a pair of idx files,
+    which stay on the disk if they can. None if there are none; DataError if they are damaged."""
     if path.suffix.lower() == ".npz":
         return archive(path, policy)
     if (path / "x.npy").is_file():
@@ -29,7 +29,7 @@ def load(path: Path, policy: Policy) -> LocalData | None:
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
         labels = _idx_file(path, "labels-idx1-ubyte")
         if labels is None:
-            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file beside it")
+            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file")
         return LocalData(read_idx(images), read_idx(labels), str(path), policy=policy)
     return None
 
@@ -45,7 +45,7 @@ def _mapped(file: Path) -> Array:
 
 
 def given(source: Source, policy: Policy) -> LocalData:
-    """What a function gives, called once; DataError for what is no samples and labels."""
+    """Return the samples that a user's function returns, called once; DataError if they are no samples and labels."""
     name = getattr(source, "__name__", type(source).__name__)
     found = source()
     parts: list[object] = []
@@ -77,7 +77,7 @@ def _array(part: object, key: str, name: str) -> Array:
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:
-    """The arrays of an npz, not looked at. DataError for what is none."""
+    """Return the arrays of an npz, unchecked; DataError if it is none."""
     found = read_npz(path, "write one with numpy.savez(file, x=samples, y=labels)")
     if missing := {"x", "y"} - found.keys():
         raise DataError(
@@ -89,6 +89,6 @@ def archive(path: Path, policy: Policy = "refuse") -> LocalData:
 
 
 def _idx_file(folder: Path, ending: str) -> Path | None:
-    """The training file of that kind, else the only one there is."""
+    """Return the training file of that kind, else the only one."""
     files = sorted(file for file in folder.iterdir() if ending in file.name)
     return next((file for file in files if file.name.startswith("train")), files[0] if files else None)

@@ -1,4 +1,4 @@
-"""Whether local data fit a bundle: what was found, and what does not fit, row by row."""
+"""Check of local data against a bundle: a report, and the problems of each row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl_device.config import Source
 from edgefl_device.data.problems import Problem, Problems
-from edgefl_device.data.rows import Parts
-from edgefl_device.data.samples import FittedData, LabelSpec
+from edgefl_device.data.samples import BundleParts, FittedData, LabelSpec
 from edgefl_device.data.sources import load
 
 _BLOCK = 256
@@ -45,12 +44,12 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """Whether a device can train on all of it."""
+        """True if a device can train on all of it."""
         return not self.error and not self.bad_rows
 
 
-def check(data: Path | Source, manifest: Manifest, parts: Parts) -> DataReport:
-    """What a device with these data would meet in a round of this bundle. ConfigError where a library is missing."""
+def check(data: Path | Source, manifest: Manifest, parts: BundleParts) -> DataReport:
+    """Return the report of a device with these data for this bundle; ConfigError if a library is missing."""
     source = str(data) if isinstance(data, Path) else f"{getattr(data, '__name__', 'data')}()"
     try:
         fitted = load(data, "skip").fitted(manifest.data, LabelSpec.of(manifest), parts)
@@ -72,7 +71,7 @@ def check(data: Path | Source, manifest: Manifest, parts: Parts) -> DataReport:
 
 
 def _inputs(data: FittedData) -> tuple[InputReport, ...]:
-    """All of them, a block of samples at a time: they may be more than memory holds."""
+    """Return the ranges of all inputs, a block of samples at a time: they may be larger than memory."""
     ranges: dict[str, tuple[float, float]] = {}
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
     for start in range(0, len(data), _BLOCK):

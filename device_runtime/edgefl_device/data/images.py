@@ -11,12 +11,12 @@ from edgefl.wire.bundle.readers import ImageReader
 from edgefl.wire.images import PictureError, library, pixels_of
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
-from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 
 _MODES = {1: "L", 3: "RGB"}
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     shape, reader = reading.spec.shape, reading.reader
     assert isinstance(reader, ImageReader)
     if len(shape) != 3 or shape[0] not in _MODES:

@@ -10,16 +10,16 @@ from edgefl.wire.array_files import native, unreadable
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
-from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 from edgefl_device.data.samples import as_read
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     return reading.decoded(reading.by_folder(entries), lambda path: _sample(path, reading.spec))
 
 
 def _sample(path: Path, spec: DataSpec) -> Array:
-    """As the model reads it: files may hold integers and floats, and only integers are scaled."""
+    """Return a file's sample as the model reads it. Files may hold integers and floats; only integers are scaled."""
     try:
         found = native(np.load(path, allow_pickle=False))
     except Exception as error:  # numpy raises unrelated types for damaged files

@@ -1,4 +1,4 @@
-"""What is wrong with single rows: the first one ends the reading, or such rows are left out and counted."""
+"""Problems of single rows: the first one ends the reading, or such rows are left out and counted."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Problem(msgspec.Struct, frozen=True):
 
 @dataclass
 class Problems:
-    """What was found wrong. With policy ``refuse`` there is nothing in it: the first problem is a DataError."""
+    """Problems of rows that were left out. With policy ``refuse`` the first one is a DataError."""
 
     policy: Policy = "refuse"
     first: list[Problem] = field(default_factory=list)
     count: int = 0
 
     def add(self, where: str, text: str, rows: int = 1) -> None:
-        """``rows`` rows are left out; DataError where that is not wanted."""
+        """Leave out ``rows`` rows; DataError under the policy ``refuse``."""
         if self.policy == "refuse":
             raise DataError(
                 f"{where}: {text}; repair or remove it, or have bad rows skipped",
@@ -47,7 +47,7 @@ class Problems:
             self.first.append(Problem(where, text))
 
     def __str__(self) -> str:
-        """In one line; "" where there are none."""
+        """Return a summary in one line; "" if there are none."""
         if not self.count:
             return ""
         first = f"{self.first[0].where}: {self.first[0].text}"
@@ -59,7 +59,7 @@ class Problems:
 
 
 def checked_policy(name: str) -> Policy:
-    """``name`` if it is a policy; ConfigError lists them."""
+    """Return ``name`` as a policy; ConfigError lists the policies."""
     for known in get_args(Policy):
         if name == known:
             return known  # type: ignore[no-any-return]
@@ -67,8 +67,8 @@ def checked_policy(name: str) -> Policy:
 
 
 def bad_values(arrays: Mapping[str, Array], below: Mapping[str, int]) -> Iterator[tuple[int, str]]:
-    """(row, what is wrong) for each row with a value that is NaN or infinite, or a whole number outside 0 .. ``below``-1 of
-    its array. Rows are looked at in blocks: a file that is mapped may be larger than memory."""
+    """Yield (row, problem) for each row with a value that is NaN or infinite, or a whole number outside 0 .. ``below``-1
+    of its array. Rows are read in blocks: a mapped file may be larger than memory."""
     rows = min(map(len, arrays.values()))
     width = sum(array[:1].size for array in arrays.values())
     block = max(1, _SCANNED // max(1, width))

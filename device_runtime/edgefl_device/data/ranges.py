@@ -1,4 +1,4 @@
-"""Whether the values of whole arrays are those that a model takes. Rows one by one: :mod:`edgefl_device.data.problems`."""
+"""Checks of the values of whole arrays. Single rows: :mod:`edgefl_device.data.problems`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SCANNED = 1 << 20
 
 
 def blocks(array: Array, each: int = 0) -> Iterator[Array]:
-    """``array`` in blocks of rows: a file that is mapped may be larger than memory. ``each``: values of a row, where it
-    stands for more than it holds."""
+    """Yield ``array`` in blocks of rows: a mapped file may be larger than memory. ``each`` is the number of values of a
+    row, if it represents more than it holds."""
     size = each or array.size // max(1, len(array))
     rows = max(1, _SCANNED // max(1, size))
     for start in range(0, len(array), rows):
@@ -25,13 +25,13 @@ def blocks(array: Array, each: int = 0) -> Iterator[Array]:
 
 
 def converted(array: Array, dtype: str) -> Array:
-    """As floats of this type; what is too large for it becomes infinite."""
+    """Return the values as floats of this type; those that are too large become infinite."""
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
 
 
 def check_range(name: str, array: Array, dtype: str, source: str) -> None:
-    """DataError where whole numbers are beyond what ``dtype`` holds: a conversion would make others of them."""
+    """Raise DataError if whole numbers exceed ``dtype``: a conversion would change them."""
     least, most, limits = int(array.min()), int(array.max()), np.iinfo(dtype)
     if not limits.min <= least <= most <= limits.max:
         raise DataError(
@@ -41,7 +41,7 @@ def check_range(name: str, array: Array, dtype: str, source: str) -> None:
 
 
 def check_below(name: str, array: Array, below: int, source: str) -> None:
-    """DataError where whole numbers are not 0 .. below-1: a vocabulary has no such token."""
+    """Raise DataError if whole numbers are not 0 .. below-1: a vocabulary has no such token."""
     if not below:
         return
     least, most = int(array.min()), int(array.max())
@@ -55,7 +55,7 @@ def check_below(name: str, array: Array, below: int, source: str) -> None:
 
 
 def check_finite(name: str, array: Array, source: str) -> None:
-    """DataError where values are NaN or infinite: a loss would show them as training that diverged."""
+    """Raise DataError if values are NaN or infinite: the loss would look like diverged training."""
     if array.dtype.kind != "f":
         return
     wrong = {"NaN": 0, "infinite": 0}

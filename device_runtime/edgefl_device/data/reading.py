@@ -1,4 +1,4 @@
-"""What all readers share: what is read for which model, labels, and files that are decoded when they are asked for."""
+"""Parts that all readers share: the settings of a reading, labels, and files that are decoded on access."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from edgefl.wire.bundle.readers import Reader
 from edgefl.wire.records import BadRow, class_number, finite, listed
 from edgefl.wire.tensors import Array
 from edgefl_device.data.problems import Problems
-from edgefl_device.data.rows import DecodedRows, Parts, Rows
-from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.samples import BundleParts, DecodedRows, LabelSpec, SampleRows
 
 
 @dataclass(frozen=True)
-class Entry:
+class FileEntry:
     """A file, and the class folder that it is in ("" outside one)."""
 
     path: Path
@@ -27,10 +26,10 @@ class Entry:
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """What was read: as many rows of each."""
+class ReadSamples:
+    """Samples, labels and other inputs: as many rows of each."""
 
-    x: Rows
+    x: SampleRows
     y: Array
     others: Mapping[str, Array] = field(default_factory=dict)
 
@@ -42,12 +41,12 @@ class Reading:
     source: str
     spec: DataSpec
     label: LabelSpec
-    parts: Parts
+    parts: BundleParts
     problems: Problems
     reader: Reader | None = None
 
     def check_shape(self, *shapes: tuple[int, ...]) -> None:
-        """DataError unless the model takes samples of one of these shapes, the only ones that the reader makes."""
+        """Raise DataError unless the model takes samples of one of these shapes, the only ones that the reader makes."""
         if self.spec.shape not in shapes:
             raise DataError(
                 f"the bundle's model takes samples of shape {self.spec.shape}, and its reader makes "
@@ -57,8 +56,7 @@ class Reading:
             )
 
     def number(self, value: object) -> float:
-        """A label as it stands in a file, as a class number or, where labels are floats, as a number. BadRow if it is
-        none."""
+        """Return a file's label as a class number or, if labels are floats, as a number. BadRow if it is none."""
         if value is None or value == "":
             raise BadRow("the label is empty")
         if self.label.floats:
@@ -73,8 +71,8 @@ class Reading:
             return False
         return True
 
-    def by_folder(self, entries: Sequence[Entry]) -> list[tuple[Entry, int]]:
-        """The files with the class numbers of their folders. DataError for files outside of one."""
+    def by_folder(self, entries: Sequence[FileEntry]) -> list[tuple[FileEntry, int]]:
+        """Return the files with the class numbers of their folders; DataError for files outside of one."""
         if self.label.shape or self.label.floats:
             raise DataError(
                 f"{self.source}: a folder gives its files one class, the model takes labels {self.label.dtype} "
@@ -97,12 +95,12 @@ class Reading:
 
     def decoded(
         self,
-        entries: Sequence[tuple[Entry, int]],
+        entries: Sequence[tuple[FileEntry, int]],
         decode: Callable[[Path], Array],
         then: Callable[[Array], Array] = np.asarray,
-    ) -> Samples:
-        """A sample for each file, decoded again whenever it is asked for: memory holds a batch of them. Each is decoded once
-        now, so that a broken one is known before a round begins. ``then`` makes a sample of what a file holds."""
+    ) -> ReadSamples:
+        """Return a sample for each file, decoded on each access: memory holds a batch of them. Each is decoded once now,
+        so that a broken one is known before a round begins. ``then`` makes a sample of what a file holds."""
         good: list[tuple[Path, int]] = []
         for entry, number in entries:
             try:
@@ -122,4 +120,4 @@ class Reading:
                 ) from bad
 
         rows = DecodedRows([path for path, _ in good], again)
-        return Samples(rows, np.array([number for _, number in good], np.int64))
+        return ReadSamples(rows, np.array([number for _, number in good], np.int64))

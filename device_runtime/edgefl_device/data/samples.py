@@ -5,22 +5,73 @@ Where they come from: :mod:`edgefl_device.data.sources`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
-from edgefl.errors import DataError
+from edgefl.errors import BundleError, DataError
+from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
 from edgefl_device.data.problems import Problems, bad_values
 from edgefl_device.data.ranges import blocks, check_below, check_finite, check_range, converted
-from edgefl_device.data.rows import NO_PARTS, DecodedRows, Parts, Rows
 from edgefl_device.data.spool import released
+
+
+class SampleRows(Protocol):
+    """Samples by row number: an array, or a substitute for one that memory could not hold."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, at: Any, /) -> Any:
+        """Return the samples at these row numbers (an array) as an array; for a slice, those rows as the same type."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedRows:
+    """Samples that are decoded from ``items`` on each access."""
+
+    items: Sequence[Any]
+    decode: Callable[[Any], Array]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, at: Any, /) -> Any:
+        if isinstance(at, slice):
+            return DecodedRows(self.items[at], self.decode)
+        return np.stack([self.decode(self.items[row]) for row in np.asarray(at).tolist()])
+
+
+class BundleParts(Protocol):
+    """Parts of a bundle that read files: its blobs, and its graphs that make samples of file contents."""
+
+    def blob(self, ref: BlobRef) -> bytes: ...
+
+    def features(self, name: str) -> Callable[[Array], Array]:
+        """Return graph ``name`` as a function of one array."""
+
+
+class NoBundle:
+    """Parts of data that are read without a bundle."""
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """Raise BundleError."""
+        raise BundleError(
+            f"the data are read by blob {ref.sha256[:12]}, and there is no bundle to take it from"
+        )
+
+    def features(self, name: str) -> Callable[[Array], Array]:
+        """Raise BundleError."""
+        raise BundleError(f"the data are read by graph {name!r}, and there is no bundle to take it from")
+
+
+NO_BUNDLE = NoBundle()
 
 _ORDER = 1 << 21  # of batches, beside the streams of rows
 
@@ -31,12 +82,12 @@ class LabelSpec:
 
     shape: tuple[int, ...] = ()
     dtype: str = "int64"
-    # A number that stands beside the classes and counts for nothing, such as -100.
+    # A number besides the classes and counts for nothing, such as -100.
     ignored: int | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> LabelSpec:
-        """What the bundle's graphs read as labels; one class number where none of them reads any."""
+        """Return the labels that the bundle's graphs read; one class number if none reads any."""
         graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
         for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
             if port.label.endswith(".y"):
@@ -44,8 +95,8 @@ class LabelSpec:
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """``y`` (n, *shape), or (n,) where a label is (1,): floats in this dtype, whole numbers in their own; DataError says
-        what differs."""
+        """Return ``y`` (n, *shape), or (n,) if a label is (1,): floats in this dtype, whole numbers in their own;
+        DataError says what differs."""
         y = self.shaped(y, classes, source)
         if self.floats:
             if not np.isfinite(y).all():
@@ -63,11 +114,12 @@ class LabelSpec:
 
     @property
     def floats(self) -> bool:
-        """Whether labels are numbers, and no classes."""
+        """True if labels are numbers, and no classes."""
         return bool(np.issubdtype(self.dtype, np.floating))
 
     def shaped(self, y: Array, classes: int, source: str) -> Array:
-        """``y`` (n, *shape), numbers in this dtype, classes in their own; DataError for another shape, or for no numbers."""
+        """Return ``y`` (n, *shape), numbers in this dtype, classes in their own; DataError for another shape, or for no
+        numbers."""
         if self.shape == (1,) and y.ndim == 1:
             y = y[:, None]
         if y.shape[1:] != self.shape:
@@ -86,7 +138,7 @@ class LabelSpec:
         return converted(y, self.dtype) if self.floats else y
 
     def counted(self, y: Array) -> Iterator[Array]:
-        """The labels that count, flat, some at a time: all but the ``ignored``."""
+        """Yield the labels that count, flat, some at a time: all but the ``ignored``."""
         for rows in blocks(y):
             yield rows.reshape(-1) if self.ignored is None else rows[rows != self.ignored]
 
@@ -97,7 +149,7 @@ class LabelSpec:
 ONE_CLASS = LabelSpec()
 
 
-class Local(Protocol):
+class LocalSource(Protocol):
     """The samples of a device. ``len`` is what is known of their number before a bundle says how they are read."""
 
     @property
@@ -105,8 +157,10 @@ class Local(Protocol):
 
     def __len__(self) -> int: ...
 
-    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
-        """The data as the manifest wants them; DataError says what differs."""
+    def fitted(
+        self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
+    ) -> FittedData:
+        """Return the data as the manifest reads them; DataError names the difference."""
 
 
 @dataclass(frozen=True)
@@ -124,8 +178,8 @@ class LocalData:
         return len(self.y)
 
     def check(self) -> None:
-        """DataError for single values, for another number of samples than of labels, and for NaN or infinite values where
-        bad rows are refused."""
+        """Raise DataError for single values, for different numbers of samples and labels, and for NaN or infinite values
+        where bad rows are refused."""
         if self.x.ndim == 0 or self.y.ndim == 0:
             raise DataError(f"{self.source} should hold arrays of samples and labels, found single values")
         if len(self.x) != len(self.y) or len(self.y) == 0:
@@ -136,8 +190,10 @@ class LocalData:
             for name, array in {"x": self.x, "y": self.y}.items():
                 check_finite(name, array, self.source)
 
-    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
-        """The data as the manifest wants them; DataError says what differs."""
+    def fitted(
+        self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
+    ) -> FittedData:
+        """Return the data as the manifest reads them; DataError names the difference."""
         x = self._shaped(spec)
         others = {each.name: self._other(each) for each in spec.others}
         if self.policy == "skip":
@@ -171,13 +227,13 @@ class LocalData:
             skipped.add(f"{self.source}, row {row}", text)
         kept = np.flatnonzero(good)
         check_some(len(kept), skipped, self.source)
-        rows: Rows = DecodedRows(kept.tolist(), lambda row: np.asarray(x[row])) if skipped.count else x
+        rows: SampleRows = DecodedRows(kept.tolist(), lambda row: np.asarray(x[row])) if skipped.count else x
         labels = label.fitted(self.y[kept], spec.classes, self.source)
         beside = {each.name: others[each.name][kept].astype(each.dtype, copy=False) for each in spec.others}
         return FittedData(rows, labels, spec, beside, label, skipped, self._unread(spec))
 
     def _shaped(self, spec: DataSpec) -> Array:
-        """x in the shape that the model takes, and of a type that it can read."""
+        """Return x in the shape that the model takes, and of a type that it can read."""
         x = self.x
         if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
             x = x[:, None]  # grey images are often stored without their single channel
@@ -200,7 +256,7 @@ class LocalData:
         return x
 
     def _other(self, wanted: Input) -> Array:
-        """The array of an input beside x: floats in its dtype, whole numbers in their own, which it holds."""
+        """Return the array of an input besides x: floats in its dtype, whole numbers in their own, which it holds."""
         found, floats = self.others.get(wanted.name), np.issubdtype(wanted.dtype, np.floating)
         if found is None:
             there = f"; beside x and y there is {', '.join(self.others)}" if self.others else ""
@@ -229,7 +285,7 @@ class FittedData:
     """Data that fits the model. Integer samples are scaled when a batch is drawn, not before. ``skipped``: the rows that
     were left out. ``unread``: what else there is, and the model does not read."""
 
-    x: Rows
+    x: SampleRows
     y: Array
     spec: DataSpec
     others: Mapping[str, Array] = field(default_factory=dict)
@@ -241,7 +297,7 @@ class FittedData:
         return len(self.y)
 
     def rows(self, indices: Array) -> Array:
-        """Batch of spec.dtype, shape (len(indices), *spec.shape)."""
+        """Return a batch of spec.dtype, shape (len(indices), *spec.shape)."""
         found = as_read(self.x[indices], self.spec)
         released(self.x)
         return found
@@ -252,7 +308,7 @@ class FittedData:
         return found
 
     def other(self, name: str, indices: Array) -> Array:
-        """Rows of the input ``name`` beside x."""
+        """Return rows of the input ``name``."""
         wanted = next(each.dtype for each in self.spec.others if each.name == name)
         found = self.others[name][indices].astype(wanted, copy=False)
         released(self.others[name])
@@ -271,7 +327,7 @@ class FittedData:
         return np.concatenate(found)
 
     def facts(self) -> dict[str, Array]:
-        """What an algorithm may ask about these samples as a whole, by the label of its ``data`` port.
+        """Return the facts about all samples that an algorithm may read, by the label of the ``data`` port.
 
         ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent where they are no classes.
         """
@@ -283,7 +339,7 @@ class FittedData:
         return {"class_counts": counts}
 
     def first(self, samples: int) -> FittedData:
-        """At most ``samples`` rows; all of them for 0."""
+        """Return at most ``samples`` rows; all of them for 0."""
         if not samples:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
@@ -291,7 +347,7 @@ class FittedData:
 
 
 def as_read(samples: Array, spec: DataSpec) -> Array:
-    """Samples as the model reads them: integers are scaled where it reads floats."""
+    """Return samples as the model reads them: integers are scaled if it reads floats."""
     wanted = np.dtype(spec.dtype)
     if samples.dtype == wanted or np.issubdtype(wanted, np.integer):
         return samples.astype(wanted, copy=False)
@@ -302,7 +358,7 @@ def as_read(samples: Array, spec: DataSpec) -> Array:
 
 
 def check_some(rows: int, skipped: Problems, source: str) -> None:
-    """DataError where no row is left."""
+    """Raise DataError if no row is left."""
     if not rows:
         first = f": {skipped}" if skipped.count else ""
         raise DataError(f"{source} has no sample that can be used{first}", problems=skipped)
@@ -326,7 +382,7 @@ class Batches:
     _orders: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, stream: int, step: int) -> Array:
-        """Row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
+        """Return the row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
         if self.samples < self.batch:
             return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
         if self.draws == "draw":
@@ -354,11 +410,11 @@ class Pass:
     batch: int
 
     def indices(self, step: int) -> Array:
-        """Row numbers, int64, shape (batch,)."""
+        """Return row numbers, int64, shape (batch,)."""
         return self._rows(step) % self.samples
 
     def mask(self, step: int) -> Array:
-        """float32 (batch,): 1 where a row is met for the first time, 0 where it only fills the batch."""
+        """Return float32 (batch,): 1 for rows of the pass, 0 for rows that only fill the batch."""
         return (self._rows(step) < self.samples).astype(np.float32)
 
     def _rows(self, step: int) -> Array:
@@ -366,7 +422,7 @@ class Pass:
 
 
 def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
-    """Uniform [0, 1) for one noise input of one step."""
+    """Return uniform [0, 1) values for one noise input of one step."""
     numbers = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
     return np.asarray(numbers, dtype)  # of shape () numpy draws a bare number
 

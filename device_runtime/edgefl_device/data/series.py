@@ -11,15 +11,15 @@ from edgefl.errors import DataError
 from edgefl.wire.bundle.readers import SeriesReader
 from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, scaled
 from edgefl.wire.tensors import Array
-from edgefl_device.data.reading import Entry, Reading, Samples
-from edgefl_device.data.rows import DecodedRows
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.samples import DecodedRows
 from edgefl_device.data.spool import Spool, released
 from edgefl_device.data.tables import TOGETHER
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """No window has a bad row in it, and none lies in two recordings. Recordings are kept once, on the disk where they are
-    long, and windows are cut out when they are asked for."""
+    long, and windows are cut out on access."""
     reader = reading.reader
     assert isinstance(reader, SeriesReader)
     width, window = len(reader.columns), reader.window
@@ -49,15 +49,15 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
         released(whole)
         return found if reader.channels_last else np.ascontiguousarray(found.T)
 
-    return Samples(
+    return ReadSamples(
         DecodedRows(places, cut), np.array(labels, np.float64 if reading.label.floats else np.int64)
     )
 
 
 def _recordings(
-    reading: Reading, reader: SeriesReader, entries: tuple[Entry, ...], kept: Spool
+    reading: Reading, reader: SeriesReader, entries: tuple[FileEntry, ...], kept: Spool
 ) -> Iterator[tuple[int, Array, Array]]:
-    """Each file's rows go to ``kept``: where they begin there, their labels (n,), and which of them are good (n,)."""
+    """Append each file's rows to ``kept``; yield their beginning, their labels (n,), and the good ones (n,)."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
     checks: Checks = dict.fromkeys(reader.columns, is_number)
     if reader.label:
@@ -86,13 +86,13 @@ def _recordings(
 
 
 def _moved(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
-    """Nothing, as what was held is kept now."""
+    """Move the held rows to ``kept``; return an empty array."""
     kept.extend(scaled(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")
 
 
 def _most(labels: Array) -> float:
-    """The label that most rows have; of equally many the one that comes first."""
+    """Return the label that most rows have; of equally many the one that comes first."""
     values, first, counts = np.unique(labels, return_index=True, return_counts=True)
     best = np.flatnonzero(counts == counts.max())
     return float(values[best[np.argmin(first[best])]])

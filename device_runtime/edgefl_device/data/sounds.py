@@ -15,7 +15,7 @@ from edgefl.wire.bundle.readers import SoundReader
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.ranges import converted
-from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 
 _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 """What 1.0 is in samples of so many bytes."""
@@ -25,13 +25,13 @@ _UNKNOWN_BYTES = 0x7FFF0000
 """An algorithm that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    """Samples of WAV files, whole or as the features that the bundle's graph computes."""
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+    """Return samples of WAV files, whole or as the features that the bundle's graph computes."""
     reader = reading.reader
     assert isinstance(reader, SoundReader)
     shape = reading.spec.shape
     if reader.features:
-        features = reading.parts.graph(reader.features)
+        features = reading.parts.features(reader.features)
 
         def sample(waves: Array) -> Array:
             return features(waves[None]).reshape(shape)

@@ -1,4 +1,4 @@
-"""Where the samples of a device are: arrays, or files that become samples as a bundle says.
+"""Sources of a device's samples: arrays, or files that become samples as a bundle describes.
 
 ::
 
@@ -24,15 +24,22 @@ from edgefl.wire.records import RECORDS
 from edgefl_device.config import Policy, Source
 from edgefl_device.data import arrays, images, npy, series, sounds, tables, texts
 from edgefl_device.data.problems import Problems
-from edgefl_device.data.reading import Entry, Reading, Samples
-from edgefl_device.data.rows import NO_PARTS, Parts
-from edgefl_device.data.samples import ONE_CLASS, FittedData, LabelSpec, Local, check_some
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.samples import (
+    NO_BUNDLE,
+    ONE_CLASS,
+    BundleParts,
+    FittedData,
+    LabelSpec,
+    LocalSource,
+    check_some,
+)
 
 _PIECE = 1 << 20
 _IMAGES = (*SUFFIXES, *UNREAD)
 _LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
-_READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[Entry, ...]], Samples]]] = {
+_READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[FileEntry, ...]], ReadSamples]]] = {
     type(None): ((".npy",), npy.read),
     ImageReader: (_IMAGES, images.read),
     TableReader: (RECORDS, tables.read),
@@ -53,8 +60,8 @@ _CONVERSIONS = {
 """What to do with files of kinds that are not read, by their endings."""
 
 
-def load(data: Path | Source, policy: Policy = "refuse") -> Local:
-    """Samples and labels at a path, or those that a function gives (:data:`edgefl_device.config.Source`).
+def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
+    """Return the samples and labels at a path, or of a function (:data:`edgefl_device.config.Source`).
 
     A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
     samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
@@ -87,11 +94,11 @@ def load(data: Path | Source, policy: Policy = "refuse") -> Local:
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
+class SampleFiles:
     """Files that a bundle says how to read. What was read stays until another bundle asks."""
 
     source: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     policy: Policy
     unknown: tuple[str, ...] = ()
     """Endings of the other files there, and the folders in those of classes."""
@@ -104,11 +111,13 @@ class Files:
         return sum(map(_rows_of, self.entries))
 
     def __len__(self) -> int:
-        """Files of classes, and lines of others."""
+        """Return the number of files in class folders, and of lines in others."""
         return self._rows
 
-    def fitted(self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: Parts = NO_PARTS) -> FittedData:
-        """The samples that these files hold for such a model; DataError says what differs."""
+    def fitted(
+        self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
+    ) -> FittedData:
+        """Return the samples of these files for a model; DataError names the difference."""
         key = repr((spec, label))
         if key not in self._last:
             fitted = self._read(spec, label, parts)
@@ -118,7 +127,7 @@ class Files:
             self._last[key] = fitted
         return self._last[key]
 
-    def _read(self, spec: DataSpec, label: LabelSpec, parts: Parts) -> FittedData:
+    def _read(self, spec: DataSpec, label: LabelSpec, parts: BundleParts) -> FittedData:
         reading = Reading(self.source, spec, label, parts, Problems(self.policy))
         reading.reader = self._reader(spec)
         suffixes, read = _READ[type(reading.reader)]
@@ -142,7 +151,7 @@ class Files:
         return FittedData(samples.x, y, spec, samples.others, label, reading.problems, unread)
 
     def _reader(self, spec: DataSpec) -> Reader | None:
-        """How these files are read: None for npy, whose samples are arrays already, where there is no file that the
+        """Return the reader of these files; None for npy, whose samples are arrays already, if there is no file that the
         bundle's reader reads."""
         endings = {*self._endings}
         if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
@@ -166,20 +175,20 @@ class Files:
         return tuple(each.path.suffix.lower() for each in self.entries)
 
 
-def _files(path: Path, policy: Policy) -> Files:
-    entries: list[Entry] = []
+def _files(path: Path, policy: Policy) -> SampleFiles:
+    entries: list[FileEntry] = []
     others: list[Path] = [path]
     nested: list[Path] = []
     if path.is_file() and path.suffix.lower() in _LINES:
-        entries = [Entry(path)]
+        entries = [FileEntry(path)]
     elif path.is_dir():
         children = _visible(path)
         others = [child for child in children if child.is_file()]
-        entries = [Entry(file) for file in others if _is_data(file)]
+        entries = [FileEntry(file) for file in others if _is_data(file)]
         for folder in (child for child in children if child.is_dir()):
             inside = _visible(folder)
             others += inside
-            entries += [Entry(file, folder.name) for file in inside if _is_data(file)]
+            entries += [FileEntry(file, folder.name) for file in inside if _is_data(file)]
             nested += [each for each in inside if each.is_dir() and any(map(_is_data, each.iterdir()))]
     if not entries:
         problem = f"{path} is no training data" if path.exists() else f"there is no file or folder {path}"
@@ -190,7 +199,7 @@ def _files(path: Path, policy: Policy) -> Files:
             path=str(path),
         )
     unknown = tuple(_kind(each) for each in others if not _is_data(each) and each not in nested)
-    return Files(str(path), tuple(entries), policy, unknown, tuple(nested))
+    return SampleFiles(str(path), tuple(entries), policy, unknown, tuple(nested))
 
 
 def _advice(paths: Sequence[Path]) -> str:
@@ -217,8 +226,8 @@ def _kind(path: Path) -> str:
     return f"{path.name}/" if path.is_dir() else path.suffix.lower() or path.name
 
 
-def _rows_of(entry: Entry) -> int:
-    """Samples as far as one can tell without a bundle."""
+def _rows_of(entry: FileEntry) -> int:
+    """Return the number of samples as far as it is known without a bundle."""
     suffix = entry.path.suffix.lower()
     if suffix not in _LINES or (entry.folder and suffix not in RECORDS):
         return 1
@@ -231,7 +240,7 @@ def _rows_of(entry: Entry) -> int:
 
 
 def _lines(file: IO[bytes]) -> int:
-    """Lines that are not blank; a line may be larger than memory."""
+    """Return the number of lines that are not blank; a line may be larger than memory."""
     count, blank = 0, True
     while piece := file.readline(_PIECE):
         blank = blank and not piece.strip()

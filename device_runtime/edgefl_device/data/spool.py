@@ -50,7 +50,7 @@ class Spool:
             self._write(part)
 
     def truncate(self, rows: int) -> None:
-        """Only the first ``rows`` stay."""
+        """Keep only the first ``rows``."""
         if self._file is not None:
             with self._room():
                 self._file.truncate(rows * self._row_bytes)
@@ -60,7 +60,7 @@ class Spool:
         self._rows = rows
 
     def array(self) -> Array:
-        """All rows (n, *shape), not to be written to; nothing is appended afterwards."""
+        """Return all rows (n, *shape), read-only; nothing is appended afterwards."""
         if self._file is None:
             return self._joined()
         with self._room():
@@ -98,8 +98,8 @@ class Spool:
 
 
 def _file() -> IO[bytes]:
-    """A file without a name: in the user's folder for caches, or where that cannot be written, in the system's for temporary
-    files. DataError where neither can."""
+    """Return a file without a name: in the user's folder for caches, or if that cannot be written, in the system's for
+    temporary files. DataError where neither can."""
     refused: OSError | None = None
     for folder in dict.fromkeys((_folder(), None)):
         try:
@@ -113,8 +113,8 @@ def _file() -> IO[bytes]:
 
 
 def released(array: object) -> None:
-    """What was read of an array that lies in a file counts as memory of this process no longer; it comes back when it is
-    read again. Nothing for other arrays, and where the system has no such call."""
+    """Drop pages of a mapped array that were read from memory of this process; they come back when they are read again.
+    Nothing for other arrays, and where the system has no such call."""
     while isinstance(array, np.ndarray):
         if array.flags.writeable:
             return  # what was changed in it, or through a view of it, is nowhere else
@@ -124,8 +124,8 @@ def released(array: object) -> None:
 
 
 def _folder() -> Path | None:
-    """The user's folder for caches, which is on a disk where the system's for temporary files may be memory; None for the
-    latter, where the user has none."""
+    """Return the user's folder for caches, which is on a disk even if the system's for temporary files is memory; None
+    for the latter, where the user has none."""
     with suppress(ConfigError, OSError):
         folder = folders.cache("local data")
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which of a user's samples a model is adapted to (support) and which judge it (query), and the batches of each step.
+"""Selection of the samples that adapt a model (support) and of those that judge it (query), and batches of each step.
 
 Everything here is a pure function of (seed, user): the same rows and the same noise on a device, on a server and for every
 method that is compared. Nothing of it is shared with training, whose streams have other keys.
@@ -35,7 +35,7 @@ _SPLIT, _ROWS, _NOISE = range(3)
 
 
 @dataclass(frozen=True, eq=False)
-class Shards:
+class UserShards:
     """A user's samples as row numbers (int64) in one pool: ``train`` and ``test`` have none in common."""
 
     train: Array
@@ -43,8 +43,8 @@ class Shards:
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Row numbers of the pool: batches are drawn from ``support``, accuracy is that of ``query``."""
+class SupportSplit:
+    """Row numbers of the pool: batches are drawn from ``support``, accuracy is measured on ``query``."""
 
     protocol: Protocol
     support: Array
@@ -52,27 +52,27 @@ class Split:
 
     @property
     def leaks(self) -> bool:
-        """Whether samples that judge were adapted to."""
+        """True if samples that judge were adapted to."""
         return bool(np.isin(self.support, self.query).any())
 
 
 def checked_protocol(name: str) -> Protocol:
-    """``name`` if there is such a protocol; ConfigError lists them."""
+    """Return ``name`` as a protocol; ConfigError lists the protocols."""
     for known in NOTES:
         if name == known:
             return known
     raise ConfigError(f"no protocol {name!r}; there are: {', '.join(get_args(Protocol))}", protocol=name)
 
 
-def split(protocol: Protocol, shards: Shards, labels: Array, *, seed: int, user: int = 0) -> Split:
-    """Support and query of a user; ``labels`` are those of the pool.
+def split(protocol: Protocol, shards: UserShards, labels: Array, *, seed: int, user: int = 0) -> SupportSplit:
+    """Return support and query of a user from the ``labels`` of the pool.
 
     ``train_support``: the train shard and the test shard. ``split_test``: stratified halves of the test shard, the larger
     one as support. ``paper_literal``: the test shard as both. DataError where there is nothing to adapt to or to judge by.
     """
     if protocol == "split_test":
         halves = _halves(shards.test, labels, _HALF, _generator(seed, user, _SPLIT))
-        return Split(protocol, *halves)
+        return SupportSplit(protocol, *halves)
     support = shards.train if protocol == "train_support" else shards.test
     for rows, what in ((support, "training"), (shards.test, "test")):
         if not len(rows):
@@ -81,17 +81,18 @@ def split(protocol: Protocol, shards: Shards, labels: Array, *, seed: int, user:
                 protocol=protocol,
                 user=user,
             )
-    return Split(protocol, support, shards.test)
+    return SupportSplit(protocol, support, shards.test)
 
 
-def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> Shards:
-    """All samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below two."""
+def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> UserShards:
+    """Return all samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below
+    two."""
     train, test = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
-    return Shards(train, test)
+    return UserShards(train, test)
 
 
 def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, clip: bool = False) -> Array:
-    """Positions among ``samples`` to adapt to at step ``step``: ``size`` of them, drawn without replacement and
+    """Return positions among ``samples`` to adapt to at step ``step``: ``size`` of them, drawn without replacement and
     independent of other steps.
 
     With fewer samples than ``size``: all of them in random order (``clip``), or ``size`` drawn with replacement, for a
@@ -103,20 +104,20 @@ def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, 
 
 
 def uniform(shape: tuple[int, ...], step: int, port: int, *, seed: int, user: int = 0) -> Array:
-    """Uniform [0, 1), float32: noise input number ``port`` of step ``step``."""
+    """Return uniform [0, 1) values, float32: noise input number ``port`` of step ``step``."""
     return np.asarray(_generator(seed, user, _NOISE, step, port).random(shape, dtype=np.float32))
 
 
 def majority(labels: Array, support: Array, query: Array) -> float | None:
-    """Accuracy on ``query`` of the class that is most frequent in ``support`` (the smallest of several): what a constant
-    answer reaches. None for labels that are not one class number each."""
+    """Return the accuracy on ``query`` of the most frequent class in ``support`` (the smallest of several): what a
+    constant answer reaches. None for labels that are not one class number each."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return None
     return float((labels[query] == np.bincount(labels[support]).argmax()).mean())
 
 
 def _halves(rows: Array, labels: Array, share: float, generator: Generator) -> tuple[Array, Array]:
-    """``rows`` in two disjoint parts, neither empty, the second of about ``share`` of each class; both sorted."""
+    """Return ``rows`` in two disjoint parts, neither empty, the second of about ``share`` of each class; both sorted."""
     if len(rows) < 2:
         raise DataError(
             f"{len(rows)} samples cannot be split into some to adapt to and some to judge by: give at least 2, or choose "

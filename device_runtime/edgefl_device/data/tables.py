@@ -10,15 +10,15 @@ from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import TableReader
 from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, scaled
-from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 from edgefl_device.data.spool import Spool
 
 TOGETHER = 4096
 """Rows that are kept as Python has them until they become arrays."""
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    """Tables with the same columns, one after the other."""
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+    """Return the rows of tables with the same columns, one after the other."""
     reader = reading.reader
     assert isinstance(reader, TableReader)
     reading.check_shape((len(reader.columns),))
@@ -54,7 +54,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
                 flush()
     flush()
     arrays = {name: spool.array() for name, spool in spools.items()}
-    return Samples(arrays.pop("x"), arrays.pop("y"), arrays)
+    return ReadSamples(arrays.pop("x"), arrays.pop("y"), arrays)
 
 
 def _columns_of(reader: TableReader, wanted: Input) -> tuple[str, ...]:

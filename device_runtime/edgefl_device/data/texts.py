@@ -1,6 +1,6 @@
 """A sample for each text and its class, in tokens, with zeros behind it.
 
-Running text: :mod:`edgefl_device.data.running`.
+Running text: :mod:`edgefl_device.data.tokens`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.records import NOT_TEXT, RECORDS, BadRow, Record, field, is_text, records, text_of
 from edgefl.wire.tensors import Array
-from edgefl_device.data import running
-from edgefl_device.data.reading import Entry, Reading, Samples
+from edgefl_device.data import tokens as token_windows
+from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 from edgefl_device.data.spool import Spool
 from edgefl_device.data.tokens import check_vocabulary, encoder, kept_as
 
@@ -25,8 +25,8 @@ _TOGETHER = 1024
 """Texts that become tokens in one call of the tokenizer."""
 
 
-def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
-    """A sample for each text and its class; or windows of running text, where labels are the tokens that follow."""
+def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+    """Return a sample for each text and its class; or windows of running text, whose labels are the tokens that follow."""
     reader, shape = reading.reader, reading.spec.shape
     assert isinstance(reader, TextReader)
     if len(shape) != 1:
@@ -35,7 +35,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             expected=shape,
         )
     if reading.label.shape == shape:
-        return running.read(reading, reader, entries)
+        return token_windows.read(reading, reader, entries)
     masks = _masks(reading, reader)
     tokens = Spool(kept_as(reading.spec), shape)
     mask = Spool("uint8", shape)
@@ -53,7 +53,7 @@ def read(reading: Reading, entries: tuple[Entry, ...]) -> Samples:
             spool.extend(rows)
     kind = np.float64 if reading.label.floats else np.int64
     beside = {each.name: mask.array() for each in masks}
-    return Samples(tokens.array(), np.array(labels, kind), beside)
+    return ReadSamples(tokens.array(), np.array(labels, kind), beside)
 
 
 def _checked(reading: Reading, text: str, row: Array) -> Array:
@@ -64,7 +64,7 @@ def _checked(reading: Reading, text: str, row: Array) -> Array:
 
 
 def _masks(reading: Reading, reader: TextReader) -> tuple[Input, ...]:
-    """The inputs beside the tokens, which can but be their mask."""
+    """Return the inputs besides the tokens, which can only be their mask."""
     for each in reading.spec.others:
         if each.name != reader.mask:
             raise DataError(
@@ -74,7 +74,7 @@ def _masks(reading: Reading, reader: TextReader) -> tuple[Input, ...]:
 
 
 def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
-    """``rows``, no longer than ``length``, with zeros behind them, and which entries are theirs."""
+    """Return ``rows``, no longer than ``length``, padded with zeros, and the mask of their entries."""
     tokens, mask = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length), np.uint8)
     for place, row in enumerate(rows):
         tokens[place, : len(row)], mask[place, : len(row)] = row, 1
@@ -82,9 +82,9 @@ def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
 
 
 def _labelled(
-    reading: Reading, reader: TextReader, entries: tuple[Entry, ...]
+    reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]
 ) -> Iterator[tuple[str, str, float]]:
-    """(where, text, label): a file in a class folder is a text; lines of others are ``label<TAB>text`` or records."""
+    """Yield (where, text, label): a file in a class folder is a text; lines of others are ``label<TAB>text`` or records."""
     inside = tuple(each for each in entries if _is_text_of_class(each))
     for entry, number in reading.by_folder(inside) if inside else ():
         try:
@@ -102,11 +102,13 @@ def _labelled(
                 yield where, text, label
 
 
-def _is_text_of_class(entry: Entry) -> bool:
+def _is_text_of_class(entry: FileEntry) -> bool:
     return bool(entry.folder) and entry.path.suffix.lower() == ".txt"
 
 
-def _lines(entry: Entry, reader: TextReader, is_label: Callable[[str], bool]) -> Iterator[tuple[int, Record]]:
+def _lines(
+    entry: FileEntry, reader: TextReader, is_label: Callable[[str], bool]
+) -> Iterator[tuple[int, Record]]:
     if entry.path.suffix.lower() in RECORDS:
         yield from records(entry.path, {reader.text: None, reader.label: is_label})
         return
@@ -126,7 +128,7 @@ def _record(line: str, reader: TextReader) -> Record:
     return {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
 
 
-def _content(entry: Entry) -> str:
+def _content(entry: FileEntry) -> str:
     try:
         return entry.path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:

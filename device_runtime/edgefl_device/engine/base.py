@@ -1,4 +1,4 @@
-"""What the round runner asks of an engine. State stays inside the engine between calls."""
+"""Interface of engines. State stays inside the engine between calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a call returned: ``state`` still inside the engine, everything else as numpy arrays by port name."""
+    """Result of a call: ``state`` inside the engine, everything else as numpy arrays by port name."""
 
     state: State
     arrays: Arrays
@@ -47,14 +47,14 @@ class Engine(Protocol):
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Numbers of threads that a graph may have, in order; where none is asked for it has the engine's own."""
+        """Numbers of threads that a graph may have, in order; without a number it has the engine's own."""
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
         """Make ``artifact`` runnable, with one of the ``thread_counts`` (0: the engine's own); BundleError if it is damaged
         or its ports differ from the manifest."""
 
     def read_state(self, state: State) -> Arrays:
-        """The state's tensors, for a checkpoint; they may share its memory, so write them before the next run."""
+        """Return the state's tensors, for a checkpoint; they may share its memory, so write them before the next run."""
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        """The inverse of :meth:`read_state`."""
+        """Return the state with these tensors: the inverse of :meth:`read_state`."""

@@ -1,4 +1,4 @@
-"""Stock ONNX Runtime. State is bound in place of being copied through Python between steps."""
+"""Stock ONNX Runtime. State is bound instead of copied through Python between steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
 from edgefl_device.engine.segments import SegmentedGraph, load_segments
-from edgefl_device.libraries import sparing_code
 
 _DEVICE = "cpu"
 _LOCATION = b"location"
@@ -71,8 +70,7 @@ class OnnxEngine:
                 graph=graph.name,
             )
         try:
-            with sparing_code(release=graph.is_repeated):
-                session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
+            session = ort.InferenceSession(artifact, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime raises its own unrelated exception types
             raise BundleError(
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
@@ -99,7 +97,7 @@ class OnnxEngine:
         return {name: value.numpy() for name, value in state.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        """Copies: a graph may write over its state, and the arrays are somebody else's."""
+        """Return the state as copies: a graph may overwrite its state, and the arrays belong to the caller."""
         state: State = {}
         for name, array in arrays.items():
             state[name] = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, _DEVICE)
@@ -142,7 +140,7 @@ class OnnxGraph:
         return self.run_into(feeds, state, {})
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """See :class:`edgefl_device.engine.segments.LoadedSegment`."""
+        """Run into given memory; see :class:`edgefl_device.engine.segments.LoadedSegment`."""
         in_place = {name: state[name] for name in self._graph.in_place}
         later_state = {
             port.name: in_place.get(port.name) or self._buffer(port)
@@ -188,13 +186,13 @@ class OnnxGraph:
 
 
 def _names_file(artifact: bytes) -> bool:
-    """Whether a tensor anywhere in a model may have its numbers in a file.
+    """Return True if a tensor anywhere in a model may have its numbers in a file.
 
-    It names the file under the key ``location``, a string, and field 1 of its message. Wherever that stands, and whatever
-    stands around it, protobuf has the letters of a string as they are and in one piece, before them its length (8), and
+    It names the file under the key ``location``, a string, and field 1 of its message. Wherever that is, and whatever
+    surrounds it, protobuf has the letters of a string as they are and in one piece, before them its length (8), and
     before that the field's number and kind (10). A number takes one byte to ten, with seven bits in each, the lowest first:
     all forms of these two are looked for, and some that mean other numbers. So nothing that a parser takes for that key is
-    missed, in fields that we do not know either; what is refused beside it is another field 1 of that name.
+    missed, in fields that we do not know either; what is refused in addition is another field 1 of that name.
     """
     at = artifact.find(_LOCATION)
     while at >= 0:
@@ -235,7 +233,7 @@ def _renew_arena(graph: Graph | None = None) -> bool:
 
 
 def _shrinking() -> Any:
-    """Options of a run that ends with giving the arena's memory back to the system: the next segment has pages of its own to
+    """Return options of a run that gives the arena's memory back to the system: the next segment has pages of its own to
     hold, and the arena outlives the graphs that share it."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
@@ -243,7 +241,7 @@ def _shrinking() -> Any:
 
 
 def _by_port(args: Sequence[Any]) -> list[list[Any]]:
-    """Outputs in groups: rows of one whole behind each other are one port."""
+    """Return outputs in groups: successive rows of one whole are one port."""
 
     def whole(numbered: tuple[int, Any]) -> str | int:
         rows = rows_in(numbered[1].name)
@@ -255,8 +253,8 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
 def _place(
     value: Any, port: Port, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Where rows of a state tensor are: device and its number, type of an entry, the shape as which a graph takes them,
-    address.
+    """Return the location of rows of a state tensor: device and its number, type of an entry, the shape as which a graph
+    takes them, address.
 
     The address is all that onnxruntime sees of it, so a tensor that is not what the manifest lists is a BundleError.
     """
@@ -271,13 +269,13 @@ def _place(
 
 
 def _dtype_name(element_type: str) -> str:
-    """onnxruntime's name of a tensor's type as numpy has it."""
+    """Return numpy's name of onnxruntime's tensor type."""
     name = element_type.removeprefix("tensor(").removesuffix(")")
     return _DTYPES.get(name, name)
 
 
 def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
-    """What is wrong with the outputs of a port: each, and whether rows are all of it."""
+    """Return the contradictions of a port's outputs: each, and rows that are not all of it."""
     parts = [rows for arg in args if (rows := rows_in(arg.name))]
     if parts and (port.role != "state" or not cover(parts, port.shape[0] if port.shape else 0)):
         return [f"{port.name}: rows that are not all of it"]
@@ -285,7 +283,7 @@ def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
 
 
 def _differs(port: Port, arg: Any) -> str:
-    """What onnxruntime says of a port, or of rows of it, where it contradicts the manifest, else "".
+    """Return onnxruntime's view of a port, or of rows of it, if it contradicts the manifest, else "".
 
     Unknown sizes contradict nothing, but of rows, which are bound to memory by them: of these, and of their place within the
     whole, nothing may be unknown. A graph may take rows as another shape of as many entries: they lie behind each other.

@@ -60,11 +60,11 @@ class Pages:
             ) from error
 
     def room(self, port: Port) -> Array:
-        """Memory to write the value of ``port`` to: what is written is on its way to the disk once this is let go of."""
+        """Return memory for the value of ``port``: it goes to the disk once it is released."""
         return self._array(port, mmap.ACCESS_WRITE)
 
     def value(self, port: Port) -> Array:
-        """The value that was written last, in memory as far as it is read, until this is let go of."""
+        """Return the value that was written last; pages are in memory once they are read, until it is released."""
         return self._array(port, mmap.ACCESS_READ)
 
     def _array(self, port: Port, access: int) -> Array:
@@ -76,19 +76,19 @@ class Pages:
 
 
 def _lead(port: Port) -> int:
-    """Bytes before the value: some where it would end so close before the end of its last page that what is read beyond it
+    """Return the bytes before the value: some if it would end so close to the end of its last page that reads beyond it
     lies outside."""
     return _SLACK if -port.nbytes % mmap.PAGESIZE < _SLACK else 0
 
 
 def _mapped(port: Port) -> int:
-    """Bytes of the file for ``port``: whole pieces, as mappings begin at these."""
+    """Return the bytes of the file for ``port``: whole pieces, as mappings begin at these."""
     whole = _lead(port) + port.nbytes + _SLACK
     return -(-whole // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 class LoadedSegment(Protocol):
-    """An artifact of an engine that writes outputs where it is told."""
+    """Artifact of an engine that writes outputs into given memory."""
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
         """Run once as :meth:`edgefl_device.engine.base.LoadedGraph.run` does; outputs that ``rooms`` names are written
@@ -118,7 +118,7 @@ class SegmentedGraph:
 def load_segments(
     graph: Graph, artifact: bytes, folder: Path | None, load: Callable[[Graph, bytes], LoadedSegment]
 ) -> SegmentedGraph:
-    """The segments of ``graph``, each made runnable by ``load``; BundleError if the blob has others than the manifest."""
+    """Return the segments of ``graph``, each loaded by ``load``; BundleError if the blob has others than the manifest."""
     artifacts = split(artifact)
     if len(artifacts) != len(graph.segments):
         raise BundleError(

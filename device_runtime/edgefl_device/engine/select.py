@@ -16,8 +16,9 @@ MOST_THREADS = 1024
 
 
 def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> Engine:
-    """The engine ``name`` with so many threads, which keeps in the folder ``pages`` what graphs in segments leave on the
-    disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not installed.
+    """Return the engine ``name`` with so many threads, which stores in the folder ``pages`` what graphs in segments
+    leave on the disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not
+    installed.
 
     A graph may have up to ``most_threads`` where its engine lets each have its own (default: as many as ``threads``).
     """

@@ -1,1 +1,1 @@
-"""What goes over the link: blobs fetched, updates sent until the server has spoken."""
+"""Connection to the federation: blobs that come in, updates that go out."""

@@ -1,17 +1,17 @@
-"""Who speaks: this device's own key, and the keys of the server that it listens to.
+"""Identities: this device's own key, and the keys of the server that it trusts.
 
 ::
 
-    speaker, server = speaker_of(folder, store), ServerTrust(store, pinned, say)
-    session.publish(topic, speaker.seal(topic, message))
-    task = server.open(Task, topic, payload)     # IdentityError: it is not the server's word, or a copy (Repeated)
+    session = SignedSession(Session(...), load_signer(folder, store))
+    trust = ServerTrust(store, pinned_keys, log)
+    session.publish(topic, message)
+    task = trust.open(Task, topic, payload)     # IdentityError: not the server's message, or a copy (Repeated)
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,13 @@ import msgspec
 from edgefl.errors import BundleError, IdentityError, StoreError
 from edgefl.wire import keys
 from edgefl.wire.bundle import archive
+from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import Envelope, MessageCounter, MessageSigner, unwrap, verified
-from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode
-from edgefl_device.store.beside import facts_in
+from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode, encode
+from edgefl.wire.mqtt.session import Session
+from edgefl_device.config import DeviceLog
 from edgefl_device.store.database import Store
+from edgefl_device.store.file import facts_in
 
 KEY_FILE = "device.key"
 EXECUTABLE = frozenset({"executorch"})
@@ -35,22 +38,20 @@ _TRUST = "server-keys"
 _HEARD = "server-numbers"
 _NUMBERS = "numbers"
 _MOST_KEYS = 16
-"""Keys of servers whose numbers are remembered, those that are known apart: an owner may give one after the other."""
-
-Say = Callable[[str, str], None]
+"""Keys of servers whose numbers are remembered, besides the trusted ones: an owner may give one after the other."""
 
 
-class _Trusted(msgspec.Struct, frozen=True):
-    """What a device remembers of whom it follows: its first key of the server, and what followed from that."""
+class _StoredTrust(msgspec.Struct, frozen=True):
+    """Stored trust: the first key of the server, and the successions that followed from it."""
 
     first: bytes = b""
     statements: tuple[keys.Succession, ...] = ()
 
 
-class _Heard(msgspec.Struct):
-    """The number of the last message by topic and key, and which key signed the last announcement.
+class _LastNumbers(msgspec.Struct):
+    """Number of the last message by topic and key, and the key that signed the last announcement.
 
-    Each key has numbers of its own: whoever has another one cannot use them up.
+    Each key has numbers of its own: the holder of another one cannot use them up.
     """
 
     numbers: dict[str, dict[bytes, int]] = {}
@@ -58,10 +59,44 @@ class _Heard(msgspec.Struct):
 
 
 class Repeated(IdentityError):
-    """What the server said last came once more, as brokers send it. Nothing is to be done, nor to be told."""
+    """Copy of the server's last message, as brokers send it; to be ignored without a report."""
 
     def __init__(self, kind: type[Message], topic: str) -> None:
         super().__init__("repeated", f"a {kind.__name__} on {topic} came once more")
+
+
+class SignedSession:
+    """Session that signs the messages it publishes. Thread-safe.
+
+    Args:
+        session: The connection to the broker.
+        signer: Signs messages; None publishes them unsigned.
+    """
+
+    def __init__(self, session: Session, signer: MessageSigner | None = None) -> None:
+        self.session = session
+        self._signer = signer
+
+    @property
+    def connected(self) -> bool:
+        """True while the broker is connected."""
+        return self.session.connected
+
+    def wake(self) -> None:
+        """Wake the reader of the session's events."""
+        self.session.wake()
+
+    def seal(self, topic: str, message: Message) -> bytes:
+        """Return the payload of ``message`` for ``topic``."""
+        return encode(message) if self._signer is None else self._signer.seal(topic, message)
+
+    def publish(self, topic: str, message: Message, *, qos: int = 1, retain: bool = False) -> Delivery:
+        """Sign and publish ``message``."""
+        return self.publish_payload(topic, self.seal(topic, message), qos=qos, retain=retain)
+
+    def publish_payload(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
+        """Publish a payload that was sealed before."""
+        return self.session.publish(topic, payload, qos=qos, retain=retain)
 
 
 @dataclass(frozen=True)
@@ -78,18 +113,19 @@ class _StoredNumbers:
             self.store.keep_fact(_NUMBERS, str(number).encode())
 
 
-def speaker_of(folder: Path, store: Store) -> MessageSigner:
-    """This device's voice; its key is made at the first start, and stays in ``folder``."""
+def load_signer(folder: Path, store: Store) -> MessageSigner:
+    """Return the signer of this device's messages; its key is made at the first start, and stays in ``folder``."""
     return MessageSigner(keys.KeyPair(folder / KEY_FILE), MessageCounter(_StoredNumbers(store)))
 
 
-def follow(store: Store, agent: Path) -> None:
-    """Have ``store`` follow whom the device's own one, in the folder ``agent``, follows, if it follows anybody.
+def copy_trust(store: Store, agent: Path) -> None:
+    """Copy the trusted keys of the agent's store in the folder ``agent``, if there are any, into ``store``.
 
-    StoreError if that cannot be read: to trust whoever speaks first instead would be no answer.
+    Raises:
+        StoreError: They cannot be read. Trusting the first key that comes instead would be unsafe.
     """
     facts = facts_in(agent, (_TRUST, _HEARD))
-    if not _read(facts.get(_TRUST), _Trusted).first:
+    if not _read(facts.get(_TRUST), _StoredTrust).first:
         return
     store.keep_fact(_TRUST, facts[_TRUST])
     if _HEARD in facts and store.fact(_HEARD) is None:
@@ -97,42 +133,45 @@ def follow(store: Store, agent: Path) -> None:
 
 
 class ServerTrust:
-    """The keys of the server, and what it said last. Thread-safe.
+    """Trusted keys of the server, and the numbers of its last messages. Thread-safe.
 
-    ``pinned`` are those that the device was given; without any, the first key that is seen is trusted from then on.
+    Args:
+        store: Storage of both.
+        pinned: Keys from the device's configuration; without any, the first key that is seen is trusted from then on.
+        log: Receives changes of trust.
     """
 
-    def __init__(
-        self, store: Store, pinned: tuple[bytes, ...], say: Say, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, store: Store, pinned: tuple[bytes, ...], log: DeviceLog) -> None:
         self._store = store
         self._pinned = pinned
-        self._say = say
-        self._clock = clock
+        self._log = log
         self._lock = threading.Lock()
-        self._trusted = _read(store.fact(_TRUST), _Trusted)
-        self._heard = _read(store.fact(_HEARD), _Heard)
-        if pinned and self._trusted.first not in pinned:  # kept, for a start that is given none
+        self._trusted = _read(store.fact(_TRUST), _StoredTrust)
+        self._last = _read(store.fact(_HEARD), _LastNumbers)
+        if pinned and self._trusted.first not in pinned:  # stored for a start without a configured key
             self._trusted = msgspec.structs.replace(self._trusted, first=pinned[0])
             self._keep()
         self._keys = self._known()
         self._announced = False
-        self._bare = False
+        self._reported_unsigned = False
 
     @property
     def keys(self) -> frozenset[bytes]:
-        """Those that are good now."""
+        """The keys that are valid now."""
         with self._lock:
-            now = self._clock()
+            now = time.time()
             return frozenset(key for key, until in self._keys.items() if now < until)
 
     def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
-        """The server's message. IdentityError if a key is known, and it is not signed by one; ProtocolError if it is
-        malformed. What was said before on the topic, and was followed by something else, is not said again. A first key is
-        learnt from an announcement, which is what all devices see; until then all else is as good as unsigned.
+        """Return the server's message.
 
-        Repeated for a copy of the last one on the topic, also after a restart: the server says nothing twice, as an answer
-        that it gives again has a number of its own. The announcement is retained: its first copy in a process is none.
+        The first key is learnt from an announcement, which all devices see; until then other messages count as unsigned.
+
+        Raises:
+            IdentityError: A key is known and did not sign it, or an older message on the topic comes again.
+            Repeated: A copy of the last message on the topic, also after a restart: each message of the server has a
+                number of its own. The announcement is retained, so its first copy in a process is no repetition.
+            ProtocolError: The message is malformed.
         """
         envelope = unwrap(payload, kind)
         with self._lock:
@@ -147,8 +186,7 @@ class ServerTrust:
             return message
 
     def check_bundle(self, sha256: str, signature: bytes, format: str) -> None:
-        """BundleError for a bundle that is not signed by a known key, where one is known, and for an executable one where
-        none is."""
+        """Raise BundleError if no known key signed the bundle, or if it is executable and no key is known."""
         known = self.keys
         if known:
             archive.check(known, sha256, signature)
@@ -168,18 +206,18 @@ class ServerTrust:
                 f"a {kind.__name__} on {topic} is not signed, and this device knows the server's key: it is not acted on",
             )
         message = decode(kind, payload)
-        if not self._bare:
-            self._bare = True
-            self._say(
+        if not self._reported_unsigned:
+            self._reported_unsigned = True
+            self._log.event(
                 "server-key", "this server does not sign: whoever reaches the broker can be taken for it"
             )
         return message
 
-    def _admitted(self, kind: type[Message], envelope: Envelope) -> _Trusted | None:
-        """IdentityError unless the key is known, or becomes so: then what is to be remembered."""
+    def _admitted(self, kind: type[Message], envelope: Envelope) -> _StoredTrust | None:
+        """Return the trust to store if the message introduces its key, else None; IdentityError if the key is unknown."""
         until = self._keys.get(envelope.key)
         if until is not None:
-            if self._clock() < until:
+            if time.time() < until:
                 return None
             raise IdentityError(
                 "old-key", f"server key {keys.shown(envelope.key)} was replaced and is not good any more"
@@ -198,7 +236,7 @@ class ServerTrust:
             "on purpose, start the device with it as `server_key`; if not, somebody else speaks there",
         )
 
-    def _learn(self, trusted: _Trusted, key: bytes) -> None:
+    def _learn(self, trusted: _StoredTrust, key: bytes) -> None:
         first = not self._keys
         self._trusted = trusted
         self._keys = self._known()
@@ -207,19 +245,19 @@ class ServerTrust:
             text = f"trust on first use: this device follows the server with the key {key.hex()} from now on"
         else:
             text = f"the server has a new key {key.hex()}, which its old one introduced"
-        self._say("server-key", text)
+        self._log.event("server-key", text)
 
     def _in_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
-        """IdentityError for what the key said before something else, and for rounds of a key that another one followed."""
+        """Raise IdentityError for an older message of the key, and for rounds of a key that another one followed."""
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
-        # The server stands still while its key is rotated: the old one has announced its last round by then.
+        # The server is stopped while its key is rotated: the old one has announced its last round by then.
         if announces and self._keys.get(key) != keys.FOREVER:
             raise IdentityError(
                 "old-key", f"server key {keys.shown(key)} was replaced and announces no rounds any more"
             )
-        numbers = self._heard.numbers.get(topic, {})
+        numbers = self._last.numbers.get(topic, {})
         last = numbers.get(key, -1)
-        if at < last or (announces and at == last and key != self._heard.announcer):
+        if at < last or (announces and at == last and key != self._last.announcer):
             raise IdentityError(
                 "replayed",
                 f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
@@ -228,10 +266,10 @@ class ServerTrust:
             raise Repeated(kind, topic)
         self._announced = self._announced or announces
         if at > last:
-            self._heard.numbers[topic] = {**self._remembered(numbers), key: at}
-            self._heard.announcer = key if announces else self._heard.announcer
+            self._last.numbers[topic] = {**self._remembered(numbers), key: at}
+            self._last.announcer = key if announces else self._last.announcer
             with suppress(StoreError):  # a full disk: it is known as long as this process lives
-                self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._heard), durable=False)
+                self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._last), durable=False)
 
     def _remembered(self, numbers: dict[bytes, int]) -> dict[bytes, int]:
         if len(numbers) < _MOST_KEYS:
@@ -247,7 +285,7 @@ class ServerTrust:
             self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted))
 
 
-_Kept = TypeVar("_Kept", _Trusted, _Heard)
+_Kept = TypeVar("_Kept", _StoredTrust, _LastNumbers)
 
 
 def _read(data: bytes | None, kind: type[_Kept]) -> _Kept:

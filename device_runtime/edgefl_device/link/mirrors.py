@@ -1,13 +1,14 @@
-"""Blobs by mirrors: what a round's announcement names, and what the device was given, before the broker is asked.
+"""Blobs from mirrors: the owner's and those that a round's announcement names, before the broker is used.
 
-A mirror is believed nothing. Each chunk is held against its digest as it comes, and what is right stays, so that whatever a
-mirror does costs a bounded time: the next one, or the broker, goes on where it ended.
+No mirror is trusted. Each chunk is compared with its digest as it comes, and right ones stay, so that a bad mirror costs a
+bounded time: the next one, or the broker, continues where it ended.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,28 +17,27 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import MOST_MIRRORS, Mirror
 from edgefl.wire.mqtt.messages import LOST_CHUNK, POLICY, Round
+from edgefl_device.config import DeviceLog
 from edgefl_device.store.database import Store
 
 _MOST_DOUBLINGS = 6
 _MOST_FAILED = 2
 _MOST_LACKS = 3
-"""Blobs in a row that a mirror has not, until it is left like one that fails."""
-
-Tell = Callable[[str], None]
+"""Blobs in a row that a mirror lacks, until it is left like one that fails."""
 
 
 @dataclass
-class _Record:
-    """How a mirror did lately: ``faults`` in a row, and until when it is left; what was told of it."""
+class _MirrorRecord:
+    """Recent behaviour of a mirror: faults in a row, the time until which it is left, and the last report."""
 
     faults: int = 0
     left_until: float = 0.0
-    told: str = ""
+    reported: str = ""
 
 
 @dataclass
-class _Pace:
-    """Bytes since ``began``; MirrorError once they are too few."""
+class _MinimumRate:
+    """Bytes since ``began``; raises MirrorError once they are too few."""
 
     least_s: int
     patience_s: float
@@ -57,10 +57,14 @@ class _Pace:
 
 
 class Mirrors:
-    """Those of one device. ``own`` were given to it, and are asked first; those that the server names only if ``allowed``.
+    """Mirrors of one device. :meth:`announced` and the other methods may be called by different threads.
 
-    ``ca_file``: an authority beside the system's. ``tell`` is told what is wrong with a mirror, once for as long as it stays
-    so. :meth:`announced` and the others may be called by different threads.
+    Args:
+        limits: Sizes and timeouts.
+        own: Mirrors of the owner, which are used first.
+        allowed: False ignores the mirrors that the server names.
+        ca_file: Certificate of an authority besides the system's.
+        log: Receives each problem of a mirror once for as long as it lasts; None reports nothing.
     """
 
     def __init__(
@@ -70,24 +74,24 @@ class Mirrors:
         *,
         allowed: bool = True,
         ca_file: str = "",
-        tell: Tell = lambda _: None,
+        log: DeviceLog | None = None,
     ) -> None:
         self._limits = limits
         self._own = tuple(own)
         self._allowed = allowed
         self._ca_file = ca_file
-        self._tell = tell
+        self._log = log
         self._named: tuple[Mirror, ...] = ()
-        self._records: dict[Mirror, _Record] = {}
+        self._records: dict[Mirror, _MirrorRecord] = {}
         self._only = False
         self._counted = False
         self._unreadable = ""
         self.received_bytes = 0
-        """Of chunks that came by mirrors, wrong ones too, since the start."""
+        """Bytes of chunks from mirrors since the start, wrong ones too."""
         self._taken = 0
 
     def announced(self, announced: Round) -> None:
-        """Where the blobs of the current round are."""
+        """Take the mirrors that a round's announcement names."""
         named, wrong = [], ""
         for text in announced.mirrors[:MOST_MIRRORS]:
             try:
@@ -97,7 +101,7 @@ class Mirrors:
         if wrong != self._unreadable:
             self._unreadable = wrong
             if wrong:
-                self._tell(f"the server names a mirror that is none: {wrong}")
+                self._report(f"the server names a mirror that is none: {wrong}")
         self._named = tuple(dict.fromkeys(named)) if self._allowed else ()
         self._only, self._counted = announced.mirrors_only, bool(announced.mirrors)
         known = {*self._own, *self._named}
@@ -105,28 +109,28 @@ class Mirrors:
 
     @property
     def fresh_bytes(self) -> int:
-        """Of chunks that came since they were last taken."""
+        """Bytes of chunks that came since they were last taken."""
         return self.received_bytes - self._taken
 
     def take_received(self) -> int:
-        """Bytes since this was last asked, for a server that names mirrors: one that does not may know of no such thing."""
+        """Return and reset the bytes that came; 0 for a server that names no mirrors, which may not know the field."""
         fresh, self._taken = self.fresh_bytes, self.received_bytes
         return fresh if self._counted else 0
 
-    def bring(self, refs: Sequence[BlobRef], store: Store, aborted: Callable[[], bool]) -> None:
-        """Have as many chunks of ``refs`` in the store as mirrors give. RoundAborted where there is no more use of them.
+    def bring(self, refs: Sequence[BlobRef], store: Store, cancelled: threading.Event) -> None:
+        """Store as many chunks of ``refs`` as mirrors give; RoundAborted if the fetch is cancelled.
 
-        Where there is a broker, two that fail are enough for one time.
+        If a broker can replace them, two mirrors that fail are enough for one time.
         """
         failed = 0
         for mirror in self._usable():
             wanted = list({ref.sha256: ref for ref, _ in store.missing(refs)}.values())
             if not wanted or (failed == _MOST_FAILED and not self._only):
                 return
-            failed += not self._ask(mirror, wanted, store, aborted)
+            failed += not self._fetch(mirror, wanted, store, cancelled)
 
     def check_broker(self) -> None:
-        """To be called where something is missing still. BundleError if it lies at mirrors only."""
+        """Raise BundleError or RoundDeclined if a blob that is still missing is at mirrors only."""
         if not self._only:
             return
         if not (self._named or self._own):
@@ -137,7 +141,7 @@ class Mirrors:
             )
         asked = (*self._own, *self._named)
         faults = "; ".join(
-            f"{mirror}: {self._records[mirror].told or 'left for a while'}"
+            f"{mirror}: {self._records[mirror].reported or 'left for a while'}"
             for mirror in asked
             if mirror in self._records
         )
@@ -145,39 +149,45 @@ class Mirrors:
             f"{LOST_CHUNK}: no mirror gave all blobs of the round, and the broker has none: {faults}"
         )
 
+    def _report(self, text: str) -> None:
+        if self._log is not None:
+            self._log.event("mirror", text)
+
     def _usable(self) -> Iterator[Mirror]:
         for mirror in dict.fromkeys((*self._own, *self._named)):
-            if self._records.get(mirror, _Record()).left_until <= time.monotonic():
+            if self._records.get(mirror, _MirrorRecord()).left_until <= time.monotonic():
                 yield mirror
 
-    def _ask(
-        self, mirror: Mirror, refs: Sequence[BlobRef], store: Store, aborted: Callable[[], bool]
+    def _fetch(
+        self, mirror: Mirror, refs: Sequence[BlobRef], store: Store, cancelled: threading.Event
     ) -> bool:
-        """Whether the mirror did not fail."""
-        # What speaks HTTP takes 2.4 MB of a device, and most have no mirror.
+        """Fetch ``refs`` from one mirror; return False if it failed."""
+        # The HTTP client takes 2.4 MB of a device, and most devices have no mirror.
         from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 
-        record, lacks = self._records.setdefault(mirror, _Record()), 0
+        record, lacks = self._records.setdefault(mirror, _MirrorRecord()), 0
         near, patience_s = mirror not in self._own, self._limits.fetch_timeout_s
-        pace = _Pace(0 if self._only else self._limits.mirror_bytes_s, patience_s)
+        rate = _MinimumRate(0 if self._only else self._limits.mirror_bytes_s, patience_s)
         with (
-            Watchdog(aborted) as alarm,
-            MirrorConnection(mirror, alarm, patience_s=patience_s, near=near, ca_file=self._ca_file) as line,
+            Watchdog(cancelled.is_set) as watchdog,
+            MirrorConnection(
+                mirror, watchdog, patience_s=patience_s, near=near, ca_file=self._ca_file
+            ) as connection,
         ):
             for ref in refs:
                 try:
                     for first, last in _runs(store.missing_chunks(ref)):
-                        pieces = line.pieces(
+                        pieces = connection.pieces(
                             ref.sha256,
                             ref.size,
                             first=first * ref.chunk,
                             last=min(last * ref.chunk, ref.size),
                             step=ref.chunk,
                         )
-                        self._keep(ref, first, pieces, store, pace)
-                    record.faults, record.told, lacks = 0, "", 0
+                        self._keep(ref, first, pieces, store, rate)
+                    record.faults, record.reported, lacks = 0, "", 0
                 except MirrorError as error:
-                    if aborted():
+                    if cancelled.is_set():
                         raise RoundAborted("the round ended while its blobs were fetched") from error
                     lacks += 1
                     if isinstance(error, BlobMissing) and lacks < _MOST_LACKS:
@@ -186,27 +196,29 @@ class Mirrors:
                     return False
         return True
 
-    def _keep(self, ref: BlobRef, first: int, pieces: Iterator[bytes], store: Store, pace: _Pace) -> None:
+    def _keep(
+        self, ref: BlobRef, first: int, pieces: Iterator[bytes], store: Store, rate: _MinimumRate
+    ) -> None:
         for index, piece in enumerate(pieces, first):
             self.received_bytes += len(piece)
             if not ref.accepts(index, piece):
                 raise MirrorError(f"chunk {index} has a wrong digest")
             store.put_chunk(ref, index, piece)
-            pace.add(len(piece))
+            rate.add(len(piece))
 
-    def _leave(self, mirror: Mirror, record: _Record, why: str) -> None:
-        # Where there is no broker to turn to, it is tried again soon.
+    def _leave(self, mirror: Mirror, record: _MirrorRecord, why: str) -> None:
+        # Without a broker to replace it, it is tried again soon.
         doubled = 0 if self._only else min(record.faults, _MOST_DOUBLINGS)
         pause = self._limits.mirror_pause_s * 2.0**doubled
         record.faults += 1
         record.left_until = time.monotonic() + pause
-        if why != record.told:
-            record.told = why
-            self._tell(f"mirror {mirror} is left for {pause:g} s: {why}")
+        if why != record.reported:
+            record.reported = why
+            self._report(f"mirror {mirror} is left for {pause:g} s: {why}")
 
 
 def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The stretches of neighbours in ascending ``indices``: the first of each, and the one after its last."""
+    """Yield the runs of neighbours in ascending ``indices``: the first of each, and the one after its last."""
     for _, group in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
         run = [index for _, index in group]
         yield run[0], run[-1] + 1

@@ -1,4 +1,4 @@
-"""The durable outbox: an update is sent, and sent again, until the server has spoken on it."""
+"""Durable outbox: an update is sent, and sent again, until the server accepts or refuses it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -14,20 +14,20 @@ import msgspec
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, UpdateChunk, UpdateFigures, decode
-from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import DeviceTopics
+from edgefl_device.config import DeviceLog
+from edgefl_device.link.identity import SignedSession
 from edgefl_device.store.database import Outgoing, PastRound, Store
 
 _MOST_ACKS = 64
-"""That wait to be read, of reasons to send again too: whoever can write them may write a million."""
+"""Acknowledgements, and reasons to send again, that wait to be read: an attacker may write a million."""
 _LONGEST = 16
-"""Times ``ack_timeout_s`` that an update waits at most; a reason to send it again ends any wait."""
+"""Longest wait of an update as a multiple of ``ack_timeout_s``; a reason to send it again ends any wait."""
 
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
-    """What a device remembers of an update that the server accepted or refused."""
+    """Return the entry in the device's history for an update that the server accepted or refused."""
     past = PastRound(
         run=outgoing.run,
         round=outgoing.round,
@@ -51,29 +51,29 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
 
 
 class Outbox:
-    """One thread that empties the store's outbox, oldest first.
+    """Thread that empties the store's outbox, oldest first.
 
-    ``seal`` makes what is published of a chunk. ``settled`` is told each final word, ``troubled`` once what the store says
-    while it cannot be read or written.
+    Args:
+        session: Session that publishes chunks, and is woken by a final acknowledgement.
+        topics: Topics of this device.
+        store: Storage of updates.
+        limits: Sizes and timeouts.
+        log: Receives each final acknowledgement, and once each failure of the store.
     """
 
     def __init__(
         self,
-        session: Session,
+        session: SignedSession,
         topics: DeviceTopics,
         store: Store,
         limits: Limits,
-        settled: Callable[[Outgoing, Ack], None],
-        troubled: Callable[[str], None] = lambda _: None,
-        seal: Seal = bare,
+        log: DeviceLog,
     ) -> None:
         self._session = session
         self._topics = topics
         self._store = store
         self._limits = limits
-        self._settled = settled
-        self._troubled = troubled
-        self._seal = seal
+        self._log = log
         self._trouble = ""
         self._sending = ""
         self._acks: queue.SimpleQueue[Ack | None] = queue.SimpleQueue()
@@ -93,17 +93,19 @@ class Outbox:
             self._thread.join(timeout=5)
 
     def wake(self) -> None:
-        """There is something to send. If it is being sent already, this changes nothing."""
+        """Wake the thread, because there is an update to send."""
         self._work.set()
 
     def send_again(self) -> None:
-        """There is a reason to send what waits once more: what was sent may be lost."""
+        """Send waiting updates once more, because the earlier messages may be lost."""
         self._keep(None)
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """The server's word arrived. One on another update than the one that is being sent says nothing; while none is sent
-        it may be about the next. What finds no room comes again, as the update does."""
+        """Queue an acknowledgement, unless it is about another update than the one that is being sent.
+
+        While none is sent it may be about the next. One that finds no room comes again, as the update does.
+        """
         if self._sending in ("", ack.nonce):
             self._keep(ack)
 
@@ -121,10 +123,10 @@ class Outbox:
                     self._trouble = ""
                     continue
             except StoreError as error:
-                # A full disk: the update waits, and with it the server's word is asked for again.
+                # A full disk: the update waits, and is sent again for another acknowledgement.
                 if error.message != self._trouble:
                     self._trouble = error.message
-                    self._troubled(error.message)
+                    self._log.event("store", error.message)
                 self._stopping.wait(self._limits.retry_pause_s)
                 continue
             self._sending = ""
@@ -154,17 +156,21 @@ class Outbox:
                 # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
                 wanted = [index for index in dict.fromkeys(ack.missing) if index in every]
             else:
-                self._settled(outgoing, ack)
+                past = past_of(outgoing, ack)
+                self._store.settle(past)
+                text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
+                self._log.event(ack.status, text, round=past.round, loss=past.loss)
+                self._session.wake()
                 return
 
     def _offer(self, outgoing: Outgoing, sha256: str, count: int) -> None:
-        """Say that there is an update, whose pieces go out when the server asks for them."""
+        """Offer an update; its chunks go out when the server requests them."""
         topic = self._topics.update(outgoing.round, 0, outgoing.shard)
         size = len(outgoing.data)
         offer = UpdateChunk(nonce=outgoing.nonce, sha256=sha256, index=0, count=count, size=size, data=b"")
-        payload = self._seal(topic, offer)
+        payload = self._session.seal(topic, offer)
         self.sent_bytes += len(payload)
-        self._session.publish(topic, payload)
+        self._session.publish_payload(topic, payload)
 
     def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
         """Publish chunks of ``room`` bytes, at most a window of them ahead of the broker."""
@@ -180,9 +186,9 @@ class Outbox:
                 data=bytes(outgoing.data[index * room : (index + 1) * room]),
             )
             topic = self._topics.update(outgoing.round, index, outgoing.shard)
-            payload = self._seal(topic, chunk)
+            payload = self._session.seal(topic, chunk)
             self.sent_bytes += len(payload)
-            flying.append(self._session.publish(topic, payload))
+            flying.append(self._session.publish_payload(topic, payload))
             while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
                 if flying[0].wait(1.0):
                     flying.popleft()
@@ -190,7 +196,7 @@ class Outbox:
                     return
 
     def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
-        """The server's word on this update, not on another for the same task; None when it is time to send again."""
+        """Return the acknowledgement of this update, not of another for the same task; None if it is time to send again."""
         try:
             while (ack := self._acks.get(timeout=patience_s)) is not None:
                 if (ack.nonce, ack.sha256) == (nonce, sha256):
@@ -200,7 +206,7 @@ class Outbox:
         return None
 
     def _drain(self) -> None:
-        """Forget reasons to send again that came before this sending, but no words of the server."""
+        """Drop reasons to send again that came before this sending, but no acknowledgements."""
         acks = []
         while not self._acks.empty():
             if (ack := self._acks.get_nowait()) is not None:

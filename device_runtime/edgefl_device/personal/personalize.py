@@ -23,31 +23,58 @@ import numpy as np
 
 from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.bundle.manifest import Graph, Manifest
-from edgefl.wire.metrics import added
+from edgefl.wire.metrics import LOSS, METRICS, Sums, added, measured
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import support
-from edgefl_device.data.samples import FittedData, LabelSpec, Local
-from edgefl_device.data.support import Shards
+from edgefl_device.data.samples import FittedData, LabelSpec, LocalSource
+from edgefl_device.data.support import UserShards
 from edgefl_device.engine.base import Engine, LoadedGraph
 from edgefl_device.memory import trim_memory
-from edgefl_device.personal.point import Point, point_of
-from edgefl_device.round.bounds import check_runtime
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.feeds import Feeds, complete
+from edgefl_device.round.control import RoundControl
+from edgefl_device.round.executor import LoadedParts, check_runtime
 from edgefl_device.round.forward import MultiStepForward, record_tag
-from edgefl_device.round.graphs import Blobs, Graphs, GraphSettings, labelled
+from edgefl_device.round.graph_loader import BlobSource, GraphLoader, RoundProfiler, arrays_of_role
+from edgefl_device.round.inputs import RoundInputs, check_complete
 from edgefl_device.round.job import Job
-from edgefl_device.round.parts import parts_of
+
+_UNTOLD = ("accuracy",)
+"""What bundles are measured by that do not say it."""
+
+
+class AdaptationPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean loss and the metrics of the task on the query samples after ``steps`` steps, the headline first; no metric
+    where there is but the loss."""
+
+    steps: int
+    loss: float
+    metrics: dict[str, float]
+
+    @property
+    def metric(self) -> str:
+        """Name of the headline metric."""
+        return next(iter(self.metrics), LOSS)
+
+    def value(self, metric: str) -> float:
+        """Return a metric, or the loss."""
+        return self.loss if metric == LOSS else self.metrics[metric]
+
+
+def point_of(steps: int, names: Sequence[str], sums: Sums) -> AdaptationPoint:
+    """Return the point of the sums of all query samples; ``names`` are the metrics that the evaluation's graph lists."""
+    known = [name for name in names or _UNTOLD if name in METRICS]
+    found = measured(known, sums)
+    return AdaptationPoint(steps=steps, loss=found.pop(LOSS), metrics=found)
+
 
 ALPHA = "alpha"
 """Label of the step size among the ``hyper`` ports."""
 
 CURVE = (0, 1, 2, 5, 10)
-"""Numbers of steps that a curve shows beside the wanted one."""
+"""Numbers of steps that a curve shows besides the wanted one."""
 
 
-class Adapted(msgspec.Struct, frozen=True, kw_only=True):
-    """What personalization gave on one device. ``support`` and ``query`` are numbers of samples.
+class AdaptationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of personalization on one device. ``support`` and ``query`` are numbers of samples.
 
     ``repeated``: there were fewer samples than a batch, which was then drawn with replacement. ``leaks``: samples that
     judge were adapted to, so that the numbers say nothing of new data. ``metric``: of those of each point, or the loss, the
@@ -71,14 +98,15 @@ class Adapted(msgspec.Struct, frozen=True, kw_only=True):
     repeated: bool
     metric: str
     majority: float | None
-    before: Point
-    after: Point
-    curve: tuple[Point, ...]
+    before: AdaptationPoint
+    after: AdaptationPoint
+    curve: tuple[AdaptationPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """How to personalize: ``steps`` of size ``alpha`` (None: the round's own), and after how many to judge (``curve``).
+class Adaptation:
+    """Settings of a personalization: ``steps`` of size ``alpha`` (None: the round's own), and the numbers of steps to
+    judge (``curve``).
 
     ``protocol``, of ``train_support``, ``split_test`` and ``paper_literal``, says what is adapted to and what judges.
     ``seed`` decides splits and batches. ``test``: samples to judge by, beside the local data.
@@ -90,7 +118,7 @@ class Wanted:
     curve: tuple[int, ...] = ()
     alpha: float | None = None
     seed: int = 0
-    test: Local | None = None
+    test: LocalSource | None = None
 
     def __post_init__(self) -> None:
         if not (self.alpha is None or 0 <= self.alpha < math.inf):
@@ -107,19 +135,19 @@ class Wanted:
 
 
 def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
-    """The graphs that a personalization runs."""
+    """Return the graphs that a personalization runs."""
     names = (*(chunk.graph for chunk in manifest.prefix), manifest.evaluate, manifest.personalize)
     return tuple(manifest.graph(name) for name in names if name)
 
 
 @dataclass(frozen=True)
-class Chosen(FittedData):
+class ChosenRows(FittedData):
     """The rows ``at`` of larger data, which stay where they are; ``y`` holds only theirs."""
 
     at: Array = field(kw_only=True)
 
     @classmethod
-    def of(cls, data: FittedData, at: Array) -> Chosen:
+    def of(cls, data: FittedData, at: Array) -> ChosenRows:
         return cls(data.x, data.y[at], data.spec, data.others, data.label, at=at)
 
     def rows(self, indices: Array) -> Array:
@@ -132,65 +160,64 @@ class Chosen(FittedData):
 class Personalizer:
     """Adapts the model of a :class:`Job` on this device. ``folder`` takes the records of a frozen prefix, for a while."""
 
-    def __init__(self, *, engine: Engine, manifest: Manifest, blobs: Blobs, folder: Path) -> None:
+    def __init__(self, *, engine: Engine, manifest: Manifest, blobs: BlobSource, folder: Path) -> None:
         if not manifest.personalize:
             raise BundleError(
                 f"the bundle of tier {manifest.tier!r} has no graph that personalizes: algorithm "
                 f"{manifest.program!r} has no "
-                "such function, or the server that exported it is too old; `edgefl ls algorithms` tells which have one",
+                "such function, or the server that exported it is too old; `edgefl ls algorithms` lists those that have one",
                 algorithm=manifest.program,
             )
         check_runtime(manifest, engine)
         self._manifest = manifest
         self._folder = folder
-        self._profiler = Profiler()
-        self._graphs = Graphs(engine, manifest, blobs, self._profiler)
-        self._parts = parts_of(engine, manifest, blobs)
+        self._loader = GraphLoader(engine, manifest, blobs, RoundProfiler())
+        self._parts = LoadedParts(engine, manifest, blobs)
 
-    def run(self, job: Job, data: Local, wanted: Wanted) -> tuple[Adapted, Arrays]:
-        """The report, and the adapted tensors of the trained units by their own names.
+    def run(self, job: Job, data: LocalSource, adaptation: Adaptation) -> tuple[AdaptationReport, Arrays]:
+        """Return the report, and the adapted tensors of the trained units by their own names.
 
         DataError if the data do not fit the model or are too few for the protocol; BundleError if graphs, blobs and ports
         disagree.
         """
-        judged, adapting = self._split(data, wanted)
-        fetched = self._graphs.fetch(job, self._manifest.suffix)
+        judged, adapting = self._split(data, adaptation)
+        fetched = self._loader.fetch_weights(job, self._manifest.suffix)
         weights = {name: array for name, array in fetched.items() if name in self._read}
-        alpha = self._alpha(job, wanted)
-        with self._sources(job, judged, adapting, alpha, wanted.seed) as (query, support_feeds):
-            points, weights = self._walk(wanted, weights, query, support_feeds)
+        alpha = self._alpha(job, adaptation)
+        with self._sources(job, judged, adapting, alpha, adaptation.seed) as (query, support_feeds):
+            points, weights = self._walk(adaptation, weights, query, support_feeds)
         labels = np.concatenate([adapting.y, judged.y])
         ends = np.arange(len(labels))
         step = self._manifest.graph(self._manifest.personalize)
         points_by_steps = {point.steps: point for point in points}
-        report = Adapted(
+        report = AdaptationReport(
             model=self._manifest.model,
             algorithm=self._manifest.program,
             tier=self._manifest.tier,
             round=job.round,
             model_version=job.model_version,
-            protocol=wanted.protocol,
-            leaks=wanted.protocol == "paper_literal",
-            note=support.NOTES[wanted.protocol],
+            protocol=adaptation.protocol,
+            leaks=adaptation.protocol == "paper_literal",
+            note=support.NOTES[adaptation.protocol],
             alpha=alpha,
             batch=_batch(step),
-            seed=wanted.seed,
+            seed=adaptation.seed,
             support=len(adapting),
             query=len(judged),
             repeated=len(adapting) < _batch(step),
             metric=points_by_steps[0].metric,
             majority=support.majority(labels, ends[: len(adapting)], ends[len(adapting) :]),
             before=points_by_steps[0],
-            after=points_by_steps[wanted.steps],
+            after=points_by_steps[adaptation.steps],
             curve=tuple(points),
         )
         return report, weights
 
     def frozen(self, job: Job) -> Arrays:
-        """The tensors of the units that this tier only runs forward."""
+        """Return the tensors of the units that this tier only runs forward."""
         weights: Arrays = {}
         for chunk in self._manifest.prefix:
-            weights |= self._graphs.fetch(job, chunk.units)
+            weights |= self._loader.fetch_weights(job, chunk.units)
         return weights
 
     @property
@@ -201,37 +228,38 @@ class Personalizer:
         )
         return {port.label for graph in graphs for port in graph.inputs_of("weights")}
 
-    def _split(self, data: Local, wanted: Wanted) -> tuple[Chosen, Chosen]:
-        """(query, support). Without samples to judge by, a part of the local ones is held out, or all are the test shard."""
+    def _split(self, data: LocalSource, adaptation: Adaptation) -> tuple[ChosenRows, ChosenRows]:
+        """Return (query, support). Without samples to judge by, a part of the local ones is held out, or all are the
+        test shard."""
         label = LabelSpec.of(self._manifest)
         pools = [data.fitted(self._manifest.data, label, self._parts)]
-        if wanted.test is not None:
-            pools.append(wanted.test.fitted(self._manifest.data, label, self._parts))
+        if adaptation.test is not None:
+            pools.append(adaptation.test.fitted(self._manifest.data, label, self._parts))
         labels = np.concatenate([pool.y for pool in pools])
         own, every = len(pools[0]), np.arange(len(labels))
-        if wanted.test is not None:
-            shards = Shards(every[:own], every[own:])
-        elif wanted.protocol == "train_support":
-            shards = support.held_out(labels, seed=wanted.seed)
+        if adaptation.test is not None:
+            shards = UserShards(every[:own], every[own:])
+        elif adaptation.protocol == "train_support":
+            shards = support.held_out(labels, seed=adaptation.seed)
         else:
-            shards = Shards(every[:0], every)
-        parts = support.split(wanted.protocol, shards, labels, seed=wanted.seed)
+            shards = UserShards(every[:0], every)
+        parts = support.split(adaptation.protocol, shards, labels, seed=adaptation.seed)
         return _taken(pools, parts.query), _taken(pools, parts.support)
 
-    def _alpha(self, job: Job, wanted: Wanted) -> float:
+    def _alpha(self, job: Job, adaptation: Adaptation) -> float:
         known = {**self._manifest.hyper, **job.hyper}
-        if wanted.alpha is None and ALPHA not in known:
+        if adaptation.alpha is None and ALPHA not in known:
             raise ConfigError("neither the bundle nor the round says how large a step is; give it by `alpha`")
-        return known[ALPHA] if wanted.alpha is None else wanted.alpha
+        return known[ALPHA] if adaptation.alpha is None else adaptation.alpha
 
     @contextmanager
     def _sources(
-        self, job: Job, judged: Chosen, adapting: Chosen, alpha: float, seed: int
-    ) -> Iterator[tuple[Feeds, Feeds]]:
-        """What feeds evaluation, and what feeds the steps; records of a prefix live as long as this."""
+        self, job: Job, judged: ChosenRows, adapting: ChosenRows, alpha: float, seed: int
+    ) -> Iterator[tuple[RoundInputs, RoundInputs]]:
+        """Yield the inputs of evaluation and those of steps; records of a prefix live as long as this."""
         hyper = {**self._manifest.hyper, **job.hyper, ALPHA: alpha}
         if not self._manifest.prefix:
-            yield Feeds(seed, judged, hyper), Feeds(seed, adapting, hyper)
+            yield RoundInputs(seed, judged, hyper), RoundInputs(seed, adapting, hyper)
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -239,69 +267,73 @@ class Personalizer:
             query = own = stack.enter_context(self._recorded(job, judged, folder / "query"))
             if not (judged.x is adapting.x and np.array_equal(judged.at, adapting.at)):
                 own = stack.enter_context(self._recorded(job, adapting, folder / "support"))
-            yield Feeds(seed, judged, hyper, features=query), Feeds(seed, adapting, hyper, features=own)
+            yield (
+                RoundInputs(seed, judged, hyper, features=query),
+                RoundInputs(seed, adapting, hyper, features=own),
+            )
 
     @contextmanager
-    def _recorded(self, job: Job, data: Chosen, folder: Path) -> Iterator[Callable[[Array], Array]]:
-        settings = GraphSettings(folder=folder, checkpoint_steps=1)
-        forward = MultiStepForward(self._graphs, self._manifest, self._profiler, settings)
-        with forward.record(job, data) as record:
+    def _recorded(self, job: Job, data: ChosenRows, folder: Path) -> Iterator[Callable[[Array], Array]]:
+        forward = MultiStepForward(self._loader, None, folder)
+        with forward.record(job, data, RoundControl()) as record:
             yield lambda rows: record.rows(rows, record_tag(job))
 
-    def _walk(self, wanted: Wanted, weights: Arrays, query: Feeds, own: Feeds) -> tuple[list[Point], Arrays]:
+    def _walk(
+        self, adaptation: Adaptation, weights: Arrays, query: RoundInputs, own: RoundInputs
+    ) -> tuple[list[AdaptationPoint], Arrays]:
         """Return the points at all stops, and the weights after the wanted number of steps."""
-        points: list[Point] = []
+        points: list[AdaptationPoint] = []
         adapted, done = weights, 0
-        for stop in wanted.stops:
+        for stop in adaptation.stops:
             if done < stop and own.hyper[ALPHA] > 0:
                 weights = self._steps(weights, own, range(done, stop))
             done = stop
             points.append(self._judged(weights, query, stop))
-            adapted = weights if stop == wanted.steps else adapted
+            adapted = weights if stop == adaptation.steps else adapted
             trim_memory()
         return points, adapted
 
-    def _steps(self, weights: Arrays, own: Feeds, steps: range) -> Arrays:
-        """Return the weights after ``steps``. The graph goes before another is loaded: memory is that of the larger."""
-        graph = self._graphs.load(self._manifest.personalize)
+    def _steps(self, weights: Arrays, own: RoundInputs, steps: range) -> Arrays:
+        """Return the weights after ``steps``. The graph goes before another is loaded: memory is bounded by the larger."""
+        graph = self._loader.load(self._manifest.personalize)
         for step in steps:
             weights = {**weights, **self._stepped(graph, weights, own, step)}
         del graph
         trim_memory()
         return weights
 
-    def _stepped(self, graph: LoadedGraph, weights: Arrays, own: Feeds, step: int) -> Arrays:
+    def _stepped(self, graph: LoadedGraph, weights: Arrays, own: RoundInputs, step: int) -> Arrays:
         spec = self._manifest.graph(self._manifest.personalize)
         rows = support.batch_rows(len(own.data), _batch(spec), step, seed=own.seed)
-        feeds = self._graphs.weight_feeds(spec, weights) | own.given(spec, step)
-        feeds |= {port.name: own.part(port, rows) for port in spec.inputs_of("batch")}
+        feeds = self._loader.weight_inputs(spec, weights) | own.shared(spec, step)
+        feeds |= {port.name: own.rows(port, rows) for port in spec.inputs_of("batch")}
         for place, port in enumerate(spec.inputs_of("noise")):
             feeds[port.name] = support.uniform(port.shape, step, place, seed=own.seed).astype(port.dtype)
-        return labelled(graph.run(complete(spec, feeds), {}).arrays, "weights")
+        return arrays_of_role(graph.run(check_complete(spec, feeds), {}).arrays, "weights")
 
-    def _judged(self, weights: Arrays, query: Feeds, steps: int) -> Point:
+    def _judged(self, weights: Arrays, query: RoundInputs, steps: int) -> AdaptationPoint:
         spec = self._manifest.graph(self._manifest.evaluate)
-        graph = self._graphs.load(spec.name)
-        fixed = self._graphs.weight_feeds(spec, weights) | query.given(spec, 0)
+        graph = self._loader.load(spec.name)
+        fixed = self._loader.weight_inputs(spec, weights) | query.shared(spec, 0)
         sums: dict[str, Array] = {}
         for group in range(math.ceil(len(query.data) / _batch(spec))):
-            feeds = complete(spec, fixed | query.passed(spec, group))
-            sums = added(sums, labelled(graph.run(feeds, {}).arrays, "metric"))
+            feeds = check_complete(spec, fixed | query.masked_batch(spec, group))
+            sums = added(sums, arrays_of_role(graph.run(feeds, {}).arrays, "metric"))
         return point_of(steps, spec.metrics, sums)
 
 
-def _taken(pools: Sequence[FittedData], rows: Array) -> Chosen:
-    """The rows, all of one pool, of pools that are counted through."""
+def _taken(pools: Sequence[FittedData], rows: Array) -> ChosenRows:
+    """Return the rows, all of one pool, of pools that are numbered through."""
     start = 0
     for pool in pools:
         if rows[0] < start + len(pool):
-            return Chosen.of(pool, rows - start)
+            return ChosenRows.of(pool, rows - start)
         start += len(pool)
     raise IndexError(f"row {rows[0]} is in none of the pools")
 
 
 def _batch(spec: Graph) -> int:
-    """Rows of a graph's batch."""
+    """Return the rows of a graph's batch."""
     for port in spec.inputs_of("batch"):
         if port.label.endswith((".x", ".y")):
             return port.shape[0]

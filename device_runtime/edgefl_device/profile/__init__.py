@@ -1,4 +1,4 @@
-"""What a bundle costs on this device, measured without torch in processes of its own.
+"""Costs of a bundle on this device, measured without torch in processes of its own.
 
 ::
 

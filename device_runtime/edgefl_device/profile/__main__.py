@@ -16,7 +16,7 @@ import msgspec
 from edgefl_device.sandbox.confine import Confinement, confine
 
 if TYPE_CHECKING:
-    from edgefl_device.profile.measure.parts import Part
+    from edgefl_device.profile.measure.round import ProcessResult
 
 
 def main() -> None:
@@ -38,17 +38,19 @@ def main() -> None:
     wanted.out.write_bytes(msgspec.msgpack.encode(part))
 
 
-def _measured(wanted: argparse.Namespace) -> Part:
+def _measured(wanted: argparse.Namespace) -> ProcessResult:
     from edgefl_device.engine.select import open_engine
     from edgefl_device.profile.measure.folder import BundleFolder
     from edgefl_device.profile.measure.graph import profile_graph
-    from edgefl_device.profile.measure.parts import GRAPH, ROUND, Part
-    from edgefl_device.profile.measure.round import profile_round
+    from edgefl_device.profile.measure.round import GRAPH, ROUND, ProcessResult, profile_round
 
     start = time.perf_counter()
     engine = open_engine(wanted.engine, wanted.threads)
     open_ms = 1e3 * (time.perf_counter() - start)
-    folder, part = BundleFolder(wanted.folder), Part(version=engine.version, open_ms=round(open_ms, 3))
+    folder, part = (
+        BundleFolder(wanted.folder),
+        ProcessResult(version=engine.version, open_ms=round(open_ms, 3)),
+    )
     if wanted.part == ROUND:
         return msgspec.structs.replace(part, round=profile_round(engine, folder, wanted.samples))
     name = wanted.part.removeprefix(GRAPH)

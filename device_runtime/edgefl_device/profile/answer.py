@@ -13,7 +13,7 @@ from edgefl_device.profile.measure.sampler import thinned
 
 
 def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer:
-    """``profile`` in an answer of at most ``limit`` bytes. One that is too large even at its shortest is declined."""
+    """Return an answer with ``profile`` of at most ``limit`` bytes; it declines if even the shortest form is too large."""
     room = max(limit // 2, limit - ENVELOPE_BYTES)
     for shorter in _shorter(profile):
         data = profiles.encode(shorter)
@@ -23,7 +23,7 @@ def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer
 
 
 def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:
-    """``profile`` with less and less in it: points of time, then ops, then the multi-step forward pass."""
+    """Yield ``profile`` with less and less in it: without points of time, then ops, then the multi-step forward pass."""
     yield profile
     for most in (100, 50, 20):
         timeline = msgspec.structs.replace(profile.timeline, moments=thinned(profile.timeline.moments, most))

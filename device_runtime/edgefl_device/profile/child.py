@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from edgefl.system.parent import end_with_input, sign_of_life
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt.messages import LATE, MALFORMED, PROFILE_FAILED
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.starting import command, environment
+from edgefl_device.sandbox.process import command, environment
 
 if TYPE_CHECKING:
     import subprocess
@@ -30,18 +30,25 @@ _LAST_WORDS = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class Child:
-    """How to measure: ``engine`` is the format that it runs, ``threads`` those that the device trains with,
-    ``confinement`` what is left to a process that runs graphs (None: what this one may)."""
+class ProfilerProcess:
+    """Profiler in a process of its own.
+
+    Attributes:
+        engine: Format of the graphs.
+        threads: Threads that the device trains with.
+        confinement: Rights of the process that runs graphs; None: those of this process.
+    """
 
     engine: str
     threads: int
     confinement: Confinement | None = None
 
-    def measure(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
-        """The profile of the file ``bundle``, by ``time.monotonic() < until``.
+    def measure(self, bundle: Path, repeat: int, cancelled: threading.Event, until: float) -> BundleProfile:
+        """Return the profile of the file ``bundle``.
 
-        RoundAborted as soon as ``aborted`` says so, RoundDeclined where it took too long or failed.
+        Raises:
+            RoundAborted: ``cancelled`` was set.
+            RoundDeclined: It was not done at ``time.monotonic() > until``, or failed.
         """
         import subprocess
 
@@ -54,12 +61,12 @@ class Child:
                 stdout=output,
                 stderr=complaints,
                 cwd=bundle.parent,
-                # What it leaves when it is killed goes with the bundle.
+                # Files that it leaves when it is killed go with the bundle.
                 env=environment() | {"TMPDIR": str(bundle.parent)},
                 start_new_session=True,
             )
             try:
-                _wait(process, aborted, until)
+                _wait(process, cancelled, until)
             finally:
                 _end(process)
         if process.returncode != 0:
@@ -73,9 +80,9 @@ class Child:
         return command("edgefl_device.profile.child", *arguments)
 
 
-def _wait(process: subprocess.Popen[bytes], aborted: Callable[[], bool], until: float) -> None:
+def _wait(process: subprocess.Popen[bytes], cancelled: threading.Event, until: float) -> None:
     while process.poll() is None:
-        if aborted():
+        if cancelled.is_set():
             raise RoundAborted("a round began while a bundle was profiled")
         if time.monotonic() > until:
             raise RoundDeclined(LATE, "the profile was not done in time: ask with a longer `timeout`")
@@ -83,7 +90,7 @@ def _wait(process: subprocess.Popen[bytes], aborted: Callable[[], bool], until: 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It has processes of its own, one for each graph: they end with it."""
+    """End the process, and its own processes, one for each graph."""
     running = process.poll() is None
     with suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
@@ -103,7 +110,7 @@ def _read(out: Path) -> BundleProfile:
 
 
 def main(bundle: str, engine: str, threads: str, repeat: str, bounds: str) -> None:
-    """The child: the profile of the file ``bundle`` as JSON on standard output; an error becomes its exit code."""
+    """Print the profile of the file ``bundle`` as JSON; an error becomes the exit code."""
     from edgefl.wire.bundle.archive import read_bundle
     from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 

@@ -1,13 +1,13 @@
 """Requests for profiles: one at a time, only while no round is worked on, each answered by its nonce.
 
-A request lasts as long as its offer lies at the broker. One that arrives when nobody waits any more, as after days without
-a connection, is dropped without a word, and a measurement whose asker leaves is stopped.
+A request lasts as long as its offer lies at the broker. One that arrives later, as after days without a connection, is
+dropped silently, and a measurement whose requester leaves is stopped.
 
 ::
 
-    desk = ProfileDesk(work, session, topics, Child(engine="onnx", threads=4).measure, say)
-    desk.take(payload)       # a request came
-    desk.step(busy=False)    # at each turn of the agent's loop: begins, stops and ends measurements
+    service = ProfileService(executor, session, topics, ProfilerProcess(engine="onnx", threads=4))
+    service.handle_request(payload)
+    service.step(busy=False)    # at each turn of the agent's loop: begins, stops and ends measurements
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,14 +28,12 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.envelope import Seal, peek
-from edgefl.wire.mqtt.session import Session
+from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
-from edgefl_device.link.identity import Repeated
-from edgefl_device.link.notices import Notices
-from edgefl_device.round import bounds
-from edgefl_device.round.work import Work
+from edgefl_device.link.identity import Repeated, SignedSession
+from edgefl_device.link.presence import NoticeLimiter
+from edgefl_device.round.executor import RoundExecutor, check_manifest_ref, check_runtime
 
 _MOST_WAITING = 4
 """Requests with an offer, and as many without one."""
@@ -44,22 +41,29 @@ _MOST_ANSWERS = 4
 """Answers kept for requests that come again; with a profile each takes up to one message."""
 _HOUR_S = 3600.0
 _SETTLED_S = 1.0
-"""How long after a round a measurement begins: rounds that follow at once leave no time for one."""
+"""Time after a round before a measurement begins: rounds that follow at once leave no time for one."""
 
 
-class Measure(Protocol):
-    """Profiles the bundle in a file; stops with RoundAborted when told so."""
+class BundleProfiler(Protocol):
+    """Profiler of the bundle in a file."""
 
-    def __call__(
-        self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float
-    ) -> BundleProfile: ...
+    def measure(self, bundle: Path, repeat: int, cancelled: threading.Event, until: float) -> BundleProfile:
+        """Return the profile; RoundAborted once ``cancelled`` is set, RoundDeclined at ``time.monotonic() > until``."""
 
 
 @dataclass
-class _Asked:
-    """``offered``: somebody waits for the answer, as the broker's retained offer says; ``gone``: nobody does.
+class _ActiveRequest:
+    """Request that waits or is measured.
 
-    ``why``: details of a decline for the device's own log.
+    Attributes:
+        request: The message.
+        came: Time of its arrival (``time.monotonic``).
+        most_s: Longest time from then on.
+        offered: True if the requester waits, as the broker's retained offer shows.
+        gone: True if the requester has left.
+        stop: Ends the measurement.
+        answer: The answer, once there is one.
+        details: Details of a decline for the device's own log.
     """
 
     request: messages.ProfileRequest
@@ -69,7 +73,7 @@ class _Asked:
     gone: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     answer: messages.ProfileAnswer | None = None
-    why: str = ""
+    details: str = ""
 
     @property
     def nonce(self) -> str:
@@ -80,41 +84,53 @@ class _Asked:
         return self.came + min(self.request.within_s, self.most_s)
 
 
-@dataclass(eq=False)
-class ProfileDesk:
-    """``take``, ``deliver``, ``step`` and ``stop`` are called by one thread; a measurement has another."""
+class ProfileService:
+    """Answers requests for profiles. Its methods are called by one thread; a measurement has another.
 
-    work: Work
-    session: Session
-    topics: Topics
-    measure: Measure
-    say: Callable[[str, str], None]
-    seal: Seal
+    Args:
+        executor: Knows the device's engine, store, rules and limits.
+        session: Session that publishes answers.
+        topics: Topics of the federation.
+        profiler: Measures a bundle.
+    """
 
-    def __post_init__(self) -> None:
-        self._mine = self.topics.device(self.work.device)
-        self._folder = self.work.folder / "profile"
-        self._waiting: list[_Asked] = []
+    def __init__(
+        self,
+        executor: RoundExecutor,
+        session: SignedSession,
+        topics: Topics,
+        profiler: BundleProfiler,
+    ) -> None:
+        config = executor.config
+        self.profiler = profiler
+        self._executor = executor
+        self._limits = config.limits
+        self._log = executor.log
+        self._session = session
+        self._topics = topics
+        self._mine = topics.device(config.device)
+        self._folder = config.folder / "profile"
+        self._waiting: list[_ActiveRequest] = []
         self._answers: dict[str, messages.ProfileAnswer] = {}
         self._worker: threading.Thread | None = None
         self._idle = threading.Event()
         self._fetcher: Fetcher | None = None
         self._busy_until = -math.inf
         self._taken: deque[float] = deque()
-        self._strangers = Notices(self.work.limits.notice_s)
-        self._clear()  # of a process that was killed
+        self._strangers = NoticeLimiter(self._limits.notice_s)
+        self._clear()  # the folder of a process that was killed
 
     @property
     def topic(self) -> str:
-        """Where requests come in."""
+        """Topic of requests."""
         return self._mine.profile_requests
 
     def owns(self, topic: str) -> bool:
-        """Whether a message on ``topic`` is for :meth:`deliver`."""
-        return topic.startswith(f"{self.topics.root}/profiles/")
+        """Return True if a message on ``topic`` is for :meth:`deliver`."""
+        return topic.startswith(f"{self._topics.root}/profiles/")
 
     def deliver(self, topic: str, payload: bytes) -> None:
-        """A chunk of a bundle arrived, or an offer, which is empty once its asker left."""
+        """Handle a chunk of a bundle, or an offer, which is empty once its requester has left."""
         for entry in self._waiting:
             if topic == self._offer(entry.nonce):
                 self._offered(entry, there=bool(payload))
@@ -123,18 +139,22 @@ class ProfileDesk:
             self._fetcher.deliver(topic, payload)
 
     def poke(self) -> None:
-        """The connection came back."""
+        """Request missing chunks again, because the connection is new."""
         if self._fetcher is not None:
             self._fetcher.poke()
 
-    def take(self, payload: bytes) -> None:
-        """A request came, maybe not for the first time. ProtocolError if it is malformed, not the server's, or a copy."""
+    def handle_request(self, payload: bytes) -> None:
+        """Handle a request, maybe not for the first time.
+
+        Raises:
+            ProtocolError: It is malformed, not the server's, or a copy.
+        """
         try:
-            request = self.work.trust.open(messages.ProfileRequest, self.topic, payload)
+            request = self._executor.trust.open(messages.ProfileRequest, self.topic, payload)
         except Repeated:
             raise
-        except IdentityError:  # whoever asks is told why nothing follows, and a flood is not
-            if self._strangers.due(messages.SIGNATURE):
+        except IdentityError:  # the requester gets an answer, a flood does not
+            if self._strangers.is_due(messages.SIGNATURE):
                 self._send(
                     messages.declined(peek(messages.ProfileRequest, payload).nonce, messages.SIGNATURE)
                 )
@@ -145,22 +165,24 @@ class ProfileDesk:
         elif twin := next((entry for entry in self._waiting if entry.nonce == request.nonce), None):
             if twin.offered:
                 self._send(messages.ProfileAnswer(nonce=request.nonce, state="taken"))
-            else:  # somebody waits, and a slow link takes long to bring the offer
+            else:  # the requester waits, and a slow link takes long to bring the offer
                 twin.request, twin.came = request, time.monotonic()
-        elif (why := self._refusal(request)) is not None:
-            self._send(why)
+        elif (refusal := self._refusal(request)) is not None:
+            self._send(refusal)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             text = f"{_MOST_WAITING} other requests are waiting"
             self._send(self._declined(request.nonce, messages.BUSY, text))
         else:
             self._make_room()
-            self._waiting.append(_Asked(request, time.monotonic(), self.work.limits.profile_s))
-            self.session.subscribe([self._offer(request.nonce)])
+            self._waiting.append(_ActiveRequest(request, time.monotonic(), self._limits.profile_s))
+            self._session.session.subscribe([self._offer(request.nonce)])
 
     def _refusal(self, request: messages.ProfileRequest) -> messages.ProfileAnswer | None:
-        """Why a request is not taken: more than the device gives, or the owner's rules. These may run a command, so requests
-        are counted before they are asked."""
-        limits, now = self.work.limits, time.monotonic()
+        """Return the answer that refuses a request: it exceeds a limit, or the owner's rules forbid it.
+
+        Rules may run a command, so requests are counted before rules are checked.
+        """
+        limits, now = self._limits, time.monotonic()
         while self._taken and now - self._taken[0] > _HOUR_S:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
@@ -171,18 +193,18 @@ class ProfileDesk:
             text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here"
             return self._declined(request.nonce, messages.TOO_LARGE, text)
         try:
-            self.work.rules.check("profile")
+            self._executor.rules.check("profile")
         except RoundDeclined as error:
             return self._declined(request.nonce, error.reason, error.message)
         return None
 
     def _declined(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
         """Return the answer that declines a request. Its details go to the device's own log."""
-        self.say("profile", f"declined ({nonce}) {reason}: {text}")
+        self._log.event("profile", f"declined ({nonce}) {reason}: {text}")
         return messages.declined(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
-        """Go on with what is asked; ``busy``: a round is worked on, or begins now."""
+        """Begin, stop or end measurements; ``busy``: a round is worked on, or begins now."""
         now = time.monotonic()
         self._busy_until = now if busy else self._busy_until
         if self._worker is not None:
@@ -201,7 +223,7 @@ class ProfileDesk:
             self._begin(self._waiting[0])
 
     def stop(self) -> None:
-        """The agent ends: so does the measurement."""
+        """End a running measurement, because the agent ends."""
         if self._worker is not None:
             self._waiting[0].stop.set()
             if self._fetcher is not None:
@@ -211,114 +233,118 @@ class ProfileDesk:
     # -- one request -----------------------------------------------------------------------------------------
 
     def _offer(self, nonce: str) -> str:
-        return self.topics.profile(nonce).offer
+        return self._topics.profile(nonce).offer
 
-    def _offered(self, asked: _Asked, *, there: bool) -> None:
-        """The broker has the offer of a request, or has it no more."""
+    def _offered(self, asked: _ActiveRequest, *, there: bool) -> None:
+        """Handle an offer that appeared at the broker, or disappeared."""
         if not there:
             asked.gone = True
             asked.stop.set()
         elif not asked.offered:
             asked.offered = True
             self._send(messages.ProfileAnswer(nonce=asked.nonce, state="taken"))
-            self.say("profile", f"asked for a profile ({asked.nonce})")
+            self._log.event("profile", f"asked for a profile ({asked.nonce})")
 
     def _drop(self, now: float) -> None:
-        """Leave what nobody waits for, and decline what there was no time for."""
-        patience = self.work.limits.fetch_timeout_s
+        """Drop requests whose requester has left, and decline those whose time is over."""
+        timeout = self._limits.fetch_timeout_s
         for entry in list(self._waiting):
-            if entry.gone or (not entry.offered and now > min(entry.until, entry.came + patience)):
+            if entry.gone or (not entry.offered and now > min(entry.until, entry.came + timeout)):
                 self._leave(entry)
             elif now > entry.until:
                 self._settle(entry, messages.declined(entry.nonce, messages.BUSY))
 
     def _make_room(self) -> None:
-        """A request without an offer, as of an asker that left, keeps no other from being heard: the oldest leaves."""
+        """Drop the oldest request without an offer if there are too many, so that others can be handled."""
         stale = [entry for entry in self._waiting if not entry.offered]
         if len(stale) >= _MOST_WAITING:
             self._leave(min(stale, key=lambda entry: entry.came))
 
-    def _leave(self, asked: _Asked) -> None:
+    def _leave(self, asked: _ActiveRequest) -> None:
         self._forget(asked)
-        self.say("profile", f"nobody waits for it any more ({asked.nonce})")
+        self._log.event("profile", f"nobody waits for it any more ({asked.nonce})")
 
-    def _forget(self, asked: _Asked) -> None:
+    def _forget(self, asked: _ActiveRequest) -> None:
         self._waiting.remove(asked)
-        self.session.unsubscribe([self._offer(asked.nonce)])
+        self._session.session.unsubscribe([self._offer(asked.nonce)])
 
-    def _begin(self, asked: _Asked) -> None:
+    def _begin(self, asked: _ActiveRequest) -> None:
         asked.stop.clear()
         self._idle.clear()
-        topics, work = self.topics.profile(asked.nonce), self.work
-        self._fetcher = Fetcher(self.session, topics, work.store, work.limits, asked.stop.is_set)
+        topics = self._topics.profile(asked.nonce)
+        self._fetcher = Fetcher(
+            self._session.session, topics, self._executor.store, self._limits, cancelled=asked.stop
+        )
         self._worker = threading.Thread(
             target=self._measured, args=(asked, self._fetcher), name="profile", daemon=True
         )
         self._worker.start()
 
-    def _attempt(self, asked: _Asked, fetcher: Fetcher) -> None:
-        """One measurement. Without an answer at its end the request stays, for when the round is over."""
+    def _attempt(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
+        """Measure once. Without an answer at its end the request stays until the round is over."""
         nonce = asked.nonce
         try:
             from edgefl_device.profile.answer import answer_with
 
             profile = self._profile(asked, fetcher)
-            asked.answer = answer_with(nonce, profile, self.work.limits.chunk_bytes)
+            asked.answer = answer_with(nonce, profile, self._limits.chunk_bytes)
         except RoundAborted:
-            self.say("profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins")
+            self._log.event(
+                "profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins"
+            )
         except RoundDeclined as error:
-            asked.answer, asked.why = messages.declined(nonce, error.reason), error.message
+            asked.answer, asked.details = messages.declined(nonce, error.reason), error.message
         except Exception as error:  # whatever an engine or the system raises must not end the agent
             asked.answer = messages.declined(nonce, messages.PROFILE_FAILED)
-            asked.why = (
+            asked.details = (
                 error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
             )
         finally:
             self._clear()
 
-    def _measured(self, asked: _Asked, fetcher: Fetcher) -> None:
-        """The measuring thread, whose end is known whatever happens in it."""
+    def _measured(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
+        """Run the measuring thread; its end is known whatever happens in it."""
         try:
             self._attempt(asked, fetcher)
         finally:
             self._idle.set()
-            self.session.wake()
+            self._session.wake()
 
     def _clear(self) -> None:
         if self._folder.exists():
-            import shutil  # most devices are never asked, and idle ones are to be small
+            import shutil  # most devices get no request, and an idle one has to be small
 
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _profile(self, asked: _Asked, fetcher: Fetcher) -> BundleProfile:
+    def _profile(self, asked: _ActiveRequest, fetcher: Fetcher) -> BundleProfile:
         from edgefl.wire.bundle.archive import Bundle, write_bundle
 
         trusted = self._trusted(asked.request)
-        bounds.check_manifest_ref(trusted, self.work.limits)
+        check_manifest_ref(trusted, self._limits)
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
         if time.monotonic() > asked.until:
             raise RoundDeclined(
                 messages.LATE, "the bundle did not arrive in time: ask with a longer `timeout`"
             )
-        self.work.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
+        self._executor.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
         write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)
-        profile = self.measure(path, asked.request.repeat, asked.stop.is_set, asked.until)
-        # By the name it was asked for: what is written here leaves out fields of a later release.
+        profile = self.profiler.measure(path, asked.request.repeat, asked.stop, asked.until)
+        # Under the requested name: the file written here lacks fields of a later release.
         return msgspec.structs.replace(profile, bundle=trusted.sha256)
 
     def _fetched(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
-        """The graphs, and where their nodes come from, as they travel: compressed or not, a bundle's file has them so."""
+        """Return the graphs and their sources as they travel: a bundle's file has them in the same form."""
         refs = {ref.sha256: ref for ref in manifest.blobs}
         for _ in fetcher.get_all(list(refs.values())):
             pass  # each is checked as it is read
-        return {sha256: self.work.store.blob(ref) for sha256, ref in refs.items()}
+        return {sha256: self._executor.store.blob(ref) for sha256, ref in refs.items()}
 
     def _trusted(self, request: messages.ProfileRequest) -> BlobRef:
-        """The bundle for this device's engine; RoundDeclined if there is none, or it is not signed as it has to be."""
-        kind = self.work.engine.format
+        """Return the bundle for this device's engine; RoundDeclined if there is none, or its signature is wrong."""
+        kind = self._executor.engine.format
         if kind not in request.bundles:
             offered = ", ".join(sorted(request.bundles))[:100] or "none"
             text = (
@@ -327,29 +353,29 @@ class ProfileDesk:
             raise RoundDeclined(messages.NO_BUNDLE, text)
         ref = request.bundles[kind]
         try:
-            self.work.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
+            self._executor.trust.check_bundle(ref.sha256, request.signatures.get(kind, b""), kind)
         except BundleError as error:
             raise RoundDeclined(messages.SIGNATURE, error.message) from error
         return ref
 
     def _check(self, manifest: Manifest) -> None:
         """Raise RoundDeclined if the bundle is for another engine or a newer runtime, or needs more memory than offered."""
-        wrong = {graph.format for graph in manifest.graphs} - {self.work.engine.format}
+        wrong = {graph.format for graph in manifest.graphs} - {self._executor.engine.format}
         if wrong:
-            text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self.work.engine.format}"
+            text = f"the bundle holds {', '.join(sorted(wrong))} graphs, this device runs {self._executor.engine.format}"
             raise RoundDeclined(messages.NO_BUNDLE, text)
-        bounds.check_runtime(manifest, self.work.engine)
-        self.work.check_memory(manifest, manifest.graphs)
+        check_runtime(manifest, self._executor.engine)
+        self._executor.check_memory(manifest, manifest.graphs)
 
-    def _settle(self, asked: _Asked, answer: messages.ProfileAnswer) -> None:
+    def _settle(self, asked: _ActiveRequest, answer: messages.ProfileAnswer) -> None:
         self._forget(asked)
         self._answers[asked.nonce] = answer
         while len(self._answers) > _MOST_ANSWERS:
             del self._answers[next(iter(self._answers))]
         self._send(answer)
-        message = f"{answer.state} ({answer.nonce}) {answer.reason} {asked.why}"
-        self.say("profile", " ".join(message.split()))
+        message = f"{answer.state} ({answer.nonce}) {answer.reason} {asked.details}"
+        self._log.event("profile", " ".join(message.split()))
 
     def _send(self, answer: messages.ProfileAnswer) -> None:
-        with suppress(ValueError):  # paho's own limit on what waits while the broker is away
-            self.session.publish(self._mine.profiles, self.seal(self._mine.profiles, answer))
+        with suppress(ValueError):  # paho's own limit on messages that wait while the broker is away
+            self._session.publish(self._mine.profiles, answer)

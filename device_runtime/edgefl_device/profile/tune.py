@@ -1,4 +1,4 @@
-"""Trying a bundle's steps ahead of the first round, their forms and threads, on inputs that are random but valid."""
+"""Tuning of a bundle's steps ahead of the first round, on inputs that are random but valid."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from edgefl_device.engine.base import Engine
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.graph import state_before
 from edgefl_device.profile.measure.inputs import Inputs
-from edgefl_device.round.tuning import Choice, Tuning, trial
+from edgefl_device.round.autotune import Autotuner, StepTrial, TuningResult
 
 
-def tuned(
-    engine: Engine, folder: BundleFolder, tuning: Tuning, progress: Callable[[str], None] = lambda _: None
-) -> dict[str, Choice]:
-    """What was found for each step that there is a choice for; kept in ``tuning``, in place of what was known."""
+def tune_bundle(
+    engine: Engine, folder: BundleFolder, tuner: Autotuner, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, TuningResult]:
+    """Try every step that has several forms or numbers of threads, and replace older results.
+
+    Args:
+        engine: Engine for the bundle's format.
+        folder: The unpacked bundle.
+        tuner: Stores the results.
+        progress: Receives the name of each graph before it is tried.
+
+    Returns:
+        The result of each graph that was tried.
+    """
     manifest = folder.manifest
-    found: dict[str, Choice] = {}
+    results: dict[str, TuningResult] = {}
     steps = {phase.graph for phase in manifest.phases} | {
         bucket.graph for phase in manifest.phases for bucket in phase.shorter
     }
@@ -26,6 +36,7 @@ def tuned(
             inputs = Inputs(manifest)
             feeds = inputs.feeds(graph)
             state = state_before(engine, folder, manifest, graph, inputs)
-            choice = trial(engine, graph, folder, feeds, state, tuning)
-            found |= {} if choice is None else {graph.name: choice}
-    return found
+            result = tuner.choose(StepTrial(engine, graph, folder, feeds, state))
+            if result is not None:
+                results[graph.name] = result
+    return results

@@ -24,9 +24,9 @@ from edgefl_device.host import physical_memory
 from edgefl_device.profile.measure.energy import open_meter
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.graph import kinds
-from edgefl_device.profile.measure.parts import GRAPH, ROUND, Part
+from edgefl_device.profile.measure.round import GRAPH, ROUND, ProcessResult
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.starting import Complaints, command, environment
+from edgefl_device.sandbox.process import Complaints, command, environment
 
 _ERRORS: dict[int, type[EdgeflError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, BundleError)
@@ -38,7 +38,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
     """``engine`` "": the one of the bundle's format. ``samples`` 0: two batches. ``limit_s`` is for one process, and
-    ``confinement`` what is left to each; it writes in the folder of the bundle in place of what stands there."""
+    ``confinement`` the rights of each; its writable folder is replaced by the bundle's."""
 
     engine: str = ""
     threads: int = 1
@@ -48,7 +48,7 @@ class ProfileSettings:
     confinement: Confinement | None = None
 
     def checked(self) -> ProfileSettings:
-        """These settings; ConfigError for one that cannot be used."""
+        """Return these settings; ConfigError for one that cannot be used."""
         if self.threads < 1 or self.repeat < 1 or self.samples < 0:
             raise ConfigError(
                 f"threads and repeat are at least 1 and samples at least 0, found {self.threads}, {self.repeat} and "
@@ -69,7 +69,7 @@ def profile_bundle(
     with tempfile.TemporaryDirectory(prefix="edgefl-profile-") as place:
         folder = BundleFolder.unpacked(bundle, Path(place))
 
-        def measured(part: str) -> Part:
+        def measured(part: str) -> ProcessResult:
             progress(part.removeprefix(GRAPH))
             return _run(folder, part, engine, settings)
 
@@ -92,8 +92,8 @@ def _engine(manifest: Manifest, wanted: str) -> str:
     return formats[0]
 
 
-def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings) -> Part:
-    """One part in a process of its own."""
+def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings) -> ProcessResult:
+    """Measure one part in a process of its own."""
     out = folder.path / "part.msgpack"
     out.unlink(missing_ok=True)
     arguments = [str(folder.path), part, "--engine", engine]
@@ -110,12 +110,12 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
     return _read(out, part)
 
 
-def _read(out: Path, part: str) -> Part:
-    """What a process wrote, which may be anything where a graph got the better of it."""
+def _read(out: Path, part: str) -> ProcessResult:
+    """Return the result of a process; BundleError if it is no result, as after a crash in a graph."""
     try:
         if out.stat().st_size > _MOST_BYTES:
             raise BundleError(f"{part}: its profile takes more than {_MOST_BYTES} bytes", part=part)
-        return msgspec.msgpack.decode(out.read_bytes(), type=Part)
+        return msgspec.msgpack.decode(out.read_bytes(), type=ProcessResult)
     except MALFORMED as error:
         raise BundleError(f"{part}: its profile cannot be read: {error}", part=part) from error
 
@@ -123,7 +123,7 @@ def _read(out: Path, part: str) -> Part:
 def _ended(
     command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
 ) -> tuple[int, list[str]]:
-    """The exit code of a process and its last lines of complaint. Whatever ends the wait for it ends the process too."""
+    """Return the exit code of a process and its last error lines. If the wait ends early, the process is ended, too."""
     # What it leaves when it is killed goes with the folder.
     variables = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
     with (
@@ -153,7 +153,11 @@ def _ended(
 
 
 def _assembled(
-    folder: BundleFolder, engine: str, settings: ProfileSettings, whole: Part, parts: list[Part]
+    folder: BundleFolder,
+    engine: str,
+    settings: ProfileSettings,
+    whole: ProcessResult,
+    parts: list[ProcessResult],
 ) -> BundleProfile:
     manifest, seen = folder.manifest, whole.round
     assert seen is not None
@@ -182,7 +186,7 @@ def _assembled(
 
 
 def machine() -> MachineInfo:
-    """This machine, as far as the system tells."""
+    """Return the facts about this machine that the system reports."""
     return MachineInfo(
         processor=_processor(),
         cores=os.cpu_count() or 1,

@@ -4,45 +4,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from edgefl.errors import BundleError, StaleRecordError
-from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.tensors import Array
+from edgefl.errors import BundleError, RoundDeclined, StaleRecordError, StoreError
+from edgefl.wire.bundle.manifest import Port
+from edgefl.wire.mqtt.messages import TOO_MUCH
 from edgefl_device.data.samples import FittedData
 from edgefl_device.memory import trim_memory
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.feeds import other_rows
-from edgefl_device.round.graphs import Graphs, GraphSettings, Step
+from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.graph_loader import GraphLoader, RoundStore
+from edgefl_device.round.inputs import other_rows
 from edgefl_device.round.job import Job
 from edgefl_device.round.record import Record
 
-Source = FittedData | Record
-
 
 def record_tag(job: Job) -> str:
-    """What a record belongs to: the run, the model as it was put together, the bundle (which cuts it) and the rows."""
+    """Return the tag of a record: run, model as it was put together, bundle (which cuts it) and rows."""
     model = f"model {job.model_version} as {job.weights}"
     return f"run {job.run}, {model}, bundle {job.bundle.sha256}, samples {job.samples}"
 
 
 class MultiStepForward:
-    """Runs the chunks of a manifest's prefix over the local data, once per round."""
+    """Runs the chunks of a manifest's prefix over the local data, once per round.
 
-    def __init__(
-        self, graphs: Graphs, manifest: Manifest, profiler: Profiler, settings: GraphSettings
-    ) -> None:
-        self._graphs = graphs
-        self._manifest = manifest
-        self._profiler = profiler
-        self._settings = settings
+    Args:
+        loader: Loader of graphs and weights.
+        store: Storage that makes room on the disk for records; None if they are in a temporary folder.
+        folder: Folder of the records.
+    """
 
-    def record(self, job: Job, data: FittedData) -> Record:
-        """The boundary activations, one row per sample. Chunks whose record is sealed already are not run again."""
+    def __init__(self, loader: GraphLoader, store: RoundStore | None, folder: Path) -> None:
+        self._loader = loader
+        self._store = store
+        self._folder = folder
+
+    def record(self, job: Job, data: FittedData, control: RoundControl) -> Record:
+        """Return the boundary activations, one row per sample. Chunks with a sealed record are not run again.
+
+        Raises:
+            RoundAborted: The round was cancelled meanwhile.
+            RoundDeclined: The disk has no room for the record, or ``control`` ends the round.
+            BundleError: Graphs, weights and ports disagree.
+        """
+        prefix = self._loader.manifest.prefix
         first, source = self._sealed(job, data)
-        for index in range(first, len(self._manifest.prefix)):
-            following = self._chunk(index, job, source, data)
+        for index in range(first, len(prefix)):
+            following = self._run_chunk(index, job, source, data, control)
             if isinstance(source, Record):
                 source.delete()
             source = following
@@ -50,10 +59,11 @@ class MultiStepForward:
             raise BundleError("a manifest without a prefix has no record; this is a fault of the runtime")
         return source
 
-    def _sealed(self, job: Job, data: FittedData) -> tuple[int, Source]:
-        for index in reversed(range(len(self._manifest.prefix))):
+    def _sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | Record]:
+        """Return the first chunk to run and its source: the last sealed record, or the samples."""
+        for index in reversed(range(len(self._loader.manifest.prefix))):
             try:
-                record = Record.reopen(self._settings.folder / f"record-{index}.bin", record_tag(job))
+                record = Record.reopen(self._folder / f"record-{index}.bin", record_tag(job))
             except StaleRecordError:
                 continue
             if record.shape[0] == len(data):
@@ -61,54 +71,51 @@ class MultiStepForward:
             record.close()  # the local data have changed since
         return 0, data
 
-    def _chunk(self, index: int, job: Job, source: Source, data: FittedData) -> Record:
-        """Fetch one chunk's units, run them over all rows in fixed groups, drop them.
-
-        The last group is filled by wrap-around, so that batch statistics (static BN) are those of a full group.
-        """
-        chunk, rows = self._manifest.prefix[index], len(data)
-        spec = self._manifest.graph(chunk.graph)
+    def _run_chunk(
+        self, index: int, job: Job, source: FittedData | Record, data: FittedData, control: RoundControl
+    ) -> Record:
+        """Fetch one chunk's units, run them over all rows in fixed groups, drop them."""
+        loader, profiler, rows, tag = self._loader, self._loader.profiler, len(data), record_tag(job)
+        chunk = loader.manifest.prefix[index]
+        spec = loader.manifest.graph(chunk.graph)
         out = _only(spec.outputs_of("record"), chunk.graph)
-        port, others = _read_by(spec)
-        feeds = self._graphs.weight_feeds(spec, self._graphs.fetch(job, chunk.units))
-        graph = self._graphs.load(chunk.graph)
-        path = self._settings.folder / f"record-{index}.bin"
+        ports = spec.inputs_of("batch")
+        flowing = _only([port for port in ports if port.label == "0.x"], chunk.graph)
+        others = [port for port in ports if port is not flowing]
+        feeds = loader.weight_inputs(spec, loader.fetch_weights(job, chunk.units))
+        graph = loader.load(chunk.graph)
+        path = self._folder / f"record-{index}.bin"
         shape = (rows, *out.shape[1:])
         path.unlink(missing_ok=True)
-        self._settings.room(math.prod(shape) * np.dtype(out.dtype).itemsize)
-        with self._profiler.timed("write"):
-            record = Record.create(path, shape, out.dtype, record_tag(job))
-        group = port.shape[0]
+        if self._store is not None:
+            try:
+                self._store.make_room_beside(math.prod(shape) * np.dtype(out.dtype).itemsize)
+            except StoreError as error:
+                raise RoundDeclined(TOO_MUCH, error.message, **error.details) from error
+        with profiler.timed("write"):
+            record = Record.create(path, shape, out.dtype, tag)
+        group = flowing.shape[0]
         for start in range(0, rows, group):
-            self._settings.check_aborted()
+            control.check()
+            # The last group is filled by wrap-around: batch statistics (static BN) need a full group.
             indices = np.arange(start, start + group) % rows
-            with self._profiler.timed("forward"):
+            with profiler.timed("forward"):
                 batch = {each.name: other_rows(data, each, indices) for each in others}
-                batch[port.name] = _rows(source, indices, job)
+                batch[flowing.name] = (
+                    source.rows(indices, tag) if isinstance(source, Record) else source.rows(indices)
+                )
                 result = graph.run(feeds | batch, {}).arrays[out.name]
-            self._settings.worked(self._profiler.last_ms("forward"))
-            with self._profiler.timed("write"):
-                record.write(start, result[: min(group, rows - start)])
-            self._settings.watch(
-                Step(f"forward {index + 1}", min(start + group, rows), rows, float("nan"), 0.0)
-            )
-        with self._profiler.timed("write"):
+            control.worked(profiler.last_ms("forward"))
+            done = min(start + group, rows)
+            with profiler.timed("write"):
+                record.write(start, result[: done - start])
+            control.report(Step(f"forward {index + 1}", done, rows, float("nan"), 0.0))
+        with profiler.timed("write"):
             record.seal()
         del feeds, graph
-        self._graphs.residency.drop(chunk.units)
+        loader.residency.drop(chunk.units)
         trim_memory()
         return record
-
-
-def _rows(source: Source, indices: Array, job: Job) -> Array:
-    return source.rows(indices, record_tag(job)) if isinstance(source, Record) else source.rows(indices)
-
-
-def _read_by(chunk: Graph) -> tuple[Port, list[Port]]:
-    """What a chunk reads of a row that flows through all of them, and what it reads beside it."""
-    ports = chunk.inputs_of("batch")
-    flowing = _only([port for port in ports if port.label == "0.x"], chunk.name)
-    return flowing, [port for port in ports if port is not flowing]
 
 
 def _only(ports: Sequence[Port], graph: str) -> Port:

@@ -1,4 +1,4 @@
-"""The round a device works on, as it is kept in the store."""
+"""Job of a device: a task and its announcement, as the store keeps them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl.wire.mqtt.topics import NO_SHARD
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A task together with what the round's announcement says about its tier: enough to start, or to start again.
 
-    ``format`` is that of the graphs in ``bundle``: the one that was asked for, if the tier is offered in it. ``tries``
+    ``format`` is the format of the graphs in ``bundle``: the requested one, if the tier is offered in it. ``tries``
     counts the processes, or engines, that began to work on it.
     """
 
@@ -39,9 +39,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
-        """The job of a task for an engine that runs ``format``, or None while the announcement is of other rounds or does
-        not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to decline.
-        """
+        """Return the job of a task for an engine that runs ``format``, or None while the announcement is of other rounds
+        or does not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to
+        decline."""
         announcement = _announcement(announced, task.run, task.round, task.tier, format)
         if announcement is None:
             return None
@@ -65,7 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
-        """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can go on."""
+        """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can continue."""
         return self.bundle.sha256, {
             name: tuple(ref.sha256 for ref in refs) for name, refs in sorted(self.units.items())
         }
@@ -74,7 +74,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def weights(self) -> str:
         """Names the weights that the round gives to devices: SHA-256 over the digests of what makes up the units.
 
-        The model version is that of the server's own weights, and the same ones may be announced with other patches.
+        The model version names the server's own weights, and the same ones may be announced with other patches.
         """
         whole = hashlib.sha256()
         for name, digests in self.content[1].items():
@@ -82,15 +82,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return whole.hexdigest()
 
     def line(self, unit: str) -> tuple[BlobRef, ...]:
-        """The unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
+        """Return the unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
         return self.units.get(unit, ())
 
     def is_open(self, announced: Round) -> bool:
-        """Whether this job's round takes updates by what is ``announced``."""
+        """Return True if this job's round takes updates according to ``announced``."""
         return self.run == announced.run and self.round in announced.takes
 
     def is_replaced(self, task: Task | None) -> bool:
-        """Whether the server has given its device another ``task`` since: it has one at a time."""
+        """Return True if the server has sent another ``task`` since: a device has one at a time."""
         return (
             task is not None
             and bool(task.nonce)
@@ -124,7 +124,7 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(data: bytes) -> Job | None:
-    """The job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
+    """Return the job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
     try:
         return msgspec.msgpack.decode(data, type=Job)
     except MALFORMED:

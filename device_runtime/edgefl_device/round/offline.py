@@ -1,4 +1,4 @@
-"""Rounds without a broker: a bundle and weights from memory or from files, as a round's task and blobs.
+"""Rounds without a broker, on a bundle and weights from memory or from files.
 
 ::
 
@@ -19,50 +19,68 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_device.data.samples import LabelSpec, Local
+from edgefl_device.data.samples import LabelSpec, LocalSource
 from edgefl_device.engine.base import Engine
-from edgefl_device.round.bounds import check_runtime
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings, Step
+from edgefl_device.round.autotune import Autotuner
+from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.executor import LoadedParts, check_runtime
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
-from edgefl_device.round.parts import parts_of
-from edgefl_device.round.runner import RoundResult, RoundRunner
-from edgefl_device.round.tuning import Tuning
+from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.checkpoint_rows import Checkpoint
 
 
 @dataclass(frozen=True)
 class MemoryBlobs:
-    """The blobs of a bundle, and weights by unit."""
+    """Blobs of a bundle, and weights by unit."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, ref: BlobRef) -> bytes:
+        """Return the blob ``ref``, unfolded."""
         return decompress(ref, self.blobs[ref.sha256], Limits().max_blob_bytes)
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
+        """Return the blobs ``refs`` one by one."""
         return (self.get(ref) for ref in refs)
 
     def add(self, data: bytes) -> BlobRef:
+        """Add a blob, and return its reference."""
         ref = describe(data, Limits().chunk_bytes)
         self.blobs[ref.sha256] = data
         return ref
 
 
 class NoCheckpoints:
-    """Keeps none: what it is for is begun again, never taken up."""
+    """Storage that keeps no checkpoint: the round begins again from its start."""
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
-        return
+        """Ignore the checkpoint."""
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
+        """Return None."""
         return None
+
+    def make_room_beside(self, nbytes: int) -> None:
+        """Do nothing: records are in a temporary folder."""
+
+
+class WatchedControl(RoundControl):
+    """Control of an offline round: passes steps to the user's function."""
+
+    def __init__(self, watch: Callable[[Step], None]) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def report(self, step: Step) -> None:
+        """Pass a finished step to the user's function."""
+        self._watch(step)
 
 
 def train_round(
     bundle: Bundle,
     weights: Mapping[str, Array],
-    data: Local,
+    data: LocalSource,
     engine: Engine,
     *,
     seed: int = 0,
@@ -70,35 +88,39 @@ def train_round(
     carry: Mapping[str, Array] | None = None,
     samples: int = 0,
     watch: Callable[[Step], None] = lambda _: None,
-    tuning: Tuning | None = None,
+    tuner: Autotuner | None = None,
 ) -> RoundResult:
-    """One round of the bundle's algorithm in this process: the same steps, batches and noise as over a broker.
+    """Run one round of the bundle's algorithm in this process: the same steps, batches and noise as over a broker.
 
-    ``weights`` are the model's by global names, or those that the server cuts out for the tier. ``hyper`` are scalars
-    that the server would announce (default: the manifest's), ``carry`` what the last round left, ``samples`` the most
-    rows to use (0: all). ``tuning`` chooses forms of graphs
-    (None: their own). DataError if the data do not fit the model or hold NaN, BundleError if graphs, weights and ports
-    disagree.
+    Args:
+        bundle: The compiled bundle of a tier.
+        weights: The model's weights by global names, or those that the server cuts out for the tier.
+        data: The local samples.
+        engine: Engine for the bundle's format.
+        seed: Seed of batches and noise.
+        hyper: Scalars that the server would announce; None: the manifest's.
+        carry: Arrays that the last round left, by label; None: zeros.
+        samples: Most rows to use; 0: all.
+        watch: Receives each finished step.
+        tuner: Chooses variants of graphs; None: their own form.
+
+    Raises:
+        DataError: The data do not fit the model, or hold NaN.
+        BundleError: Graphs, weights and ports disagree.
     """
     manifest = bundle.manifest
     check_runtime(manifest, engine)
-    job, blobs = offline(
+    job, blobs = offline_job(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
     )
-    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), parts_of(engine, manifest, blobs))
+    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), LoadedParts(engine, manifest, blobs))
     with tempfile.TemporaryDirectory(prefix="edgefl-round-") as folder:
-        runner = RoundRunner(
-            engine=engine,
-            manifest=manifest,
-            blobs=blobs,
-            memory=NoCheckpoints(),
-            profiler=Profiler(),
-            settings=GraphSettings(Path(folder), checkpoint_steps=1 << 30, watch=watch, tuning=tuning),
-        )
-        return runner.run(job, fitted, dict(carry or {}))
+        loader = GraphLoader(engine, manifest, blobs, RoundProfiler(), tuner)
+        trainer = LocalTrainer(loader, NoCheckpoints(), Path(folder))
+        return trainer.train(job, fitted, dict(carry or {}), WatchedControl(watch))
 
 
-def offline(
+def offline_job(
     bundle: Bundle,
     weights: Mapping[str, Array],
     graphs: Sequence[Graph],
@@ -108,9 +130,19 @@ def offline(
     hyper: Mapping[str, float] | None = None,
     samples: int = 0,
 ) -> tuple[Job, MemoryBlobs]:
-    """A job on ``weights``: a model's, by global names, or a tier's own. ``source`` says in errors where they are from.
+    """Return a job on ``weights``, and the blobs that it names.
 
-    BundleError if ``graphs``, those that will run, read tensors that are not among them.
+    Args:
+        bundle: The compiled bundle of a tier.
+        weights: The model's weights by global names, or a tier's own.
+        graphs: The graphs that will run.
+        source: Origin of the weights, for errors.
+        seed: Seed of batches and noise.
+        hyper: Scalars that the server would announce; None: the manifest's.
+        samples: Most rows to use; 0: all.
+
+    Raises:
+        BundleError: ``graphs`` read tensors that are not among the weights.
     """
     manifest = bundle.manifest
     by_unit = _by_unit(manifest, weights)
@@ -136,7 +168,7 @@ def offline(
 
 
 def read_weights(path: Path) -> Arrays:
-    """The weights in a file; DataError if there is none, or it holds none."""
+    """Return the weights in a file; DataError if it does not exist or holds none."""
     try:
         return tensors.load(path.read_bytes())
     except FileNotFoundError as error:

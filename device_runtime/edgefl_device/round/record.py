@@ -43,7 +43,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class Record:
-    """Rows of shape ``shape[1:]`` on disk; only those that are asked for are ever in memory.
+    """Rows of shape ``shape[1:]`` on disk; only rows that are read are ever in memory.
 
     Read and written, not mapped: of a mapping, pages around each row become part of the process as well.
     """
@@ -55,7 +55,8 @@ class Record:
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> Record:
-        """An empty record; it counts as written only after :meth:`seal`. StoreError if the disk has no room for it."""
+        """Return an empty record; it counts as written only after :meth:`seal`. StoreError if the disk has no room for
+        it."""
         meta = _Meta(version, shape, dtype)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +76,7 @@ class Record:
 
     @classmethod
     def reopen(cls, path: Path, version: str) -> Record:
-        """The sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
+        """Return the sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
         try:
             meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
             whole = path.stat().st_size == meta.nbytes
@@ -87,7 +88,7 @@ class Record:
         return cls(path, meta)
 
     def check(self, version: str) -> None:
-        """StaleRecordError unless the record belongs to ``version``."""
+        """Raise StaleRecordError unless the record belongs to ``version``."""
         self._meta.check(version)
 
     @property
@@ -95,7 +96,7 @@ class Record:
         return self._meta.shape
 
     def write(self, start: int, rows: Array) -> None:
-        """``rows`` (n, *shape[1:]) as the record's rows from ``start`` on. StoreError if the disk does not take them."""
+        """Write ``rows`` (n, *shape[1:]) as the record's rows from ``start`` on; StoreError if the disk is full."""
         rest = _bytes_of(np.ascontiguousarray(rows, self._meta.dtype))
         with self._writing():
             self._file.seek(start * self._meta.row_bytes)
@@ -119,7 +120,7 @@ class Record:
             ) from error
 
     def rows(self, indices: Array, version: str) -> Array:
-        """Copies of the rows at ``indices``, if the record is of model ``version``."""
+        """Return copies of the rows at ``indices``; StaleRecordError unless the record is of model ``version``."""
         self.check(version)
         picked: Array = np.empty((len(indices), *self.shape[1:]), self._meta.dtype)
         size, room = self._meta.row_bytes, _bytes_of(picked)
@@ -153,7 +154,7 @@ class Record:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """The memory of a contiguous array, byte by byte."""
+    """Return the memory of a contiguous array, byte by byte."""
     return array.reshape(-1).view(np.uint8).data
 
 

@@ -70,7 +70,7 @@ Instruction = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
-class Machine:
+class SeccompMachine:
     """A processor as seccomp names it, its column in the tables above, and the numbers of calls that depend on arguments."""
 
     audit: int
@@ -89,17 +89,17 @@ class Machine:
 
 
 MACHINES = {
-    "x86_64": Machine(0xC000003E, 1, 317, 56, 302, 234, 16, 72),
-    "aarch64": Machine(0xC00000B7, 2, 277, 220, 261, 131, 29, 25),
+    "x86_64": SeccompMachine(0xC000003E, 1, 317, 56, 302, 234, 16, 72),
+    "aarch64": SeccompMachine(0xC00000B7, 2, 277, 220, 261, 131, 29, 25),
 }
 
 
-def filter_program(machine: Machine) -> bytes:
+def filter_program(machine: SeccompMachine) -> bytes:
     """Return the seccomp filter for this process as the kernel reads it."""
     return b"".join(struct.pack("=HBBI", *each) for each in _instructions(machine))
 
 
-def _instructions(machine: Machine) -> Iterator[Instruction]:
+def _instructions(machine: SeccompMachine) -> Iterator[Instruction]:
     """Yield the filter's instructions.
 
     clone3 keeps its flags in memory, which a filter cannot read. The filter reports it as missing: libraries then use clone.

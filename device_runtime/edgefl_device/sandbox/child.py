@@ -17,7 +17,7 @@ _MOST_TEXT = 2000
 _LOOK_S = 1.0
 
 
-class Server:
+class EngineServer:
     """Answers one word after the other until the line ends."""
 
     def __init__(self, line: Any, engine: Any) -> None:
@@ -29,42 +29,42 @@ class Server:
 
     def serve(self) -> None:
         from edgefl.errors import EdgeflError
-        from edgefl_device.sandbox.frames import LineEnded
+        from edgefl_device.sandbox.frames import PipeClosed
 
-        decoder = msgspec.msgpack.Decoder(messages.Word)
+        decoder = msgspec.msgpack.Decoder(messages.EngineRequest)
         while True:
             try:
                 word = decoder.decode(self._line.head())
                 try:
                     answer, arrays = self._answer(word)
-                except LineEnded:
+                except PipeClosed:
                     raise
                 except EdgeflError as error:
                     answer, arrays = (
-                        messages.Failed(code=error.exit_code, text=error.message[:_MOST_TEXT]),
+                        messages.EngineError(code=error.exit_code, text=error.message[:_MOST_TEXT]),
                         [],
                     )
                 except Exception as error:  # an engine's own
                     answer, arrays = (
-                        messages.Failed(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]),
+                        messages.EngineError(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]),
                         [],
                     )
                 if answer is not None:
                     self._line.send(msgspec.msgpack.encode(answer), arrays)
                 del answer, arrays, word
-            except LineEnded:
+            except PipeClosed:
                 return
 
-    def _answer(self, word: messages.Word) -> tuple[messages.Answer | None, list[Any]]:
+    def _answer(self, word: messages.EngineRequest) -> tuple[messages.EngineAnswer | None, list[Any]]:
         match word:
-            case messages.Load():
+            case messages.LoadGraph():
                 artifact = self._line.array("uint8", (word.nbytes,)).tobytes()
                 self._graphs[word.number] = (
                     word.graph,
                     self._engine.load(word.graph, artifact, word.threads),
                 )
-                return messages.Done(), []
-            case messages.Run():
+                return messages.GraphLoaded(), []
+            case messages.RunGraph():
                 return self._run(word)
             case messages.Read():
                 arrays = self._engine.read_state(self._held(word.state))
@@ -79,7 +79,7 @@ class Server:
                     self._graphs.pop(number, None)
         return None, []
 
-    def _run(self, word: messages.Run) -> tuple[messages.Answer, list[Any]]:
+    def _run(self, word: messages.RunGraph) -> tuple[messages.EngineAnswer, list[Any]]:
         graph, loaded = self._graphs[word.number]
         feeds = {
             port.name: self._line.array(port.dtype, port.shape)
@@ -99,7 +99,7 @@ class Server:
         return numbers
 
 
-def _told(arrays: dict[str, Any]) -> tuple[messages.Answer, list[Any]]:
+def _told(arrays: dict[str, Any]) -> tuple[messages.EngineAnswer, list[Any]]:
     tensors = tuple(
         messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
     )
@@ -112,10 +112,10 @@ def _contiguous(array: Any) -> Any:
     return np.asarray(array, order="C")
 
 
-def _first(read_end: int) -> messages.Open:
-    """The first word, read without numpy, whose threads must not begin before the process is confined."""
+def _first(read_end: int) -> messages.OpenEngine:
+    """Return the first message, read without numpy, whose threads must not begin before the process is confined."""
     length = int.from_bytes(_exactly(read_end, 8), "little")
-    return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.Open)
+    return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.OpenEngine)
 
 
 def _exactly(read_end: int, count: int) -> bytes:
@@ -148,19 +148,19 @@ def main() -> None:
     from edgefl.errors import EdgeflError
     from edgefl_device.engine.select import open_engine
     from edgefl_device.memory import return_memory_early
-    from edgefl_device.sandbox.frames import Line, widen
+    from edgefl_device.sandbox.frames import EnginePipe, widen
 
     threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()
     return_memory_early()
     widen(write_end)
-    line = Line(read_end, write_end)
+    line = EnginePipe(read_end, write_end)
     try:
         pages = Path(wanted.pages) if wanted.pages else None
         engine = open_engine(wanted.engine, wanted.threads, pages, wanted.most_threads)
     except EdgeflError as error:
-        line.send(msgspec.msgpack.encode(messages.Failed(code=error.exit_code, text=error.message)))
+        line.send(msgspec.msgpack.encode(messages.EngineError(code=error.exit_code, text=error.message)))
         return
-    opened = messages.Opened(
+    opened = messages.EngineOpened(
         name=engine.name,
         version=engine.version,
         format=engine.format,
@@ -168,7 +168,7 @@ def main() -> None:
         missing=missing,
     )
     line.send(msgspec.msgpack.encode(opened))
-    Server(line, engine).serve()
+    EngineServer(line, engine).serve()
     os._exit(0)
 
 

@@ -1,6 +1,6 @@
 """Takes from this process what an engine does not need: memory without end, files, the network, other programs.
 
-Everything here works without privileges. What the system lacks is named, and the rest is done: the caller tells people.
+Everything here works without privileges. Missing features of the system are returned, for a report, and all others are used.
 
 * Resource limits (any Unix): address space, processor time, open files, size of written files, no core dumps.
 * Landlock (Linux 5.13): of the file system it reads what Python and libraries are made of, and writes in one folder; from
@@ -60,8 +60,10 @@ _SET_FILTER, _ALL_THREADS = 1, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """What is left to the process. Sizes in bytes, ``cpu_s`` in seconds; 0 sets no limit. ``writable``: the folder for what
-    a step keeps on the disk. ``readable``: more that is read, such as a binding's folder."""
+    """Rights of the process. Sizes in bytes, ``cpu_s`` in seconds; 0 sets no limit.
+
+    ``writable`` is the folder for files of a step, ``readable`` lists more files to read, such as a binding's folder.
+    """
 
     memory_bytes: int = 0
     file_bytes: int = 0
@@ -71,7 +73,7 @@ class Confinement:
 
 
 def confine(wanted: Confinement) -> tuple[str, ...]:
-    """Confine this process for good; to be called before other threads begin. Returns what the system does not do."""
+    """Confine this process for good, before other threads begin; return the rights that the system cannot take away."""
     steps: tuple[tuple[str, Callable[[Confinement], None]], ...] = (
         ("resource limits", _limit_resources),
         ("a file system that is read only, and no TCP (Landlock)", _restrict_files),
@@ -130,7 +132,8 @@ def _restrict_files(wanted: Confinement) -> None:
 
 
 def _read_by_libraries(more: Iterable[str]) -> list[str]:
-    """Where Python, its packages and the system's libraries lie, and what these ask of the processor.
+    """Return the folders of Python, its packages and the system's libraries, and the facts that these read about the
+    processor.
 
     Not what else modules are looked for in: that may be the folder in which the agent was started, or a checkout, and
     keys and data lie below.
@@ -150,7 +153,7 @@ def _read_by_libraries(more: Iterable[str]) -> list[str]:
 
 
 def _of_python() -> Iterator[str]:
-    """Python's own modules and libraries, and the folders that packages are installed in, which hold nothing else."""
+    """Return Python's own modules and libraries, and the folders of installed packages, which hold nothing else."""
     yield str(Path(os.__file__).parent)
     for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
         yield from (str(Path(prefix) / name) for name in ("lib", "lib64"))
@@ -158,7 +161,7 @@ def _of_python() -> Iterator[str]:
 
 
 def _of_packages() -> Iterator[str]:
-    """The packages that a process of an engine is made of, wherever they lie, and nothing of what lies beside them."""
+    """Return the packages that an engine's process needs, wherever they are, and nothing next to them."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None:
@@ -217,7 +220,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    """A system call that has no name in libc; OSError if it fails."""
+    """Make a system call that has no name in libc; OSError if it fails."""
     if sys.platform != "linux":
         raise OSError(f"not on {sys.platform}")
     syscall = ctypes.CDLL(None, use_errno=True).syscall

@@ -5,17 +5,29 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgefl.errors import BundleError, RoundDeclined
+from edgefl.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import CRASHED
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, Outputs, State
+from edgefl_device.engine.select import ENGINES, MOST_THREADS
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.messages import Done, Load, Ran, Read, Run, Tensor, Tensors, Written
+from edgefl_device.sandbox.messages import (
+    GraphLoaded,
+    LoadGraph,
+    Ran,
+    Read,
+    RunGraph,
+    Tensor,
+    Tensors,
+    Written,
+)
 from edgefl_device.sandbox.process import START_S, EngineProcess, SandboxSettings
 
 
@@ -34,11 +46,11 @@ class SandboxedEngine:
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> SandboxedGraph:
         process = self._running()
         number = process.number_graph()
-        word = Load(number=number, graph=graph, nbytes=len(artifact), threads=threads)
+        word = LoadGraph(number=number, graph=graph, nbytes=len(artifact), threads=threads)
         answer = process.ask(
             word, [np.frombuffer(artifact, np.uint8)], within_s=max(START_S, self._settings.step_s)
         )
-        if not isinstance(answer, Done):
+        if not isinstance(answer, GraphLoaded):
             raise process.over(ValueError("another answer"))
         return SandboxedGraph(process, graph, number)
 
@@ -68,7 +80,7 @@ class SandboxedEngine:
 
     @property
     def confinement(self) -> Confinement:
-        """What is left to its process."""
+        """Rights of its process."""
         return self._settings.confinement()
 
     def used_bytes(self) -> int:
@@ -104,7 +116,7 @@ class SandboxedGraph:
         process = self._process
         read = {name: value for name, value in state.items() if name in self._reads}
         arrays = [_fitting(port, feeds[port.name]) for port in self._fed]
-        answer = process.ask(Run(number=self._number, state=_numbers(process, read)), arrays)
+        answer = process.ask(RunGraph(number=self._number, state=_numbers(process, read)), arrays)
         if not isinstance(answer, Ran) or answer.state.keys() != self._keeps.keys():
             raise process.over(ValueError("another answer"))
         outputs = {port.name: process.array(port.dtype, port.shape) for port in self._gives}
@@ -122,12 +134,12 @@ def rest(engine: Engine) -> None:
 
 
 def missing(engine: Engine) -> tuple[str, ...]:
-    """Of an engine in a process of its own: what the system does not confine, and why."""
+    """Return the rights that the system cannot take from an engine's own process, and why."""
     return engine.missing if isinstance(engine, SandboxedEngine) else ()
 
 
 def confinement(engine: Engine) -> Confinement | None:
-    """What is left to whatever runs graphs in place of ``engine``; None where that is all that this process may."""
+    """Return the rights of processes that run graphs for ``engine``; None for those of this process."""
     return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
@@ -147,7 +159,42 @@ def _fitting(port: Port, array: Array) -> Array:
 
 
 def _numbers(process: EngineProcess, state: Mapping[str, Any]) -> dict[str, int]:
-    """RoundDeclined for state of a process that ended."""
+    """Return the numbers of state tensors; RoundDeclined for state of a process that ended."""
     if any(value.process is not process for value in state.values()):
         raise RoundDeclined(CRASHED, "the engine's process ended, and with it what it had computed")
     return {name: value.number for name, value in state.items()}
+
+
+def open_sandboxed(
+    name: str, threads: int, most_threads: int, *, pages: Path, memory_bytes: int, limits: Limits
+) -> SandboxedEngine:
+    """Return the engine ``name``; ConfigError as of :func:`edgefl_device.engine.select.open_engine`.
+
+    ``pages`` is the one folder that its process writes in, ``memory_bytes`` what the device offers to training.
+    """
+    if name not in ENGINES or not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(
+            f"an engine is one of {', '.join(ENGINES)} with 1 to {MOST_THREADS} threads, found {name!r} with {threads}"
+        )
+    return SandboxedEngine(
+        SandboxSettings(
+            engine=name,
+            threads=threads,
+            most_threads=most_threads,
+            pages=pages,
+            step_s=limits.max_step_s,
+            memory_bytes=memory_bytes,
+            file_bytes=limits.store_bytes,
+            readable=_read_by(name),
+        )
+    )
+
+
+def _read_by(name: str) -> tuple[str, ...]:
+    """Return the files that the engine reads besides its package. Builds them first: a confined process starts no
+    compiler."""
+    if name != "executorch":
+        return ()
+    from edgefl_device.engine.executorch.build import binding, find_wheel
+
+    return (str(binding(find_wheel(), lambda _: None).parent),)

@@ -1,4 +1,4 @@
-"""What goes over the pipes between an agent and its engine's process: a head in msgpack, then arrays as they lie in memory.
+"""Frames on the pipes between an agent and its engine's process: a head in msgpack, then raw arrays.
 
 ::
 
@@ -26,8 +26,8 @@ _PIPE_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
 
 
-class LineEnded(Exception):
-    """The other side is gone, or has said what nobody says."""
+class PipeClosed(Exception):
+    """The other side is gone, or broke the protocol."""
 
 
 class TookTooLong(Exception):
@@ -35,7 +35,7 @@ class TookTooLong(Exception):
 
 
 @dataclass(frozen=True)
-class Line:
+class EnginePipe:
     """Two ends of pipes. ``wait`` is called before each read and ``room`` before each write; they raise where it is to be
     given up."""
 
@@ -45,13 +45,13 @@ class Line:
     room: Callable[[], None] = lambda: None
 
     def send(self, head: bytes, arrays: Iterable[Array] = ()) -> None:
-        """LineEnded if the other side is gone."""
+        """Send a head and arrays; LineEnded if the other side is gone."""
         try:
             self._write(memoryview(len(head).to_bytes(8, "little") + head))
             for array in arrays:
                 self._write(memory_of(array))
         except OSError as error:
-            raise LineEnded from error
+            raise PipeClosed from error
 
     def _write(self, data: memoryview) -> None:
         while data:
@@ -60,18 +60,18 @@ class Line:
                 data = data[os.write(self.write_end, data) :]
 
     def head(self) -> bytes:
-        """The next head; LineEnded if there is none any more."""
+        """Return the next head; LineEnded if the other side is gone."""
         room = bytearray(8)
         self.fill(memoryview(room))
         length = int.from_bytes(room, "little")
         if length > MOST_HEAD:
-            raise LineEnded
+            raise PipeClosed
         data = bytearray(length)
         self.fill(memoryview(data))
         return bytes(data)
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """The next array."""
+        """Return the next array."""
         array: Array = np.empty(shape, dtype)
         self.fill(memory_of(array))
         return array
@@ -83,9 +83,9 @@ class Line:
             try:
                 count = os.readv(self.read_end, [room])
             except OSError as error:
-                raise LineEnded from error
+                raise PipeClosed from error
             if not count:
-                raise LineEnded
+                raise PipeClosed
             room = room[count:]
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Line:
 
 
 def patient(read_end: int, until: Callable[[], float]) -> Callable[[], None]:
-    """Waits for bytes as long as ``time.monotonic() < until()``; TookTooLong then."""
+    """Return a function that waits for bytes while ``time.monotonic() < until()``; TookTooLong then."""
 
     def wait() -> None:
         left = until() - time.monotonic()
@@ -106,7 +106,7 @@ def patient(read_end: int, until: Callable[[], float]) -> Callable[[], None]:
 
 
 def patient_to_write(write_end: int, until: Callable[[], float]) -> Callable[[], None]:
-    """Waits for room in a pipe as :func:`patient` does for bytes, and makes this end one that does not wait itself."""
+    """Return a function that waits for room in a pipe as :func:`patient` does for bytes; makes this end non-blocking."""
     os.set_blocking(write_end, False)
 
     def wait() -> None:
@@ -118,7 +118,7 @@ def patient_to_write(write_end: int, until: Callable[[], float]) -> Callable[[],
 
 
 def widen(end: int) -> None:
-    """Room in a pipe for a batch, where the system has that: fewer turns between the two processes."""
+    """Widen a pipe for a batch, if the system can: fewer turns between the two processes."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -126,5 +126,5 @@ def widen(end: int) -> None:
 
 
 def memory_of(array: Array) -> memoryview:
-    """The memory of a contiguous array, byte by byte."""
+    """Return the memory of a contiguous array, byte by byte."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

@@ -1,4 +1,4 @@
-"""What an agent and its engine's process say to each other. State stays with the engine, and has numbers here."""
+"""Messages between an agent and its engine's process. State stays with the engine, and has numbers here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from edgefl.wire.bundle.graphs import Graph
 from edgefl_device.sandbox.confine import Confinement
 
 
-class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class OpenEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first word: which engine, and what it may."""
 
     engine: str
@@ -18,8 +18,8 @@ class Open(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     confinement: Confinement
 
 
-class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What it is. ``missing``: what the system does not confine."""
+class EngineOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Facts about the opened engine. ``missing``: rights that the system cannot take away."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     missing: tuple[str, ...]
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class LoadGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Load a graph; so many bytes of it follow. It is called ``number`` from now on."""
 
     number: int
@@ -37,7 +37,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     threads: int
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RunGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run a graph on state by the names of its ports; its other inputs follow, in the order of its ports."""
 
     number: int
@@ -81,16 +81,16 @@ class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     graphs: tuple[int, ...]
 
 
-class Done(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GraphLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """It was done."""
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class EngineError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """It was not. ``code``: the exit code of an expected error, 0 for one of the engine's own."""
 
     code: int
     text: str
 
 
-Word = Open | Load | Run | Read | Tensors | Drop
-Answer = Opened | Done | Ran | Written | Tensors | Failed
+EngineRequest = OpenEngine | LoadGraph | RunGraph | Read | Tensors | Drop
+EngineAnswer = EngineOpened | GraphLoaded | Ran | Written | Tensors | EngineError

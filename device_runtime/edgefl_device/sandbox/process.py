@@ -5,23 +5,101 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import threading
 import time
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from edgefl import wire
 from edgefl.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
 from edgefl.system.memory import status_bytes
 from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
 from edgefl.wire.tensors import Array
+from edgefl.wire.text import printable
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.frames import Line, LineEnded, TookTooLong, patient, patient_to_write, widen
-from edgefl_device.sandbox.messages import Answer, Drop, Failed, Open, Opened, Tensor, Word
-from edgefl_device.sandbox.starting import Complaints, command, environment
+from edgefl_device.sandbox.frames import EnginePipe, PipeClosed, TookTooLong, patient, patient_to_write, widen
+from edgefl_device.sandbox.messages import (
+    Drop,
+    EngineAnswer,
+    EngineError,
+    EngineOpened,
+    EngineRequest,
+    OpenEngine,
+    Tensor,
+)
+
+_KEPT = (
+    "PATH",
+    "PYTHONHOME",
+    "LD_LIBRARY_PATH",
+    "XDG_CACHE_HOME",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "SYSTEMROOT",
+)
+_MOST_WORDS = 300
+_MOST_BYTES = 8192
+_END_S = 1.0
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """Return the command ``python -m module arguments``; nothing is imported from the working folder (``-P``): a graph
+    may have written there. Our packages are found as here, also where only this process knows the way to them."""
+    ways = [str(Path(os.path.abspath(str(file))).parents[2]) for file in (__file__, wire.__file__)]
+    begin = (
+        f"import runpy, sys; sys.path[:0] = [each for each in {list(dict.fromkeys(ways))!r} if each not in sys.path]; "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", begin, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment without the agent's variables, which may hold a password, but with those of Python and
+    libraries. Relative paths keep their meaning."""
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    ways = os.environ.get("PYTHONPATH", "")
+    if ways:
+        kept["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, ways.split(os.pathsep)))
+    return kept | {"PYTHONDONTWRITEBYTECODE": "1"}
+
+
+class Complaints:
+    """Last lines of a process's standard error. A thread reads them, so that the process never blocks."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._end = b""
+        self._thread = threading.Thread(target=self._read, name="complaints", daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError):  # closed
+            while piece := os.read(self._stream.fileno(), 4096):
+                self._end = (self._end + piece)[-_MOST_BYTES:]
+
+    def last(self) -> str:
+        """Return the last error line of a finished process; "" if there is none."""
+        words = " ".join(self.lines())
+        return printable(words[-_MOST_WORDS:])
+
+    def lines(self) -> list[str]:
+        """Return the last error lines of a finished process."""
+        self._thread.join(_END_S)
+        return [line.strip() for line in self._end.decode(errors="replace").strip().splitlines()]
+
+    def close(self) -> None:
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():  # else a process below it has the other end
+            self._stream.close()
+
 
 if TYPE_CHECKING:
     import subprocess
@@ -32,7 +110,7 @@ _ERRORS: dict[int, type[EdgeflError]] = {
 }
 _ADDRESS_BYTES = 4 << 30
 """Address space beside what the device offers: code, threads' stacks, and what an allocator sets apart and never uses."""
-_decoder = msgspec.msgpack.Decoder(Answer)
+_decoder = msgspec.msgpack.Decoder(EngineAnswer)
 
 
 class EngineFailed(RuntimeError):
@@ -55,8 +133,8 @@ class SandboxSettings:
     cpu_s: int = 0
     readable: tuple[str, ...] = ()
 
-    def first_word(self) -> Open:
-        return Open(
+    def first_word(self) -> OpenEngine:
+        return OpenEngine(
             engine=self.engine,
             threads=self.threads,
             most_threads=self.most_threads,
@@ -65,7 +143,7 @@ class SandboxSettings:
         )
 
     def confinement(self) -> Confinement:
-        """What is left to the process."""
+        """Return the rights of the process."""
         return Confinement(
             memory_bytes=_ADDRESS_BYTES + 2 * self.memory_bytes if self.memory_bytes else 0,
             file_bytes=self.file_bytes,
@@ -106,7 +184,7 @@ class EngineProcess:
         self._complaints = Complaints(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
-        self._line = Line(
+        self._line = EnginePipe(
             read_end,
             write_end,
             patient(read_end, lambda: self._until),
@@ -117,37 +195,40 @@ class EngineProcess:
         self._graphs = 0
         self.ended = ""
         opened = self.ask(settings.first_word(), within_s=START_S)
-        assert isinstance(opened, Opened)
+        assert isinstance(opened, EngineOpened)
         self.opened = opened
         self._idle_bytes = status_bytes("RssAnon", self.process.pid)
 
-    def ask(self, word: Word, arrays: list[Array] | None = None, *, within_s: float = 0.0) -> Answer:
-        """The answer to a word. Its own errors come as they are; RoundDeclined if the process ended, or took too long."""
+    def ask(
+        self, word: EngineRequest, arrays: list[Array] | None = None, *, within_s: float = 0.0
+    ) -> EngineAnswer:
+        """Return the answer to a message. Errors of the engine are raised; RoundDeclined if the process ended, or took
+        too long."""
         if self.ended:
             raise RoundDeclined(CRASHED, self.ended)
         self._until = time.monotonic() + (within_s or self._step_s)
         try:
             self._forget()
             self._line.send(msgspec.msgpack.encode(word), arrays or [])
-            answer: Answer = _decoder.decode(self._line.head())
-        except (LineEnded, TookTooLong, *MALFORMED) as error:
+            answer: EngineAnswer = _decoder.decode(self._line.head())
+        except (PipeClosed, TookTooLong, *MALFORMED) as error:
             raise self.over(error) from error
-        if isinstance(answer, Failed):
+        if isinstance(answer, EngineError):
             kind = _ERRORS.get(answer.code)
             raise kind(answer.text) if kind else EngineFailed(answer.text)
         return answer
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """The next array of an answer."""
+        """Return the next array of an answer."""
         try:
             return self._line.array(dtype, shape)
-        except (LineEnded, TookTooLong, ValueError, TypeError, MemoryError) as error:
+        except (PipeClosed, TookTooLong, ValueError, TypeError, MemoryError) as error:
             raise self.over(error) from error
 
     def over(self, error: Exception) -> RoundDeclined:
         """End it, and say how it ended."""
         with contextlib.suppress(Exception):
-            self.process.wait(0.5 if isinstance(error, LineEnded) else 0.0)
+            self.process.wait(0.5 if isinstance(error, PipeClosed) else 0.0)
         code = self.process.poll()
         words = self._complaints.last() if code is not None else ""
         self.end()
@@ -168,7 +249,7 @@ class EngineProcess:
         return self._graphs
 
     def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> Remote:
-        """A value of the state there, that is forgotten with what is returned."""
+        """Return a handle of a state tensor in the process, which is dropped there with the handle."""
         remote = Remote(self, number, np.dtype(dtype).str, tuple(shape))
         weakref.finalize(remote, self._gone.append, number)
         return remote
@@ -216,7 +297,7 @@ class Remote:
     shape: tuple[int, ...]
 
     def told(self, name: str) -> Tensor:
-        """How it has to be announced."""
+        """Return the description that an answer must have."""
         return Tensor(name=name, dtype=self.dtype, shape=self.shape)
 
 
@@ -234,7 +315,7 @@ def _signal(number: int) -> str:
 
 
 def _make_empty(path: Path) -> None:
-    """A folder without what an earlier process left there."""
+    """Make a folder, without files of an earlier process."""
     import shutil
 
     try:

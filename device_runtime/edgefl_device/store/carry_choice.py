@@ -1,10 +1,10 @@
-"""Which of the carries in a store a round goes on from, and which are void with what they belonged to.
+"""Choice of the carry from which a round continues, and of those that are void.
 
 ::
 
     choice = choose(store.carries(), RoundToBegin("run", "run/algorithm/weak", 7, base=6), exchanges=1)
-    choice.carry        # the one to go on from, or None
-    choice.void         # those that no round can ever go on from again, and why, for people
+    choice.carry        # the one to continue from, or None
+    choice.void         # those that no round can continue from again, and the reasons
     choice.superseded   # those that an accepted one of a completed round took the place of
 """
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StoredCarry:
-    """A carry in the store. ``name`` is "<run>/<algorithm>/<tier>"; ``waits``: the server has not spoken on its update."""
+    """Carry in the store. ``name`` is "<run>/<algorithm>/<tier>"; ``waits``: its update was not acknowledged yet."""
 
     id: int
     name: str
@@ -27,7 +27,7 @@ class StoredCarry:
 
 @dataclass(frozen=True)
 class RoundToBegin:
-    """``name`` is that of the round's carries ("<run>/<algorithm>/<tier>"), ``base`` the last completed round."""
+    """Round to choose a carry for. ``name`` is the name of its carries, ``base`` the last completed round."""
 
     run: str
     name: str
@@ -45,7 +45,7 @@ class VoidCarry:
 
 @dataclass(frozen=True)
 class CarryChoice:
-    """What became of the carries in a store as a round began."""
+    """Decision about the carries in a store as a round begins."""
 
     carry: StoredCarry | None
     void: tuple[VoidCarry, ...]
@@ -73,17 +73,18 @@ def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) 
 
 
 def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
-    """Those of other runs: nothing ever asks for them again."""
+    """Return the carries of other runs: no round ever reads them again."""
     return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
 
 
 def abandoned(carries: Sequence[StoredCarry], base: int, before: int | None) -> list[StoredCarry]:
-    """Those of rounds after the last completed one, ``base``; with ``before``, of rounds before that one only."""
+    """Return the carries of rounds after the last completed one, ``base``; with ``before``, of rounds before that one
+    only."""
     return [carry for carry in carries if carry.round > base and (before is None or carry.round < before)]
 
 
 def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
-    """Why the carry is not good any more, if so."""
+    """Return why the carry has expired; "" if it is valid."""
     if not exchanges or base - carry.round < exchanges:
         return ""
     return f"it was good for {exchanges} completed round{'s' * (exchanges > 1)} after it, and round {base} is completed"

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from edgefl.wire.tensors import Array
-from edgefl_device.store.values import insert
+from edgefl_device.store.file import insert
 
 # The ids are never used again: what was replaced is missing to who still reads it, and never mixed with the new.
 SCHEMA = """
@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """Where a tensor lies and what it is; ``dtype`` is numpy's, with byte order (``<f4``)."""
+    """Row of a tensor; ``dtype`` is numpy's, with byte order (``<f4``)."""
 
     id: int
     name: str
@@ -80,7 +80,7 @@ class StoredCheckpoint:
 
 
 def find(db: sqlite3.Connection, nonce: str) -> StoredCheckpoint | None:
-    """The checkpoint of this task, None if there is none."""
+    """Return the checkpoint of this task, None if there is none."""
     head = db.execute("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", (nonce,)).fetchone()
     if head is None:
         return None
@@ -96,7 +96,7 @@ def find(db: sqlite3.Connection, nonce: str) -> StoredCheckpoint | None:
 
 
 def read(db: sqlite3.Connection, row: TensorRow) -> Array:
-    """The tensor of a row, in memory of its own."""
+    """Return the tensor of a row, in memory of its own."""
     array = np.empty(row.shape, row.dtype)
     view = array.reshape(-1).view(np.uint8)
     with db.blobopen("checkpoint_tensors", "data", row.id, readonly=True) as blob:

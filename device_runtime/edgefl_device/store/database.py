@@ -1,6 +1,6 @@
 """The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carry and history.
 
-Everything a killed agent needs to go on is here; each method is one transaction.
+Everything that a killed agent needs to resume is here; each method is one transaction.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from edgefl.wire.tensors import Array, Piece
 from edgefl_device.store import checkpoint_rows
 from edgefl_device.store.carry_choice import StoredCarry
 from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.file import StoreFile
-from edgefl_device.store.values import insert
+from edgefl_device.store.file import StoreFile, insert
 
 # In tables of large values ``data`` is the last column, so that finding a row does not read it. No row of ``carries`` is
 # ever rewritten, which would hold it in memory.
@@ -55,7 +54,7 @@ DECLINED = "declined"
 """The outcome of a task that this device did not take."""
 
 
-Place = tuple[BlobRef, int]
+ChunkRef = tuple[BlobRef, int]
 """A chunk of a blob, by its index."""
 
 
@@ -115,8 +114,8 @@ class Store(StoreFile):
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
-    def missing(self, refs: Sequence[BlobRef]) -> list[Place]:
-        """The chunks of ``refs`` that are not here yet, in their order. A blob of no bytes is always here."""
+    def missing(self, refs: Sequence[BlobRef]) -> list[ChunkRef]:
+        """Return the chunks of ``refs`` that are not stored yet, in their order. A blob of no bytes always is."""
         here: dict[str, set[int]] = {ref.sha256: set() for ref in refs}
         names = list(here)
         for first in range(0, len(names), _MOST_NAMES):
@@ -134,14 +133,14 @@ class Store(StoreFile):
         ]
 
     def missing_chunks(self, ref: BlobRef) -> list[int]:
-        """Indices of the chunks of ``ref`` that are not here yet."""
+        """Return the indices of the chunks of ``ref`` that are not stored yet."""
         return [index for _, index in self.missing([ref])]
 
     def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
         """Keep one checked chunk."""
         self.put_chunks([((ref, index), data)])
 
-    def put_chunks(self, chunks: Sequence[tuple[Place, bytes]]) -> None:
+    def put_chunks(self, chunks: Sequence[tuple[ChunkRef, bytes]]) -> None:
         """Keep checked chunks, all or none."""
         now = time.time()
         with self._transaction() as db:
@@ -165,7 +164,7 @@ class Store(StoreFile):
             _touch(db, keep)
 
     def touch(self, refs: Sequence[BlobRef]) -> None:
-        """They are used again: others are dropped before them."""
+        """Mark blobs as used, so that others are dropped first."""
         with self._transaction() as db:
             _touch(db, [ref.sha256 for ref in refs])
 
@@ -195,7 +194,7 @@ class Store(StoreFile):
             used -= size
 
     def _beside_bytes(self) -> int:
-        """What lies in the folder beside the store: records, and bundles that are measured."""
+        """Return the bytes in the folder besides the store: records, and bundles that are measured."""
         files = [*self.folder.glob("record-*"), *self.folder.glob("profile/**/*")]
         sizes = 0
         for file in files:
@@ -204,7 +203,7 @@ class Store(StoreFile):
         return sizes
 
     def add_traffic(self, day: str, nbytes: int) -> None:
-        """So many bytes more went over the link on ``day``; other days are forgotten."""
+        """Add bytes to the traffic of ``day``; other days are dropped."""
         with self._transaction() as db:
             db.execute("DELETE FROM traffic WHERE day != ?", (day,))
             db.execute(
@@ -213,12 +212,12 @@ class Store(StoreFile):
             )
 
     def traffic(self, day: str) -> int:
-        """Bytes that went over the link on ``day``."""
+        """Return the bytes that went over the link on ``day``."""
         rows = self._all("SELECT bytes FROM traffic WHERE day = ?", day)
         return int(rows[0][0]) if rows else 0
 
     def blob(self, ref: BlobRef) -> bytes:
-        """The whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
+        """Return the whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
         whole = io.BytesIO()  # one chunk after the other, in memory once
         with self._reading() as db:
             for (data,) in db.execute("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)):
@@ -232,7 +231,7 @@ class Store(StoreFile):
     # -- the open round --------------------------------------------------------------------------------------
 
     def open_job(self, data: bytes, *, fresh: bool = False) -> None:
-        """Remember the round that is being worked on, before any work; ``fresh`` drops what was computed for it."""
+        """Store the current job, before any work; ``fresh`` drops what was computed for it."""
         with self._transaction() as db:
             if fresh:
                 checkpoint_rows.delete(db)
@@ -252,7 +251,8 @@ class Store(StoreFile):
             checkpoint_rows.replace(db, nonce, checkpoint)
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        """The checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by then."""
+        """Return the checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by
+        then."""
         with self._reading() as db:
             stored = checkpoint_rows.find(db, nonce)
         if stored is None:
@@ -275,7 +275,7 @@ class Store(StoreFile):
     ) -> None:
         """Move a computed update into the outbox and end its job, in one durable step: it is never lost.
 
-        ``data``: the encoded update in pieces, in place of ``outgoing.data``. Nothing is joined in memory.
+        ``data``: the encoded update in pieces, replaces ``outgoing.data``. Nothing is joined in memory.
         """
         body = data or [outgoing.data]
         fields = {key: value for key, value in vars(outgoing).items() if key != "data"}
@@ -284,14 +284,14 @@ class Store(StoreFile):
             db.execute("DELETE FROM outbox WHERE nonce = ?", (outgoing.nonce,))
             insert(db, "outbox", {"nonce": outgoing.nonce, "round": outgoing.round}, [head, *body])
             if carry is not None:
-                # Beside those before: had the server never heard of the update, what it did not tell must not stand either.
+                # Besides earlier ones: if the server never gets the update, its carry must not count either.
                 kept = {"name": carry_name, "nonce": outgoing.nonce, "round": outgoing.round}
                 insert(db, "carries", kept, [carry] if isinstance(carry, bytes) else carry)
             db.execute("DELETE FROM job")
             checkpoint_rows.delete(db)
 
     def outgoing(self) -> Outgoing | None:
-        """The oldest update that waits. StoreError for one that cannot be read, which is dropped."""
+        """Return the oldest waiting update; StoreError for one that cannot be read, which is dropped."""
         rows = self._all("SELECT rowid FROM outbox ORDER BY rowid LIMIT 1")
         if not rows:
             return None
@@ -309,15 +309,15 @@ class Store(StoreFile):
             ) from error
 
     def any_waits(self) -> bool:
-        """Whether an update waits; it is not read."""
+        """Return True if the outbox holds an update. Does not load it."""
         return bool(self._all("SELECT rowid FROM outbox LIMIT 1"))
 
     def waits(self, nonce: str) -> bool:
-        """Whether the update of this task was computed and waits for the server."""
+        """Return True if the outbox holds the update of this task."""
         return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
 
     def settle(self, past: PastRound) -> None:
-        """The server has spoken: the update leaves the outbox and enters the history, in one step.
+        """Move an acknowledged update from the outbox to the history, in one step.
 
         Unless the server accepted it, the carry that its round left goes with it.
         """
@@ -328,7 +328,7 @@ class Store(StoreFile):
             self._remember(db, past)
 
     def decline(self, past: PastRound) -> None:
-        """The open job is not taken: it ends and enters the history, in one durable step."""
+        """Move the open job to the history as declined, in one durable step."""
         with self._transaction(durable=True) as db:
             self._remember(db, past)
             db.execute("DELETE FROM job")
@@ -343,14 +343,14 @@ class Store(StoreFile):
             (self._history_rounds,),
         )
 
-    # -- whom this device knows ------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------------------
 
     def fact(self, name: str) -> bytes | None:
-        """What was kept under ``name``."""
+        """Return the value under ``name``, or None."""
         return self._one("SELECT value FROM facts WHERE name = ?", name)
 
     def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
-        """Keep ``value``, in place of what was there. ``durable``: at once; else with the next thing that is, such as a
+        """Replace the value under ``name``. ``durable``: at once; else with the next thing that is, such as a
         round that is begun."""
         with self._transaction(durable=durable) as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
@@ -358,21 +358,26 @@ class Store(StoreFile):
     # -- which forms of graphs run fastest here --------------------------------------------------------------
 
     def choice(self, key: str) -> bytes | None:
-        """What a trial found for ``key``, if there was one."""
+        """Return the encoded tuning result under ``key``, or None."""
         return self._one("SELECT data FROM choices WHERE key = ?", key)
 
     def keep_choice(self, key: str, data: bytes) -> None:
-        """Keep what a trial found, in place of what an earlier one did."""
+        """Replace an encoded tuning result."""
         with self._transaction() as db:
             db.execute("DELETE FROM choices WHERE key = ?", (key,))
             db.execute("INSERT INTO choices(key, data) VALUES(?, ?)", (key, data))
             old = "SELECT id FROM choices ORDER BY id DESC LIMIT -1 OFFSET ?"
             db.execute(f"DELETE FROM choices WHERE id IN ({old})", (_MOST_CHOICES,))
 
+    def drop_choice(self, key: str) -> None:
+        """Delete the tuning result under ``key``."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM choices WHERE key = ?", (key,))
+
     # -- what is carried from round to round -----------------------------------------------------------------
 
     def carries(self) -> list[StoredCarry]:
-        """What rounds left for later ones, oldest first; of all runs, algorithms and tiers."""
+        """Return the carries of all runs, algorithms and tiers, oldest first."""
         waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
         rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
         return [
@@ -380,7 +385,7 @@ class Store(StoreFile):
         ]
 
     def carry(self, carry: StoredCarry) -> bytes | None:
-        """The bytes of one; None if its update was rejected meanwhile."""
+        """Return the bytes of a carry; None if its update was rejected meanwhile."""
         return self._one("SELECT data FROM carries WHERE id = ?", carry.id)
 
     def drop_carries(self, carries: Iterable[StoredCarry]) -> None:
@@ -390,7 +395,7 @@ class Store(StoreFile):
     # -- history ---------------------------------------------------------------------------------------------
 
     def history(self) -> list[PastRound]:
-        """Past rounds, oldest first."""
+        """Return past rounds, oldest first."""
         rows = self._all("SELECT data FROM history ORDER BY rowid")
         return [msgspec.msgpack.decode(row[0], type=PastRound) for row in rows]
 
@@ -399,7 +404,7 @@ class Store(StoreFile):
         return msgspec.msgpack.decode(data, type=PastRound) if data else None
 
     def declined(self, run: str, number: int) -> list[PastRound]:
-        """The tasks of a round that were not taken."""
+        """Return the declined tasks of a round."""
         return [
             past
             for past in self.history()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from edgefl.errors import StoreError
 from edgefl.system.files import FolderHeld, FolderLock, make_folder, make_private
+from edgefl.wire.tensors import Piece
 
 FILE = "store.sqlite3"
 """In the folder of a device."""
@@ -67,7 +68,7 @@ class StoreFile:
             raise StoreError(f"{self.folder / FILE} cannot be opened: {error}; {_remedy(error)}") from error
 
     def _check_layout(self, path: Path) -> None:
-        """StoreError if another release wrote the file in another layout."""
+        """Raise StoreError if another release wrote the file in another layout."""
         [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
         new = not self._db.execute("SELECT 1 FROM sqlite_master").fetchall()
         if layout != _LAYOUT and not (new and layout == 0):
@@ -80,7 +81,7 @@ class StoreFile:
         self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
     def _own(self, claim: dict[str, str]) -> None:
-        """Remember whose store this is; StoreError if it is somebody else's."""
+        """Store the owner; StoreError if there is another one."""
         owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
         if any(value and owner.get(name, value) != value for name, value in claim.items()):
             self._db.close()
@@ -103,7 +104,7 @@ class StoreFile:
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """One transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
+        """Open a transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
         with self._lock:
             if durable:
                 self._db.execute("PRAGMA synchronous=FULL")
@@ -138,14 +139,14 @@ class StoreFile:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do: a full disk damages no store, and one that is damaged is not mended by room."""
+    """Return what to do: a full disk damages no store, and room does not repair a damaged one."""
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
         return "free some space there, or give the device a folder on another disk by `store`"
     return "move it away to start afresh if it is damaged"
 
 
 def _locked(folder: Path) -> FolderLock:
-    """Waits a little: an agent that is being stopped may still finish its step."""
+    """Lock the folder. Waits a little: an agent that is being stopped may still finish its step."""
     try:
         return FolderLock(folder, patience_s=_LOCK_PATIENCE_S)
     except FolderHeld as held:
@@ -157,5 +158,39 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def as_bytes(value: object) -> bytes:
-    """A blob as SQLite gives it."""
+    """Return a blob of SQLite as bytes."""
     return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]
+
+
+def facts_in(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Return the facts ``names`` of the store in ``folder``, {} if there is no store. StoreError if it cannot be read."""
+    path = folder / FILE
+    if not path.exists():
+        return {}
+    marks = ", ".join("?" * len(names))
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=30)) as db:
+            rows = db.execute(f"SELECT name, value FROM facts WHERE name IN ({marks})", names)
+            return {str(name): bytes(value) for name, value in rows}
+    except sqlite3.Error as error:
+        raise StoreError(
+            f"the device's store {path} cannot be read: {error}; let this user read it and write in its folder, or name the "
+            "server's key by `server_key`"
+        ) from error
+
+
+def insert(db: sqlite3.Connection, table: str, row: Mapping[str, object], data: Sequence[Piece]) -> None:
+    """Insert ``row`` with the pieces of its column ``data``, one after the other.
+
+    ``data`` is the last column: SQLite builds a row with its zeros in memory unless they come at its end.
+    """
+    marks = ", ".join("?" * len(row))
+    made = db.execute(
+        f"INSERT INTO {table}({', '.join(row)}, data) VALUES({marks}, zeroblob(?))",
+        (*row.values(), sum(map(len, data))),
+    )
+    if made.lastrowid is None or not any(map(len, data)):
+        return
+    with db.blobopen(table, "data", made.lastrowid) as blob:
+        for piece in data:
+            blob.write(piece)

@@ -36,8 +36,8 @@ from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
 from edgefl_device.data import support
-from edgefl_device.data.support import Shards
-from edgefl_device.personal.point import Point, point_of
+from edgefl_device.data.support import UserShards
+from edgefl_device.personal.personalize import AdaptationPoint, point_of
 
 EVALUATION_ROWS = 500
 """Rows of one evaluation call; static batch norm needs many."""
@@ -69,7 +69,7 @@ class User:
     number: int
     x: Tensor
     y: Tensor
-    shards: Shards
+    shards: UserShards
     name: str = ""
     group: str = ""
     others: Mapping[str, Tensor] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class User:
         size, every = len(train[1]), len(train[1]) + len(test[1])
         x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
         more = {name: torch.cat(both) for name, both in (others or {}).items()}
-        return cls(number, x, y, Shards(np.arange(size), np.arange(size, every)), name, group, more)
+        return cls(number, x, y, UserShards(np.arange(size), np.arange(size, every)), name, group, more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +285,7 @@ class _SupportBatches:
         return known[name]
 
 
-def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> Point:
+def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> AdaptationPoint:
     """Return means over all rows of ``judged``, computed in groups of nearly equal size."""
     count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}

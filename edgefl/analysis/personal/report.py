@@ -13,7 +13,7 @@ from edgefl.errors import ConfigError, DataError
 from edgefl.wire.text import SHARES, metric_value
 from edgefl_device.data import support
 from edgefl_device.data.support import checked_protocol
-from edgefl_device.personal.point import Point
+from edgefl_device.personal.personalize import AdaptationPoint
 
 STEPS = (0, 1, 2, 5, 10)
 """Default numbers of steps of the curve."""
@@ -48,9 +48,9 @@ class UserReport:
     query: int
     leaks: bool
     majority: float | None
-    curve: tuple[Point, ...]
+    curve: tuple[AdaptationPoint, ...]
 
-    def after(self, steps: int) -> Point:
+    def after(self, steps: int) -> AdaptationPoint:
         return next(point for point in self.curve if point.steps == steps)
 
     @property
@@ -146,7 +146,7 @@ class PersonalReport:
     majority: float | None
     majority_weighted: float | None
     groups: Mapping[str, float]
-    curve: tuple[Point, ...]
+    curve: tuple[AdaptationPoint, ...]
     users: tuple[UserReport, ...]
     left_out: Mapping[str, str]
 
@@ -212,8 +212,8 @@ def worst_decile(values: Sequence[float], *, more_is_better: bool = True) -> flo
     return mean(sorted(values, reverse=not more_is_better)[: math.ceil(len(values) * DECILE - 1e-9)])
 
 
-def _mean_point(points: Sequence[Point]) -> Point:
-    return Point(
+def _mean_point(points: Sequence[AdaptationPoint]) -> AdaptationPoint:
+    return AdaptationPoint(
         steps=points[0].steps,
         loss=mean([point.loss for point in points]),
         metrics={name: mean([point.metrics[name] for point in points]) for name in points[0].metrics},

@@ -32,8 +32,8 @@ from edgefl.wire.text import metric_value
 if TYPE_CHECKING:
     from edgefl.api.adapt import Model
     from edgefl_device.config import Policy
-    from edgefl_device.data.samples import Local
-    from edgefl_device.personal.personalize import Adapted
+    from edgefl_device.data.samples import LocalSource
+    from edgefl_device.personal.personalize import AdaptationReport
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
@@ -106,11 +106,11 @@ def personalize(
     from edgefl_device.data import sources
     from edgefl_device.data.problems import checked_policy
     from edgefl_device.data.support import checked_protocol
-    from edgefl_device.personal.personalize import CURVE, Wanted
+    from edgefl_device.personal.personalize import CURVE, Adaptation
 
     policy = checked_policy(bad_rows.value)
     local = sources.load(data, policy)
-    wanted = Wanted(
+    wanted = Adaptation(
         protocol=checked_protocol(protocol.value),
         steps=steps,
         curve=CURVE if curve else (),
@@ -149,7 +149,7 @@ def personalize(
         _show(report, out)
 
 
-def _judging(data: Path, test_data: Path | None, policy: Policy) -> Local | None:
+def _judging(data: Path, test_data: Path | None, policy: Policy) -> LocalSource | None:
     from edgefl_device.data import sources
 
     if test_data is None:
@@ -169,7 +169,7 @@ def _write(path: Path, content: bytes) -> None:
     write_whole(path, content)
 
 
-def _show(report: Adapted, out: Path | None) -> None:
+def _show(report: AdaptationReport, out: Path | None) -> None:
     rows = [
         {
             "steps": point.steps,

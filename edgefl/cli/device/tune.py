@@ -10,7 +10,7 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl_device.round.tuning import Choice
+    from edgefl_device.round.autotune import TuningResult
 
 
 def tune(
@@ -57,7 +57,7 @@ def tune(
             console.print(f"{name} as {form} is left out: {why}")
 
 
-def _row(name: str, form: str, choice: Choice) -> dict[str, Any]:
+def _row(name: str, form: str, choice: TuningResult) -> dict[str, Any]:
     return {
         "graph": name,
         "form": form or "its own",

@@ -44,7 +44,7 @@ def _shortened(event: events.Event, repeats: Repeats) -> events.Event:
     return event
 
 
-def text_of(event: events.Event) -> str | None:  # noqa: PLR0911, PLR0912, PLR0915 - a case for each event
+def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for each event
     """Return the event in a sentence, or None if only a table shows it."""
     match event:
         case events.Started():

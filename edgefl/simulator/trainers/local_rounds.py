@@ -19,14 +19,13 @@ from edgefl.config.simulation import SimulationTable
 from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
-from edgefl.simulator.training import LocalTraining, Participant, RoundInputs
+from edgefl.simulator.training import LocalTraining, Participant, TierInputs
 from edgefl.wire import tensors
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT, Form, float32_bytes
-from edgefl_device.data.rows import Parts
 from edgefl_device.data.samples import LabelSpec
-from edgefl_device.round.runner import RoundResult
+from edgefl_device.round.trainer import RoundResult
 from edgefl_server.coordinator.claims import Claim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound
@@ -189,7 +188,7 @@ class LocalRounds:
         self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
         self._data = data
         self._attack = Attack(next((each.table for each in functions.values()), SimulationTable()))
-        self._given: dict[str, RoundInputs] = {}
+        self._given: dict[str, TierInputs] = {}
 
     def begin(self, task: RoundTask) -> None:
         self._task = task
@@ -208,18 +207,17 @@ class LocalRounds:
             results = self._training[key].run(self._given_to(portion.tier, self._functions[key]), taking)
             return [self._reported(active, client.name, result) for client, result in results]
 
-    def _given_to(self, tier: str, functions: Functions) -> RoundInputs:
+    def _given_to(self, tier: str, functions: Functions) -> TierInputs:
         if tier not in self._given:
             # Copies: what came is read-only, and may lie where torch would not have put it.
             arrays, device = self._task.weights[tier], functions.device
             weights = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
-            self._given[tier] = RoundInputs(weights, self._task.hyper)
+            self._given[tier] = TierInputs(weights, self._task.hyper)
         return self._given[tier]
 
     def _participant(self, client: str, functions: Functions, carry: Arrays) -> Participant:
         manifest = functions.manifest
-        parts = Parts(functions.blob, functions.features)
-        data = self._data.of(client).fitted(manifest.data, LabelSpec.of(manifest), parts)
+        data = self._data.of(client).fitted(manifest.data, LabelSpec.of(manifest), functions)
         seed = self._task.opened.assignments[client].seed
         return Participant(client, seed, data.first(self._spec.rules.samples), carry)
 

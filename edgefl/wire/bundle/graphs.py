@@ -111,11 +111,6 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.inputs if port.role == role)
 
-    @property
-    def is_repeated(self) -> bool:
-        """True if the graph runs once per batch. A graph without batch and page ports runs once in a round."""
-        return any(port.role in ("batch", "page") for port in (*self.inputs, *self.outputs))
-
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
         return tuple(port for port in self.outputs if port.role == role)
 

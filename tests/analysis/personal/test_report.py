@@ -19,13 +19,13 @@ from edgefl.analysis.personal.report import (
 )
 from edgefl.data.groups import groups
 from edgefl.errors import ConfigError, DataError
-from edgefl_device.data.support import Shards
-from edgefl_device.personal.point import Point
+from edgefl_device.data.support import UserShards
+from edgefl_device.personal.personalize import AdaptationPoint
 from tests.analysis.personal.users import BATCH, users_of, whole
 
 
-def point(steps: int, loss: float, value: float, metric: str = "accuracy") -> Point:
-    return Point(steps=steps, loss=loss, metrics={metric: value})
+def point(steps: int, loss: float, value: float, metric: str = "accuracy") -> AdaptationPoint:
+    return AdaptationPoint(steps=steps, loss=loss, metrics={metric: value})
 
 
 def test_less_is_better_of_perplexity_and_constant_answers_are_not_compared() -> None:
@@ -174,7 +174,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
 
 def test_shards_that_share_a_sample_are_refused() -> None:
     with pytest.raises(DataError, match="different rows"):
-        User(0, torch.zeros(5, 2), torch.zeros(5), Shards(np.arange(3), np.arange(2, 5)))
+        User(0, torch.zeros(5, 2), torch.zeros(5), UserShards(np.arange(3), np.arange(2, 5)))
 
 
 def test_an_algorithm_that_cannot_personalize_is_named() -> None:

@@ -6,20 +6,21 @@ from collections.abc import Callable
 from typing import Any
 
 from edgefl.wire.mqtt.messages import Update
-from edgefl_device.round import work
+from edgefl_device.round import executor
+from edgefl_device.round.executor import RoundExecutor
 
-Change = Callable[[work.Work, dict[str, Any]], dict[str, Any]]
+Change = Callable[[RoundExecutor, dict[str, Any]], dict[str, Any]]
 
 
 def changed(change: Change) -> None:
     """Have `edgefl device` send updates with the fields that ``change`` gives."""
-    hand_over = work.Work._hand_over
+    store_update = RoundExecutor._store_update
 
-    def with_change(self: work.Work, *arguments: Any) -> None:
+    def with_change(self: RoundExecutor, *arguments: Any) -> None:
         def made(**fields: Any) -> Update:
             return Update(**{**fields, **change(self, fields)})
 
-        work.Update = made  # type: ignore[misc, assignment]
-        hand_over(self, *arguments)
+        executor.Update = made  # type: ignore[misc, assignment]
+        store_update(self, *arguments)
 
-    work.Work._hand_over = with_change  # type: ignore[method-assign]
+    RoundExecutor._store_update = with_change  # type: ignore[method-assign]

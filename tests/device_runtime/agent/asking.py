@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,11 +35,11 @@ class Scripted:
     go: threading.Event = field(default_factory=threading.Event)
     fails: Exception | None = None
 
-    def __call__(self, bundle: Path, repeat: int, aborted: Callable[[], bool], until: float) -> BundleProfile:
+    def measure(self, bundle: Path, repeat: int, cancelled: threading.Event, until: float) -> BundleProfile:
         self.files.append(read_bundle(bundle))
         self.repeats.append(repeat)
         while not self.go.wait(0.005):
-            if aborted():
+            if cancelled.is_set():
                 raise RoundAborted("told to stop")
         if self.fails is not None:
             raise self.fails

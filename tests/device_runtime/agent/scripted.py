@@ -38,7 +38,7 @@ from edgefl_device.config import AgentConfig, AgentEvent, Policy, Source
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.select import open_engine
 from edgefl_device.policy import Policy as OwnerPolicy
-from edgefl_device.profile.request import Measure
+from edgefl_device.profile.request import BundleProfiler
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.link import publish_blob
 from tests.device_runtime.tiny import World
@@ -68,7 +68,7 @@ class RunningAgent:
         bad_rows: Policy = "refuse",
         until_done: bool = False,
         server_key: str = "",
-        measure: Measure | None = None,
+        measure: BundleProfiler | None = None,
         engine: str | Engine = "onnx",
         tune: bool = False,
         policy: OwnerPolicy | None = None,
@@ -91,9 +91,13 @@ class RunningAgent:
         self.events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         self.error: BaseException | None = None
         opened = open_engine(engine) if isinstance(engine, str) else engine
-        self.agent = Agent(config, opened, self.events.put, measure)
+        self.report: Callable[[AgentEvent], None] = self.events.put
+        self.agent = Agent(config, opened, self._report, measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def _report(self, event: AgentEvent) -> None:
+        self.report(event)
 
     def _run(self) -> None:
         try:

@@ -61,7 +61,7 @@ def test_a_device_waits_for_no_clock_between_its_work_and_its_next_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The end of a round's work, the server's last word and the order to stop each wake it."""
-    monkeypatch.setattr("edgefl_device.agent._LOOK_S", 10 * PATIENCE_S)
+    monkeypatch.setattr("edgefl_device.agent._POLL_S", 10 * PATIENCE_S)
     agent = start(until_done=True)
     server.open(endless)
     server.progress()

@@ -11,7 +11,7 @@ import pytest
 from edgefl.errors import DataError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Status
-from edgefl_device.link.notices import Notices
+from edgefl_device.link.presence import NoticeLimiter
 from tests.conftest import on_both_brokers
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
@@ -36,7 +36,7 @@ def test_garbage_on_every_topic_is_refused_and_the_agent_goes_on(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
     agent = start()
-    agent.agent._refusals = Notices(0.0)  # each is told
+    agent.agent.refusals = NoticeLimiter(0.0)  # each is told
     server.hello()
     for garbage in GARBAGE:
         for topic in (server.topics.current_round, server.mine.tasks, server.mine.acks):

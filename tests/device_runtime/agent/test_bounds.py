@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from pathlib import Path
 
@@ -124,18 +125,18 @@ def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
 ) -> None:
     agent = _at_the_beginning(server, start, world, limits)
-    report = agent.agent._report
-    ended: list[bool] = []
+    [worker] = [thread for thread in threading.enumerate() if thread.name == "round-1"]
 
     def stop_in_the_middle_of_a_turn(event: AgentEvent) -> None:
-        report(event)
-        if event.event == "refused":  # told on the agent's thread, which looks for a round to begin behind it
+        agent.events.put(event)
+        if event.event == "refused":  # on the agent's thread, which looks for a round to begin after it
             agent.agent.stop()
-            ended.append(agent.agent._rounds._idle.wait(PATIENCE_S))
+            agent.agent.fetcher.cancelled.set()
+            worker.join(PATIENCE_S)
 
-    agent.agent._report = stop_in_the_middle_of_a_turn
+    agent.report = stop_in_the_middle_of_a_turn
     server.publish(server.mine.tasks, b"\xc1")
-    assert agent.ended() is None and ended == [True]
+    assert agent.ended() is None and not worker.is_alive()
     seen = [agent.events.get_nowait().event for _ in range(agent.events.qsize())]
     assert seen.count("stopped") == 1
     store = store_of(tmp_path)
@@ -153,7 +154,7 @@ def _at_the_beginning(
     server.announce(world.announcement())
     server.assign(world.task())
     deadline = time.monotonic() + PATIENCE_S
-    while agent.agent._store.job() is None:
+    while agent.agent.store.job() is None:
         assert time.monotonic() < deadline, "no round was begun"
         time.sleep(0.001)
     return agent
@@ -265,5 +266,5 @@ def test_messages_that_nobody_asked_for_are_dropped_and_told(
     agent = start()
     server.hello()
     for _ in range(1000):
-        agent.agent._fetcher.deliver("chunk", b"x")
+        agent.agent.fetcher.deliver("chunk", b"x")
     assert agent.event("limited").details["dropped"] == 1000

@@ -96,7 +96,7 @@ def test_a_carry_that_is_too_old_is_dropped_with_a_word_and_the_round_begins_fro
     later = play(server, agent, world, 3, base=2)
 
     np.testing.assert_allclose(later, trained(world)[0], rtol=1e-5)
-    assert agent.agent._store.carries()[0].round == 3
+    assert agent.agent.store.carries()[0].round == 3
 
 
 def test_what_another_run_left_is_dropped_with_a_word(
@@ -235,6 +235,6 @@ def test_the_exchange_that_reads_no_carry_is_taken_and_the_next_one_goes_on_from
     server.open(later, number=4, base=3)
     assert server.decline() == Decline(round=4, nonce="n4", reason="no-carry")
     assert agent.event("declined").text.endswith(
-        "algorithm 'noisy-sgd' goes on from what a device kept of an earlier round, and this one has nothing that "
-        "round 4 can go on from: it was good for 1 completed round after it, and round 3 is completed"
+        "algorithm 'noisy-sgd' continues from an earlier round, and this device has nothing that "
+        "round 4 can continue from: it was good for 1 completed round after it, and round 3 is completed"
     )

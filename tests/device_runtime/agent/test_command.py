@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from edgefl.cli import app
 from edgefl.cli.options import parse_bytes
 from edgefl.errors import ConfigError
 from edgefl.wire import folders
+from edgefl_device.agent import Agent
+from edgefl_device.round.autotune import Autotuner, ProcessorTable
+from tests.cli.runner import runner
+from tests.device_runtime.agent.scripted import write_data
 
 
 @pytest.mark.parametrize(
@@ -40,3 +45,34 @@ def test_a_number_without_a_unit_is_no_memory() -> None:
 
 def test_two_federations_of_one_device_have_two_stores() -> None:
     assert folders.store("demo", "phone") == Path.home() / ".edgefl" / "demo" / "phone"
+
+
+@pytest.mark.parametrize(
+    ("option", "tuner"), [((), ProcessorTable), (("--tune",), Autotuner), (("--no-tune",), type(None))]
+)
+def test_only_tune_measures_and_the_default_takes_the_processors_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...], tuner: type
+) -> None:
+    tuners: list[object] = []
+
+    def run(agent: Agent) -> None:
+        tuners.append(agent.rounds.executor.tuner)
+        agent.store.close()
+
+    monkeypatch.setattr(Agent, "run", run)
+    data = write_data(tmp_path)
+    arguments = [
+        "device",
+        "--id",
+        "d",
+        "--data",
+        str(data),
+        "--store",
+        str(tmp_path / "s"),
+        "--sandbox",
+        "never",
+    ]
+    ran = runner().invoke(app, [*arguments, *option])
+
+    assert ran.exit_code == 0, ran.output
+    assert [type(each) for each in tuners] == [tuner]

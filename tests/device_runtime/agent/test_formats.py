@@ -11,7 +11,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Offer, Round
-from edgefl_device.personal.visitor import job_of
+from edgefl_device.personal.readonly_client import job_of
 from edgefl_device.round.job import Job
 from edgefl_device.store.database import DECLINED
 from tests.device_runtime import tiny

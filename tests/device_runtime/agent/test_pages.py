@@ -10,7 +10,7 @@ import numpy as np
 from edgefl.wire.blobs import describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
-from edgefl_device.personal.visitor import Guest
+from edgefl_device.personal.readonly_client import ReadOnlyClient
 from tests.conftest import BrokerProcess
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
@@ -91,7 +91,7 @@ def test_one_without_a_task_reads_no_page(server: ScriptedServer, start: StartAg
     server.announce(paged(server, world.announcement(), published=False))
     server.announce(msgspec.structs.replace(world.announcement(), state="done"))
     agent.event("done")
-    assert agent.agent._fetcher.fetches == 0
+    assert agent.agent.fetcher.fetches == 0
 
 
 def test_all_of_a_round_comes_by_a_mirror_and_is_counted_apart(
@@ -128,7 +128,7 @@ def test_a_guest_reads_pages_too(
     head = paged(server, whole, published=False)
     with ScriptedMirror(lambda talk: talk.good(whole.page)) as mirror:
         server.announce(msgspec.structs.replace(head, mirrors=(mirror.url,)))
-        with Guest(federation, "guest", broker.address, tmp_path / "guest", limits) as guest:
+        with ReadOnlyClient(federation, "guest", broker.address, tmp_path / "guest", limits) as guest:
             found = guest.announced()
 
     assert msgspec.structs.replace(found, v=1, mirrors=()) == whole

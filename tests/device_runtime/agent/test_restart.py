@@ -100,16 +100,16 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     store.close()
     offline = offline_agent(tmp_path, announced)
 
-    job = offline._rounds._kept_job(announced)
+    job = offline.rounds.next_job(announced)
 
     assert job == msgspec.structs.replace(
         old, bundle=bundles["weak"], units=announced.units, signature=b"another key", tries=1
     )
-    kept = offline._store.job()
+    kept = offline.store.job()
     assert kept is not None
     assert decode_job(kept) == job
-    assert (offline._store.checkpoint("n1") is not None) == same_model
-    offline._store.close()
+    assert (offline.store.checkpoint("n1") is not None) == same_model
+    offline.store.close()
 
 
 def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
@@ -122,34 +122,30 @@ def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
         folder=folder / "state",
     )
     agent = Agent(config, OnnxEngine(), lambda _: None)
-    agent._rounds.announced = announced
+    agent.rounds.announced = announced
     return agent
 
 
-class SettledMeanwhile(Store):
-    """The outbox thread hears the server's word just before the agent asks whether the update waits."""
-
-    def waits(self, nonce: str) -> bool:
-        self.settle(PastRound(run="run", round=1, tier="weak", nonce=nonce, outcome="accepted"))
-        return super().waits(nonce)
-
-
 def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done_again(
-    start: StartAgent, server: ScriptedServer, world: World, tmp_path: Path
+    start: StartAgent, server: ScriptedServer, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start().stop()
     agent = offline_agent(tmp_path, world.announcement())
-    agent._rounds.task = world.task()
-    agent._store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
-    agent._store.close()
-    agent._store = agent._rounds.store = SettledMeanwhile(
-        tmp_path / "state", limit_bytes=1 << 20, history_rounds=5
-    )
+    agent.rounds.task = world.task()
+    agent.store.finish_job(Outgoing("run", 1, "n1", b"update"), None, "")
+    waits = agent.store.waits
 
-    assert agent._rounds._next_job(world.announcement()) is None
-    assert agent._store.job() is None
-    assert agent._store.past("n1") is not None
-    agent._store.close()
+    def settled_meanwhile(nonce: str) -> bool:
+        """The outbox thread gets the answer just before the agent asks whether the update waits."""
+        agent.store.settle(PastRound(run="run", round=1, tier="weak", nonce=nonce, outcome="accepted"))
+        return waits(nonce)
+
+    monkeypatch.setattr(agent.store, "waits", settled_meanwhile)
+
+    assert agent.rounds.next_job(world.announcement()) is None
+    assert agent.store.job() is None
+    assert agent.store.past("n1") is not None
+    agent.store.close()
 
 
 def federation_of(folder: Path) -> str:
@@ -177,7 +173,7 @@ def test_an_agent_whose_output_is_closed_goes_on(
     def closed(_: AgentEvent) -> None:
         raise BrokenPipeError("stdout is closed")
 
-    agent.agent._report = closed
+    agent.report = closed
     server.open(world)
     server.ack(server.update())
     server.open(world, number=2)
@@ -189,19 +185,19 @@ def test_an_agent_whose_output_is_closed_goes_on(
 def test_a_store_that_a_round_still_uses_is_not_closed(
     start: StartAgent, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgefl_device.agent._WORKER_END_S", 0.05)
+    monkeypatch.setattr("edgefl_device.agent._ROUND_END_S", 0.05)
     agent = start()
     server.hello()
     release = threading.Event()
     worker = threading.Thread(target=release.wait, daemon=True)
     worker.start()  # before the agent, which forgets one that is not alive, may see it
-    agent.agent._rounds._worker = worker
+    agent.agent.rounds._thread = worker
 
     agent.stop()
 
-    assert agent.agent._store.history() == []
+    assert agent.agent.store.history() == []
     release.set()
-    agent.agent._store.close()
+    agent.agent.store.close()
 
 
 def test_an_update_that_cannot_be_read_is_settled_like_any_other(

@@ -12,13 +12,14 @@ import pytest
 from edgefl.errors import RoundDeclined
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
+from edgefl_device.round.carry import NO_CARRY, RestoredCarry, drop_abandoned, restore_carry
 from edgefl_device.round.job import Job
-from edgefl_device.round.resume import NO_CARRY, TakenUp, drop_abandoned, take_up
 from edgefl_device.store.carry_choice import StoredCarry
 from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.store.stores import open_store
 from tests.device_runtime.tiny import World
+from tests.support.device_logs import RecordedLog
 
 WORLD = World(tiny.make_bundle())
 NAME = "run/noisy-sgd/weak"
@@ -29,7 +30,8 @@ class Home:
 
     def __init__(self, folder: Path) -> None:
         self.store: Store = open_store(folder)
-        self.told: list[str] = []
+        self.log = RecordedLog()
+        self.told = self.log.texts
 
     def leave(self, number: int, outcome: str = "accepted", *, name: str = NAME, v: object = None) -> None:
         """Round ``number`` was trained; its carry holds the number unless ``v`` says otherwise."""
@@ -47,8 +49,8 @@ class Home:
             past = PastRound(run=run, round=number, tier="weak", nonce=f"{run}{number}", outcome=outcome)
             self.store.settle(past)
 
-    def begin(self, number: int, base: int, manifest: Manifest = WORLD.bundle.manifest) -> TakenUp:
-        return take_up(self.store, job(number, base), manifest, lambda text, _: self.told.append(text))
+    def begin(self, number: int, base: int, manifest: Manifest = WORLD.bundle.manifest) -> RestoredCarry:
+        return restore_carry(self.store, job(number, base), manifest, self.log)
 
     def value(self, number: int, base: int, manifest: Manifest = WORLD.bundle.manifest) -> float | None:
         """What round ``number`` goes on from, as its one value; None: from zeros."""
@@ -97,7 +99,7 @@ def test_the_carry_of_an_abandoned_round_is_void_though_its_update_was_accepted(
     assert home.value(3, base=1) == 1
     assert home.rounds == [1]
     assert home.told == [
-        "what this device kept of round 2 of run run is dropped: round 2 was abandoned; round 3 goes on from what was "
+        "what this device kept of round 2 of run run is dropped: round 2 was abandoned; round 3 continues from what was "
         "kept of round 1 of run run (task run1)"
     ]
 
@@ -141,7 +143,7 @@ def test_who_sits_rounds_out_still_learns_which_one_was_abandoned(home: Home) ->
     """Round 2 was abandoned; this device had no task in 3, which was completed."""
     home.leave(1)
     home.leave(2)
-    drop_abandoned(home.store, WORLD.announcement(number=3, base=1), lambda text, _: home.told.append(text))
+    drop_abandoned(home.store, WORLD.announcement(number=3, base=1), home.log)
 
     assert home.value(4, base=3) == 1
     assert "round 2 was abandoned" in home.told[0]
@@ -154,9 +156,7 @@ def test_an_announcement_that_says_nothing_of_an_abandoned_round_drops_nothing(
     home.leave(1)
     home.leave(2)
 
-    drop_abandoned(
-        home.store, WORLD.announcement(number=3, **announced), lambda text, _: home.told.append(text)
-    )  # type: ignore[arg-type]
+    drop_abandoned(home.store, WORLD.announcement(number=3, **announced), home.log)  # type: ignore[arg-type]
 
     assert (home.rounds, home.told) == ([1, 2], [])
 
@@ -282,7 +282,8 @@ def test_a_carry_that_is_rejected_while_it_is_read_is_not_used(home: Home, tmp_p
 
 def test_an_algorithm_that_needs_its_carry_declines_without_one(home: Home) -> None:
     with pytest.raises(
-        RoundDeclined, match=r"algorithm 'noisy-sgd' goes on from .* nothing that round 3 can go on from$"
+        RoundDeclined,
+        match=r"algorithm 'noisy-sgd' continues from .* nothing that round 3 can continue from$",
     ) as caught:
         home.begin(3, base=2, manifest=listed(carry_needed=True))
 
@@ -319,7 +320,7 @@ def opening() -> Manifest:
 
 
 def test_an_exchange_that_reads_no_carry_does_not_decline(home: Home) -> None:
-    assert home.begin(1, base=0, manifest=opening()) == TakenUp()
+    assert home.begin(1, base=0, manifest=opening()) == RestoredCarry()
 
 
 def test_an_exchange_that_reads_no_carry_leaves_what_there_is_to_later_ones(home: Home) -> None:

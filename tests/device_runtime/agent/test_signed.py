@@ -14,7 +14,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import MessageSigner, open_message
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Decline, Hello, Message, Offer, ProfileRequest, Status, UpdateChunk
-from edgefl_device.link.notices import Notices
+from edgefl_device.link.presence import NoticeLimiter
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World
@@ -73,10 +73,10 @@ def test_a_forged_round_ends_nothing_and_drops_no_carry(
     signing: SigningServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     agent = start()
-    agent.agent._refusals = Notices(0.0)  # each is told
+    agent.agent.refusals = NoticeLimiter(0.0)  # each is told
     signing.open(world)
     update = signing.update()
-    kept = len(agent.agent._store.carries())
+    kept = len(agent.agent.store.carries())
     real, signing.speaker = signing.speaker, speaker_in(tmp_path / "stranger.key", 1 << 50)
 
     forged = world.announcement(number=END, base=0)
@@ -92,8 +92,8 @@ def test_a_forged_round_ends_nothing_and_drops_no_carry(
     signing.publish(signing.mine.acks, messages.encode(ack))
     assert "is not signed" in agent.event("refused").text
 
-    assert agent.agent._store.waits(update.nonce)
-    assert len(agent.agent._store.carries()) == kept
+    assert agent.agent.store.waits(update.nonce)
+    assert len(agent.agent.store.carries()) == kept
     signing.speaker = real
     signing.accept(update)
     assert agent.event("accepted").details["round"] == 1
@@ -168,7 +168,7 @@ def test_copies_of_what_the_server_said_last_cost_nothing(
         for topic in (signing.topics.current_round, signing.mine.tasks, signing.mine.acks):
             signing.publish(topic, signing.said[topic])
     assert sent(signing) == 0
-    assert agent.agent._outbox._acks.qsize() == 0
+    assert agent.agent.outbox._acks.qsize() == 0
 
     signing.say(signing.mine.acks, ack)  # the server says it again by a number of its own
     wait_message(signing.session, signing.mine.update(1, 0))
@@ -212,7 +212,7 @@ def test_what_may_be_lost_is_said_again_after_a_reconnect_to_the_same_announceme
     topic = signing.mine.declines if what == "decline" else signing.mine.update(1, 0)
     first = wait_message(signing.session, topic)
 
-    sock = agent.agent._session._client.socket()
+    sock = agent.agent.session._client.socket()
     assert sock is not None
     sock.shutdown(2)
 
@@ -225,7 +225,7 @@ def test_an_executable_bundle_of_an_unsigned_server_is_not_loaded(
 ) -> None:
     agent = start()
     server.hello()
-    monkeypatch.setattr(agent.agent._engine, "format", "executorch")
+    monkeypatch.setattr(agent.agent.engine, "format", "executorch")
     server.publish_blobs(world)
     offers = {"executorch": Offer(bundles={"weak": world.bundle_ref}, signatures={"weak": bytes(64)})}
     server.announce(msgspec.structs.replace(world.announcement(), offers=offers))

@@ -11,8 +11,7 @@ import numpy as np
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
-from edgefl_device.data.rows import NO_PARTS, Parts
-from edgefl_device.data.samples import ONE_CLASS, FittedData, LabelSpec
+from edgefl_device.data.samples import NO_BUNDLE, ONE_CLASS, BundleParts, FittedData, LabelSpec
 from edgefl_device.data.sources import load
 
 
@@ -21,7 +20,7 @@ def fitted(
     spec: DataSpec,
     label: LabelSpec = ONE_CLASS,
     policy: Policy = "refuse",
-    parts: Parts = NO_PARTS,
+    parts: BundleParts = NO_BUNDLE,
 ) -> FittedData:
     return load(path, policy).fitted(spec, label, parts)
 

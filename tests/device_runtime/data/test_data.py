@@ -18,7 +18,7 @@ from edgefl.wire.array_files import read_idx
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import TableReader
 from edgefl.wire.tensors import Array
-from edgefl_device.data.samples import Local, LocalData
+from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_any
 
 X = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
@@ -86,7 +86,7 @@ def test_idx_files_of_every_type_come_in_native_byte_order(tmp_path: Path, dtype
     np.testing.assert_array_equal(found, array)
 
 
-def class_folders(path: Path, *names: str) -> Local:
+def class_folders(path: Path, *names: str) -> LocalSource:
     for label, name in enumerate(names):
         (path / name).mkdir()
         for row in np.flatnonzero(label == Y):

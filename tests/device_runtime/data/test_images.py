@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError, DataError
 from edgefl.wire import images
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import ImageReader
-from edgefl_device.data.rows import DecodedRows
+from edgefl_device.data.samples import DecodedRows
 from edgefl_device.data.sources import load
 from tests.device_runtime.data.files import every, fitted, image, pillow, written
 

@@ -12,7 +12,7 @@ import pytest
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SoundReader
-from edgefl_device.data.rows import DecodedRows
+from edgefl_device.data.samples import DecodedRows
 from tests.device_runtime.data.files import every, fitted, sound, written
 
 SOUND = DataSpec(

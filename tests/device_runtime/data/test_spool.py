@@ -15,7 +15,7 @@ from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import SeriesReader, TableReader, TextReader
 from edgefl.wire.tensors import Array
-from edgefl_device.data import ranges, running, spool, tables
+from edgefl_device.data import ranges, spool, tables, tokens
 from edgefl_device.data.samples import LabelSpec
 from edgefl_device.data.spool import Spool, released
 from tests.device_runtime.data.files import every, fitted, written
@@ -117,7 +117,7 @@ def test_pieces_of_a_text_give_the_windows_of_the_whole(
     written(folder / "d" / "b.jsonl", '{"text": "a line"}\n{"text": "another one"}\n')
     whole = fitted(folder / "d", RUNNING, NEXT)
 
-    monkeypatch.setattr(running, "PIECE", 7)
+    monkeypatch.setattr(tokens, "PIECE", 7)
     monkeypatch.setattr(spool, "IN_MEMORY", limit)
     found = fitted(folder / "d", RUNNING, NEXT)
 
@@ -135,7 +135,7 @@ def test_words_stay_whole_where_a_text_is_cut(folder: Path, monkeypatch: pytest.
     path = written(folder / "d" / "a.txt", text)
     whole = fitted(path.parent, spec, NEXT, parts=parts)
 
-    monkeypatch.setattr(running, "PIECE", 11)
+    monkeypatch.setattr(tokens, "PIECE", 11)
 
     np.testing.assert_array_equal(every(fitted(path.parent, spec, NEXT, parts=parts)), every(whole))
 
@@ -150,7 +150,7 @@ def test_words_stay_whole_where_a_text_is_cut(folder: Path, monkeypatch: pytest.
 def test_a_text_whose_end_is_bad_is_left_out_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch, end: bytes, below: int, text: str
 ) -> None:
-    monkeypatch.setattr(running, "PIECE", 10)
+    monkeypatch.setattr(tokens, "PIECE", 10)
     written(folder / "d" / "a.txt", b"plain words " * 5)
     written(folder / "d" / "b.txt", b"more of them " * 9 + end)
     written(folder / "d" / "c.txt", b"the last words")
@@ -165,7 +165,7 @@ def test_a_text_whose_end_is_bad_is_left_out_whole(
 
 
 def test_an_empty_file_and_a_blank_one_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PIECE", 4)
+    monkeypatch.setattr(tokens, "PIECE", 4)
     written(folder / "d" / "a.txt", "some words")
     for content in ("", "\n" * 9):
         written(folder / "d" / "b.txt", content)
@@ -174,7 +174,7 @@ def test_an_empty_file_and_a_blank_one_are_told(folder: Path, monkeypatch: pytes
 
 
 def test_reading_takes_less_than_the_text_is_long(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "PIECE", 1 << 16)
+    monkeypatch.setattr(tokens, "PIECE", 1 << 16)
     monkeypatch.setattr(spool, "IN_MEMORY", 1 << 16)
     monkeypatch.setattr(ranges, "_SCANNED", 1 << 16)
     text = b"It was the best of times, it was the worst of times.\n" * 80_000

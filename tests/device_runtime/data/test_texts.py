@@ -12,12 +12,11 @@ import pytest
 
 from edgefl.data.text.vocabulary import words
 from edgefl.errors import BundleError, ConfigError, DataError
-from edgefl.wire.blobs import describe
+from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import TextReader
 from edgefl_device.data import texts
-from edgefl_device.data.rows import Parts
-from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.samples import LabelSpec, NoBundle
 from tests.device_runtime.data.files import every, fitted, written
 
 BYTES = DataSpec(
@@ -186,10 +185,21 @@ def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> Non
 # -- a tokenizer in the bundle ---------------------------------------------------------------------------------
 
 
-def tokenized(content: bytes, **more: Any) -> tuple[DataSpec, Parts]:
+class OneBlob(NoBundle):
+    """A bundle of one blob."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def blob(self, ref: BlobRef) -> bytes:
+        assert ref == describe(self._content, 1024)
+        return self._content
+
+
+def tokenized(content: bytes, **more: Any) -> tuple[DataSpec, OneBlob]:
     ref = describe(content, 1024)
     spec = msgspec.structs.replace(BYTES, reader=TextReader(tokenizer=ref), **more)
-    return spec, Parts(blob={ref: content}.__getitem__)
+    return spec, OneBlob(content)
 
 
 def test_the_bundle_s_tokenizer_decides_the_numbers(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
-from edgefl_device.engine.executorch.binding import Program
+from edgefl_device.engine.executorch.binding import NativeProgram
 from edgefl_device.engine.executorch.places import readable
 from edgefl_device.engine.select import ENGINES
 from tests.device_runtime import tiny, tiny_pte
@@ -246,7 +246,7 @@ def test_memory_that_ends_with_its_page_is_copied_and_other_memory_is_not() -> N
 def test_a_program_at_an_odd_address_loads(train: tuple[Graph, bytes]) -> None:
     odd = memoryview(b"." + train[1])[1:]
 
-    program = Program(ENGINE._native, odd)  # type: ignore[arg-type]
+    program = NativeProgram(ENGINE._native, odd)  # type: ignore[arg-type]
 
     assert [value.shape for value in program.inputs()] == [port.shape for port in train[0].inputs]
 
@@ -283,7 +283,7 @@ def test_a_program_runs_where_neither_torch_nor_onnxruntime_can_be_imported(tmp_
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_device_imports_the_runtime_of_its_own_engine_only(name: str) -> None:
     script = (
-        "import sys\nimport edgefl_device.agent, edgefl_device.round.runner\n"
+        "import sys\nimport edgefl_device.agent, edgefl_device.round.trainer\n"
         "from edgefl_device.engine.select import open_engine\n"
         f"print(open_engine({name!r}).format)\n"
         "print(sorted({'onnxruntime', 'executorch', 'torch'} & set(sys.modules)),"

@@ -14,7 +14,7 @@ from edgefl.errors import BundleError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl_device.engine.executorch import ExecuTorchEngine
-from edgefl_device.engine.executorch.binding import NativeError, Program
+from edgefl_device.engine.executorch.binding import NativeError, NativeProgram
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.tiny import WIDTH, W, X, port
 
@@ -71,7 +71,7 @@ def test_the_number_of_threads_stays_while_a_program_is_loaded(program: bytes) -
     native = ENGINE._native
     gc.collect()
     before = native._threads
-    held = Program(native, program)
+    held = NativeProgram(native, program)
     native.set_threads(before)
     with pytest.raises(NativeError, match=f"programs are open that work with {before}"):
         native.set_threads(before + 1)

@@ -18,7 +18,6 @@ from edgefl.system.memory import status_bytes
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from edgefl_device import libraries
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from tests.device_runtime import tiny
@@ -46,20 +45,6 @@ def train_feeds(lr: float = 0.1) -> Arrays:
 
 def test_it_says_what_it_is() -> None:
     assert (ENGINE.name, ENGINE.format, ENGINE.version) == ("onnxruntime", "onnx", ort.__version__)
-
-
-def test_code_that_loading_used_is_let_go_of_behind_what_runs_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """To let go of it takes as long as to load a small graph."""
-    order: list[str] = []
-    monkeypatch.setattr(libraries, "release_code", lambda: order.append("let go of"))
-
-    for graph, data in ((START, START_BYTES), (TRAIN, TRAIN_BYTES), (FINISH, FINISH_BYTES)):
-        ENGINE.load(graph, data)
-        order.append(graph.name)
-
-    assert order == [START.name, "let go of", TRAIN.name, FINISH.name]
 
 
 def test_dropped_outputs_leave_memory_and_a_dropped_graph_its_arena() -> None:

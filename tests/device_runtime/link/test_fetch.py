@@ -22,8 +22,7 @@ from edgefl.wire.patches import patch, patched
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.link.fetch import Fetcher
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import Graphs
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.store.database import Store
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
 from tests.device_runtime.agent.link import Inbox, Recorder, publish_blob
@@ -48,9 +47,9 @@ class Device:
         )
         self.recorder = Recorder(session)
 
-    def fetcher(self, aborted: Callable[[], bool] = lambda: False) -> Fetcher:
+    def fetcher(self, cancelled: threading.Event | None = None) -> Fetcher:
         self.recorder = Recorder(self.session)
-        made = Fetcher(self.recorder, self.topics, self.store, self.limits, aborted)
+        made = Fetcher(self.recorder, self.topics, self.store, self.limits, cancelled=cancelled)
         self.inbox.serve(made)
         return made
 
@@ -68,6 +67,17 @@ class Device:
 @pytest.fixture
 def server(broker: BrokerProcess, connect: SessionFactory) -> Session:
     return connect(broker.address)
+
+
+class FewMissing(threading.Event):
+    """Is set once ten chunks of a blob are missing, or fewer."""
+
+    def __init__(self, device: Device, ref: BlobRef) -> None:
+        super().__init__()
+        self._device, self._ref = device, ref
+
+    def is_set(self) -> bool:
+        return len(self._device.store.missing_chunks(self._ref)) <= 10
 
 
 @pytest.fixture
@@ -150,7 +160,7 @@ def test_no_more_chunks_than_the_window_are_asked_for_at_once(server: Session, d
 def test_an_interrupted_fetch_goes_on_with_what_is_missing(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     with pytest.raises(RoundAborted):
-        device.fetcher(lambda: len(device.store.missing_chunks(ref)) <= 10).get(ref)
+        device.fetcher(FewMissing(device, ref)).get(ref)
     missing = device.store.missing_chunks(ref)
     again = device.fetcher()
 
@@ -162,8 +172,10 @@ def test_an_interrupted_fetch_goes_on_with_what_is_missing(server: Session, devi
 def test_an_aborted_fetch_leaves_no_subscription(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
 
+    over = threading.Event()
+    over.set()
     with pytest.raises(RoundAborted, match="while its blobs were fetched"):
-        device.fetcher(lambda: True).get(ref)
+        device.fetcher(over).get(ref)
     assert device.recorder.standing == set()
 
 
@@ -228,12 +240,15 @@ def test_messages_outside_the_window_do_not_hide_a_silence(server: Session, devi
     fetcher = device.fetcher()
     started, stranger = time.monotonic(), device.topics.blob_chunk("cd" * 32, 0)
 
-    def babble() -> bool:
-        fetcher.deliver(stranger, b"who asked?")
-        time.sleep(0.01)
-        return time.monotonic() - started > 60.0
+    class Babble(threading.Event):
+        """Brings another message at each look."""
 
-    fetcher._aborted = babble
+        def is_set(self) -> bool:
+            fetcher.deliver(stranger, b"who asked?")
+            time.sleep(0.01)
+            return time.monotonic() - started > 60.0
+
+    fetcher.cancelled = Babble()
     with pytest.raises(BundleError, match="did not arrive"):
         fetcher.get(ref)
 
@@ -260,7 +275,7 @@ def test_a_blob_described_with_other_chunks_than_those_in_the_store_is_fetched_a
     """The server was started again with another chunk size while the device had half of the blob."""
     old = publish_blob(server, device.topics, DATA, CHUNK)
     with pytest.raises(RoundAborted):
-        device.fetcher(lambda: len(device.store.missing_chunks(old)) <= 10).get(old)
+        device.fetcher(FewMissing(device, old)).get(old)
     new = publish_blob(server, device.topics, DATA, 2 * CHUNK)
 
     assert device.fetcher().get(new) == DATA
@@ -291,16 +306,16 @@ def test_a_line_that_fits_the_store_is_brought_in_one_go_and_stays_whole(
     device.fetcher().get(old)
     fetcher = device.fetcher()
     world = World(make_bundle())
-    graphs = Graphs(OnnxEngine(), world.bundle.manifest, fetcher, Profiler())
+    graphs = GraphLoader(OnnxEngine(), world.bundle.manifest, fetcher, RoundProfiler())
 
-    found = graphs.fetch(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
+    found = graphs.fetch_weights(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
 
     assert found["u.w"].tobytes() == wanted["u.w"].tobytes()
     assert fetcher.fetches == 1 and all(device.store.missing_chunks(ref) == [] for ref in line)
     device.store._limit -= 1
     device.store.drop_blob(line[2])
     with pytest.raises(StoreError, match="this round needs"):
-        graphs.fetch(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
+        graphs.fetch_weights(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])
     assert device.store.missing_chunks(line[0]) == [], "the keyframe must not go for its own patch"
 
 

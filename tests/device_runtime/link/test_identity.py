@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,8 +15,10 @@ from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import MessageSigner, bare
 from edgefl.wire.mqtt.messages import Ack, Message, ProfileRequest, Round, Task
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_device.link.identity import KEY_FILE, Repeated, ServerTrust, speaker_of
+from edgefl_device.link import identity
+from edgefl_device.link.identity import KEY_FILE, Repeated, ServerTrust, load_signer
 from edgefl_device.store.database import Store
+from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -40,11 +43,12 @@ class Device:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
-        self.said: list[str] = []
+        self.log = RecordedLog()
+        self.said = self.log.texts
         self.now = 1000.0
 
     def start(self, *pinned: bytes) -> ServerTrust:
-        return ServerTrust(self.store, pinned, lambda _, text: self.said.append(text), lambda: self.now)
+        return ServerTrust(self.store, pinned, self.log)
 
 
 def hears(trust: ServerTrust, speaker: MessageSigner, message: Message) -> bytes:
@@ -62,8 +66,9 @@ def refuses(trust: ServerTrust, payload: bytes, message: Message, reason: str) -
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Iterator[Device]:
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     made = Device(tmp_path / "state")
+    monkeypatch.setattr(identity, "time", SimpleNamespace(time=lambda: made.now))
     yield made
     made.store.close()
 
@@ -276,9 +281,9 @@ def test_an_executable_bundle_is_loaded_only_if_a_known_key_signed_it(device: De
 
 
 def test_a_device_makes_its_key_once_and_its_numbers_grow(device: Device) -> None:
-    first = speaker_of(device.folder, device.store)
+    first = load_signer(device.folder, device.store)
     number = first.numbers.next()
-    again = speaker_of(device.folder, device.store)
+    again = load_signer(device.folder, device.store)
 
     assert again.keys.public == first.keys.public
     assert stat.S_IMODE((device.folder / KEY_FILE).stat().st_mode) == 0o600

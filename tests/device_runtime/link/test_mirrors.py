@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,7 @@ from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.agent.link import Inbox, publish_blob
 from tests.mirror.bad import BAD, CHUNK, DATA, endless, ends_early, hangs_up, head, status, wrong
 from tests.mirror.hostile import Behaviour, ScriptedMirror, Talk
+from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.rounds import announcement
 
 REF = describe(DATA, CHUNK)
@@ -35,7 +36,8 @@ class Device:
         self.session, self.topics, self.limits = session, Topics(federation), limits
         self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
         self.inbox = Inbox(session)
-        self.told: list[str] = []
+        self.log = RecordedLog()
+        self.told = self.log.texts
 
     def fetcher(
         self,
@@ -43,13 +45,11 @@ class Device:
         own: tuple[str, ...] = (),
         only: bool = False,
         allowed: bool = True,
-        aborted: Callable[[], bool] = lambda: False,
+        cancelled: threading.Event | None = None,
     ) -> Fetcher:
-        mirrors = Mirrors(
-            self.limits, [Mirror.parse(url) for url in own], allowed=allowed, tell=self.told.append
-        )
+        mirrors = Mirrors(self.limits, [Mirror.parse(url) for url in own], allowed=allowed, log=self.log)
         mirrors.announced(naming(*named, only=only))
-        made = Fetcher(self.session, self.topics, self.store, self.limits, aborted, mirrors)
+        made = Fetcher(self.session, self.topics, self.store, self.limits, mirrors, cancelled)
         self.inbox.serve(made)
         return made
 
@@ -269,7 +269,7 @@ def test_a_round_that_is_over_ends_the_waiting_for_a_mirror(device: Device) -> N
     device.limits = msgspec.structs.replace(device.limits, fetch_timeout_s=1e6)
     with ScriptedMirror(silent_until_over) as mirror:
         with pytest.raises(RoundAborted, match="while its blobs were fetched"):
-            device.fetcher(mirror.url, aborted=over.is_set).get(REF)
+            device.fetcher(mirror.url, cancelled=over).get(REF)
         assert device.told == []
 
 

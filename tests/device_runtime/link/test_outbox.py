@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +19,11 @@ from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_until, wait_up
 
 DATA = bytes(range(256)) * 8
@@ -70,6 +71,22 @@ class Server:
         return event.payload == b"mark"
 
 
+class FaultyStore(Store):
+    """Raises its ``faults`` where an update is settled, one each time, and notes the nonces of the others."""
+
+    faults: list[Exception]
+
+    def __init__(self, folder: Path, **options: int) -> None:
+        super().__init__(folder, **options)  # type: ignore[arg-type]
+        self.settled: list[str] = []
+
+    def settle(self, past: PastRound) -> None:
+        if self.faults:
+            raise self.faults.pop()
+        super().settle(past)
+        self.settled.append(past.nonce)
+
+
 class Device:
     """A device's store with an outbox on it; ``restart`` is a new process."""
 
@@ -77,16 +94,16 @@ class Device:
         self.folder = folder
         self.topics = topics
         self.limits = limits
-        self.settled: queue.SimpleQueue[tuple[Outgoing, Ack]] = queue.SimpleQueue()
+        self.log = RecordedLog()
         self.faults: list[Exception] = []
         self._open(session)
 
     def _open(self, session: Session) -> None:
         self.session = session
-        self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
-        self.troubles: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.store = FaultyStore(self.folder, limit_bytes=1 << 20, history_rounds=5)
+        self.store.faults = self.faults
         self.outbox = Outbox(
-            session, self.topics.device("phone"), self.store, self.limits, self._settle, self.troubles.put
+            SignedSession(session), self.topics.device("phone"), self.store, self.limits, self.log
         )
         session.subscribe([self.topics.device("phone").acks])
         self.outbox.start()
@@ -95,21 +112,15 @@ class Device:
         self.store.finish_job(Outgoing("run", 3, nonce, data), None, "")
         self.outbox.wake()
 
-    def _settle(self, outgoing: Outgoing, ack: Ack) -> None:
-        if self.faults:
-            raise self.faults.pop()
-        past = PastRound(run="run", round=3, tier="weak", nonce=outgoing.nonce, outcome=ack.status)
-        self.store.settle(past)
-        self.settled.put((outgoing, ack))
-
     def hear(self) -> None:
         """Pass one acknowledgement on, as the agent does."""
         event = wait_for(self.session, IncomingMessage, lambda event: event.topic.endswith("/acks"))
         self.outbox.deliver(peek(Ack, event.payload))
 
     def verdict(self) -> tuple[str, str]:
-        outgoing, ack = self.settled.get(timeout=PATIENCE_S)
-        return outgoing.nonce, ack.status
+        while (event := self.log.events.get(timeout=PATIENCE_S)).event not in ("accepted", "rejected"):
+            assert event.event == "store"
+        return self.store.settled.pop(0), event.event
 
     def close(self) -> None:
         self.outbox.stop()
@@ -288,8 +299,7 @@ def test_a_store_that_cannot_be_written_delays_the_outbox_and_does_not_end_it(
         device.hear()
 
     assert device.verdict() == ("n1", "accepted")
-    assert device.troubles.get(timeout=PATIENCE_S) == "disk full", "people hear why nothing is sent"
-    assert device.troubles.empty(), "and once"
+    assert device.log.texts.count("disk full") == 1, "people read once why nothing is sent"
 
 
 def test_an_update_computed_while_the_broker_is_away_is_sent_once_it_is_back(
@@ -314,7 +324,7 @@ def test_stopping_an_outbox_that_was_never_started_is_harmless(tmp_path: Path, l
     store = Store(tmp_path, limit_bytes=1000, history_rounds=5)
     session = Session(Address("127.0.0.1", 1), "x", limits=limits)
 
-    Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None).stop()
+    Outbox(SignedSession(session), Topics("demo").device("phone"), store, limits, RecordedLog()).stop()
     store.close()
 
 
@@ -359,7 +369,7 @@ def test_words_of_the_server_pile_up_nowhere_while_an_update_is_sent(
 
     server.ack("n1")
     device.hear()
-    while device.settled.empty():
+    while device.log.events.empty():
         server.copy()
         server.ack("n1")
         device.hear()

@@ -20,8 +20,10 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox, past_of
 from edgefl_device.store.database import Outgoing, PastRound, Store
+from tests.support.device_logs import RecordedLog
 
 PATIENCE_S = 60.0
 NEVER_S = 1e6
@@ -48,7 +50,9 @@ class Link:
         self.count = 0
         self.delivers: Callable[[int], bool] = lambda _number: True
 
-    def publish(self, topic: str, payload: bytes) -> Delivery:
+    def wake(self) -> None: ...
+
+    def publish(self, topic: str, payload: bytes, **_: object) -> Delivery:
         self.count += 1
         self.sent.put((topic, payload))
         return Delivery(self, self.count - 1)
@@ -65,13 +69,10 @@ class Device:
         self.store = Store(folder, limit_bytes=1 << 20, history_rounds=5)
         self.link = Link()
         self.digests: dict[str, str] = {}
-        self.words: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         limits = msgspec.structs.replace(limits, **{"ack_timeout_s": NEVER_S, **changes})
-        self.outbox = Outbox(self.link, MINE, self.store, limits, self.settle)  # type: ignore[arg-type]
-
-    def settle(self, outgoing: Outgoing, ack: Ack) -> None:
-        self.store.settle(past_of(outgoing, ack))
-        self.words.put((outgoing.nonce, ack.status))
+        self.log = RecordedLog()
+        session = SignedSession(self.link)  # type: ignore[arg-type]
+        self.outbox = Outbox(session, MINE, self.store, limits, self.log)
 
     def add(self, nonce: str, data: bytes) -> None:
         self.digests[nonce] = hashlib.sha256(data).hexdigest()
@@ -90,7 +91,9 @@ class Device:
         )
 
     def word(self) -> tuple[str, str]:
-        return self.words.get(timeout=PATIENCE_S)
+        while (status := self.log.events.get(timeout=PATIENCE_S).event) == "store":
+            pass
+        return self.store.history()[-1].nonce, status
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import msgspec
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, Store
+from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.events import wait_until
 
 DATA = bytes(range(256)) * 8
@@ -33,7 +35,7 @@ class SlowSession:
     def __init__(self) -> None:
         self.deliveries: list[SlowDelivery] = []
 
-    def publish(self, _topic: str, _payload: bytes) -> SlowDelivery:
+    def publish(self, _topic: str, _payload: bytes, **_: object) -> SlowDelivery:
         self.deliveries.append(SlowDelivery())
         return self.deliveries[-1]
 
@@ -43,7 +45,8 @@ def test_no_more_chunks_than_the_window_are_ahead_of_the_broker(tmp_path: Path, 
     store.finish_job(Outgoing("run", 3, "n1", DATA), None, "")
     session = SlowSession()
     limits = msgspec.structs.replace(limits, upload_window=2)
-    outbox = Outbox(session, Topics("demo").device("phone"), store, limits, lambda *_: None)  # type: ignore[arg-type]
+    signed = SignedSession(session)  # type: ignore[arg-type]
+    outbox = Outbox(signed, Topics("demo").device("phone"), store, limits, RecordedLog())
     outbox.start()
 
     for sent in (2, 3, 4):

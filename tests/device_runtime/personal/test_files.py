@@ -14,7 +14,7 @@ from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl_device.personal.personalize import graphs_of
-from edgefl_device.round.offline import offline, read_weights
+from edgefl_device.round.offline import offline_job, read_weights
 from tests.analysis.personal.tiers import Tier
 from tests.cli.runner import runner
 from tests.device_runtime.personal.asked import announcement, run, samples
@@ -107,7 +107,7 @@ def test_weights_of_another_model_are_refused(tier: Tier, tmp_path: Path) -> Non
 
     other = read_weights(tmp_path / "other.safetensors")
     with pytest.raises(BundleError, match="which is not in other"):
-        offline(tier.bundle, other, graphs_of(tier.bundle.manifest), "other.safetensors")
+        offline_job(tier.bundle, other, graphs_of(tier.bundle.manifest), "other.safetensors")
     with pytest.raises(DataError, match="holds no weights"):
         read_weights(tmp_path / "broken.safetensors")
     with pytest.raises(DataError, match="no file"):
@@ -121,7 +121,6 @@ def test_weights_of_another_model_are_refused(tier: Tier, tmp_path: Path) -> Non
         ["--weights", "x.safetensors"],
         [],
         ["--id", "a/b"],
-        ["--alpha", "-1", "--id", "x"],
         ["--alpha", "inf", "--id", "x"],
     ],
 )
@@ -158,3 +157,8 @@ def test_an_unknown_limit_is_refused(tier: Tier, tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="lists all limits"):
         run(["--id", "phone"], tmp_path, "--data", data, "--limit=patience=3")
+
+
+def test_a_negative_step_is_refused_by_its_option(tier: Tier, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(["--alpha", "-1", "--id", "x"], tmp_path, "--data", str(samples(tmp_path / "data.npz", tier, 4)))

@@ -20,6 +20,7 @@ from edgefl_device.store.file import FILE
 from tests.analysis.personal.tiers import Tier
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.personal.asked import CHUNK, announcement, invoked, run, samples
+from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.events import PATIENCE_S, wait_up
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -126,7 +127,7 @@ def agent(
 def _learnt(store: Store, path: Path, federation: str, announced: Round) -> None:
     """The agent heard the server whose key is in ``path``."""
     topic = Topics(federation).current_round
-    ServerTrust(store, (), lambda *_: None).open(Round, topic, speaker_in(path).seal(topic, announced))
+    ServerTrust(store, (), RecordedLog()).open(Round, topic, speaker_in(path).seal(topic, announced))
 
 
 @pytest.mark.parametrize("running", [True, False])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgefl_device.profile.measure.parts import GRAPH
+from edgefl_device.profile.measure.round import GRAPH
 from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 ENDLESS = "100000000"

@@ -21,7 +21,7 @@ from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl_device.engine.base import LoadedGraph, Outputs
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.profile import whole
-from edgefl_device.profile.child import Child
+from edgefl_device.profile.child import ProfilerProcess
 from edgefl_device.profile.measure.executorch_trace import trace
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.inputs import Inputs
@@ -163,7 +163,7 @@ CONFINED = Confinement(file_bytes=1 << 30)
 def test_confined_processes_measure_the_same(tmp_path: Path) -> None:
     path = tmp_path / "bundle.efl"
     write_bundle(tiny.make_bundle(), path)
-    child = Child(engine="onnx", threads=1, confinement=CONFINED)
+    child = ProfilerProcess(engine="onnx", threads=1, confinement=CONFINED)
     found, free = child.measure(path, 2, lambda: False, math.inf), made.measured()
     assert [graph.name for graph in found.graphs] == [graph.name for graph in free.graphs]
     assert found.bundle == free.bundle and found.peak_bytes > 0
@@ -196,7 +196,7 @@ def test_no_variable_of_the_agent_reaches_what_measures(
     monkeypatch.setenv("EDGEFL_TOKEN", "secret")
     monkeypatch.setattr("edgefl_device.profile.child.command", telling)
     with pytest.raises(RoundDeclined, match="False"):
-        Child(engine="onnx", threads=1).measure(tmp_path / "bundle.efl", 1, lambda: False, math.inf)
+        ProfilerProcess(engine="onnx", threads=1).measure(tmp_path / "bundle.efl", 1, lambda: False, math.inf)
 
 
 @pytest.mark.parametrize("written", [b"\xc1", bytes(100)])

@@ -15,11 +15,11 @@ from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
 from edgefl.wire.bundle.sources import Node
 from edgefl_device.profile.measure import ops
-from edgefl_device.profile.measure.energy import Battery, Counters, Nothing, open_meter
+from edgefl_device.profile.measure.energy import Battery, NoMeter, RaplCounters, open_meter
 from edgefl_device.profile.measure.graph import summary
 from edgefl_device.profile.measure.inputs import Inputs
 from edgefl_device.profile.measure.onnx_trace import read
-from edgefl_device.profile.measure.ops import Timed
+from edgefl_device.profile.measure.ops import NodeTime
 from edgefl_device.profile.measure.sampler import MemorySampler, thinned
 from tests.device_runtime import tiny
 
@@ -32,9 +32,9 @@ NODES = {
 
 def test_a_fused_node_counts_as_the_first_that_the_bundle_knows() -> None:
     timed = [
-        Timed("fused Conv_1/Relu_9", "FusedConv", 1.0),
-        Timed("Conv_2", "Conv", 2.0),
-        Timed("Reorder", "R", 1.0),
+        NodeTime("fused Conv_1/Relu_9", "FusedConv", 1.0),
+        NodeTime("Conv_2", "Conv", 2.0),
+        NodeTime("Reorder", "R", 1.0),
     ]
     parts = ops.measured(timed, NODES)
     assert [(part.share, part.node) for part in parts] == [
@@ -46,16 +46,16 @@ def test_a_fused_node_counts_as_the_first_that_the_bundle_knows() -> None:
 
 def test_phases_add_up_to_the_median_and_unknown_parts_share_theirs_with_the_known() -> None:
     parts = [
-        ops.Part("Conv", 0.2, NODES["Conv_1"]),
-        ops.Part("R", 0.5, None),
-        ops.Part("Sub", 0.3, NODES["Sub_3"]),
+        ops.TimeShare("Conv", 0.2, NODES["Conv_1"]),
+        ops.TimeShare("R", 0.5, None),
+        ops.TimeShare("Sub", 0.3, NODES["Sub_3"]),
     ]
     run = CallTimes(calls=5, median_ms=10.0, p90_ms=20.0, min_ms=9.0)
     found = ops.split(parts, run, "measured")
     assert found is not None
     assert (found.forward_ms, found.backward_ms, found.update_ms) == (4.0, 0.0, 6.0)
     assert (found.forward_p90_ms, found.backward_p90_ms, found.update_p90_ms) == (8.0, 0.0, 12.0)
-    assert ops.split([ops.Part("R", 1.0, None)], run, "measured") is None
+    assert ops.split([ops.TimeShare("R", 1.0, None)], run, "measured") is None
 
 
 def test_estimates_share_a_call_by_multiplications_and_bytes() -> None:
@@ -69,7 +69,7 @@ def test_the_time_of_an_instruction_is_shared_by_the_nodes_that_it_runs() -> Non
         "0:add_1": Node("add", "backward", "stem", 10, 0),
         "3:sub_1": Node("sub", "update", "stem", 0, 7),
     }
-    timed = [Timed(str(at), "", ms) for at, ms in enumerate([4.0, 0.5, 0.5, 5.0])]
+    timed = [NodeTime(str(at), "", ms) for at, ms in enumerate([4.0, 0.5, 0.5, 5.0])]
     parts = ops.shared(timed, ops.by_instruction(nodes))
     assert [(part.op, part.share) for part in parts] == [
         ("mm", pytest.approx(0.45)),  # with the two copies that follow
@@ -84,8 +84,8 @@ def test_nodes_without_instructions_in_their_names_are_in_no_group() -> None:
 
 
 def test_the_costliest_ops_are_grouped_ordered_and_at_most_twelve() -> None:
-    parts = [ops.Part("Op", (n + 1) / 400, Node("Op", "forward", f"m{n}", n, 0)) for n in range(20)]
-    parts.append(ops.Part("Op", 0.4, Node("Op", "forward", "m0", 5, 0)))
+    parts = [ops.TimeShare("Op", (n + 1) / 400, Node("Op", "forward", f"m{n}", n, 0)) for n in range(20)]
+    parts.append(ops.TimeShare("Op", 0.4, Node("Op", "forward", "m0", 5, 0)))
     found = ops.costliest(parts, 100.0, "measured")
     assert len(found) == 12
     assert (found[0].module, found[0].ms, found[0].macs) == ("m0", 40.25, 5)
@@ -122,7 +122,7 @@ def test_a_trace_leaves_out_the_first_call_and_takes_medians_of_the_others() -> 
         for at, took, held in [(0, 9000, 10), (10_000, 1000, 70), (20_000, 3000, 20), (30_000, 2000, 20)]
     ]
     found = read([{"cat": "Session", "name": "model_run", "dur": 1}, *events], calls=3)
-    assert found.nodes == (Timed("Add_1", "Add", 2.0),)
+    assert found.nodes == (NodeTime("Add_1", "Add", 2.0),)
     assert found.engine_bytes == 70
 
 
@@ -186,7 +186,7 @@ def test_rapl_counters_of_all_packages_add_up_and_start_again_at_their_range(tmp
     counter(tmp_path, 0, 100_000), counter(tmp_path, 1, 900_000)
     (tmp_path / "powercap" / "intel-rapl:0:0").mkdir()  # a part of package 0, which counts it already
     meter = open_meter(tmp_path)
-    assert isinstance(meter, Counters)
+    assert isinstance(meter, RaplCounters)
     meter.start()
     counter(tmp_path, 0, 350_000), counter(tmp_path, 1, 150_000)
     assert meter.joules() == pytest.approx(0.25 + 0.25)
@@ -206,7 +206,7 @@ def test_a_battery_that_gives_power_is_a_meter_and_one_that_is_charged_is_none(t
     joules = meter.joules()
     assert joules is not None and 0 <= joules <= 2.0 * (time.perf_counter() - start)
     (folder / "status").write_text("Charging\n")
-    assert isinstance(open_meter(tmp_path), Nothing)
+    assert isinstance(open_meter(tmp_path), NoMeter)
 
 
 def test_a_system_without_meters_says_so(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.data.samples import Batches
-from edgefl_device.round.feeds import Feeds, complete
+from edgefl_device.round.inputs import RoundInputs, check_complete
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, WIDTH, port
 
@@ -27,7 +27,7 @@ def stream(number: int, rows: int) -> tuple[tiny.Port, tiny.Port]:
 def test_each_stream_has_batches_of_its_own_size(draws: str) -> None:
     spec = reading(*stream(0, 4), *stream(1, 2), *stream(2, 7))
 
-    fed = Feeds(seed=7, data=DATA, draws=draws).batches(spec, 3)  # type: ignore[arg-type]
+    fed = RoundInputs(seed=7, data=DATA, draws=draws).batch(spec, 3)  # type: ignore[arg-type]
 
     for number, rows in ((0, 4), (1, 2), (2, 7)):
         at = Batches(7, ROWS, rows, draws).indices(number, 3)  # type: ignore[arg-type]
@@ -36,8 +36,8 @@ def test_each_stream_has_batches_of_its_own_size(draws: str) -> None:
 
 
 def test_other_streams_change_nothing_of_the_batches_that_every_algorithm_draws() -> None:
-    alone = Feeds(seed=7, data=DATA).batches(reading(*stream(0, 4)), 5)
-    beside = Feeds(seed=7, data=DATA).batches(reading(*stream(1, 3), *stream(0, 4), *stream(2, 9)), 5)
+    alone = RoundInputs(seed=7, data=DATA).batch(reading(*stream(0, 4)), 5)
+    beside = RoundInputs(seed=7, data=DATA).batch(reading(*stream(1, 3), *stream(0, 4), *stream(2, 9)), 5)
 
     np.testing.assert_array_equal(alone["batch.0.x"], beside["batch.0.x"])
 
@@ -45,7 +45,7 @@ def test_other_streams_change_nothing_of_the_batches_that_every_algorithm_draws(
 def test_a_pass_is_masked_where_the_rows_begin_again() -> None:
     spec = reading(*stream(0, 4), port("batch.0.mask", (4,)))
 
-    fed = Feeds(seed=7, data=DATA).passed(spec, 2)
+    fed = RoundInputs(seed=7, data=DATA).masked_batch(spec, 2)
 
     np.testing.assert_array_equal(fed["batch.0.x"], DATA.rows(np.array([8, 9, 0, 1])))
     np.testing.assert_array_equal(fed["batch.0.y"], DATA.labels(np.array([8, 9, 0, 1])))
@@ -53,13 +53,13 @@ def test_a_pass_is_masked_where_the_rows_begin_again() -> None:
 
 
 def test_features_take_the_place_of_samples_and_never_of_labels() -> None:
-    feeds = Feeds(seed=7, data=DATA, features=lambda rows: -DATA.rows(rows))
-    plain = Feeds(seed=7, data=DATA)
+    feeds = RoundInputs(seed=7, data=DATA, features=lambda rows: -DATA.rows(rows))
+    plain = RoundInputs(seed=7, data=DATA)
     spec = reading(*stream(0, 4))
 
     for fed, other in (
-        (feeds.batches(spec, 0), plain.batches(spec, 0)),
-        (feeds.passed(spec, 0), plain.passed(spec, 0)),
+        (feeds.batch(spec, 0), plain.batch(spec, 0)),
+        (feeds.masked_batch(spec, 0), plain.masked_batch(spec, 0)),
     ):
         np.testing.assert_array_equal(fed["batch.0.x"], -other["batch.0.x"])
         np.testing.assert_array_equal(fed["batch.0.y"], other["batch.0.y"])
@@ -68,7 +68,7 @@ def test_features_take_the_place_of_samples_and_never_of_labels() -> None:
 def test_labels_of_global_tensors_with_slashes_are_fed_like_any_other() -> None:
     spec = reading(port("hyper.m/rho", ()), port("noise.m/conv.weight", (2,)))
 
-    fed = complete(spec, Feeds(seed=7, data=DATA, hyper={"m/rho": 0.5}).given(spec, 0))
+    fed = check_complete(spec, RoundInputs(seed=7, data=DATA, hyper={"m/rho": 0.5}).shared(spec, 0))
 
     assert fed["hyper.m/rho"] == 0.5
     assert fed["noise.m/conv.weight"].shape == (2,)
@@ -79,13 +79,13 @@ def test_a_part_of_a_drawn_batch_that_is_not_known_is_refused_by_name(label: str
     spec = reading(*stream(0, 4), port(label, (4,)))
 
     with pytest.raises(
-        BundleError, match=rf"reads (\['{label}'\], which nobody feeds|'{label}', and the manifest)"
+        BundleError, match=rf"reads (\['{label}'\], which have no source|'{label}', and the manifest)"
     ):
-        complete(spec, Feeds(seed=7, data=DATA).batches(spec, 0))
+        check_complete(spec, RoundInputs(seed=7, data=DATA).batch(spec, 0))
 
 
 def test_a_part_of_a_pass_that_is_not_known_is_refused_by_name() -> None:
     spec = reading(*stream(0, 4), port("batch.0.z", (4,)))
 
     with pytest.raises(BundleError, match=r"reads 'batch.0.z', and the manifest describes no input 'z'"):
-        complete(spec, Feeds(seed=7, data=DATA).passed(spec, 0))
+        check_complete(spec, RoundInputs(seed=7, data=DATA).masked_batch(spec, 0))

@@ -83,8 +83,7 @@ def test_the_record_is_gone_after_the_round(device: Device) -> None:
 def test_i10_the_prefix_and_the_suffix_are_never_in_memory_together(device: Device) -> None:
     device.run(device.world.job())
 
-    assert device.runner is not None
-    residency = device.runner.graphs.residency
+    residency = device.loader.residency
     assert residency.most == 1
     assert residency.held == {"head"}
 
@@ -96,8 +95,7 @@ def test_i11_every_unit_a_tier_uses_is_downloaded_once(tmp_path: Path, prefix: t
 
     device.run(world.job())
 
-    assert device.runner is not None
-    residency = device.runner.graphs.residency
+    residency = device.loader.residency
     used = (*prefix, "head")
     assert residency.downloads == [(unit,) for unit in used]
     assert residency.elements == sum(a.size for unit in used for a in world.units[unit].values())

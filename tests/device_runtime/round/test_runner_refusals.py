@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 
 from edgefl.errors import BundleError, DataError
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings
-from edgefl_device.round.runner import RoundRunner
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import ROWS, World
@@ -66,7 +63,7 @@ def test_noise_reaches_every_graph_that_reads_it(device: Device, graph: str) -> 
 def test_an_input_nobody_feeds_is_refused_by_name(device: Device, graph: str, name: str) -> None:
     with_input(device.world, graph, tiny.port(name, ()))
 
-    with pytest.raises(BundleError, match=rf"graph '{graph}' reads \['{name}'\], which nobody feeds"):
+    with pytest.raises(BundleError, match=rf"graph '{graph}' reads \['{name}'\], which have no source"):
         device.run(device.world.job())
 
 
@@ -106,14 +103,7 @@ def test_data_that_do_not_fit_a_batch_port_are_a_data_error(device: Device) -> N
     spec = msgspec.structs.replace(tiny.DATA, shape=(5,))
     data = tiny.LocalData(np.zeros((ROWS, 5), np.float32), np.zeros(ROWS, np.int64), "x").fitted(spec)
     device.world = World(tiny.make_bundle(()))
-    runner = RoundRunner(
-        engine=device.engine,
-        manifest=device.world.bundle.manifest,
-        blobs=device.world,
-        memory=device.store,
-        profiler=Profiler(),
-        settings=GraphSettings(device.folder, 1),
-    )
+    device.local = data
 
     with pytest.raises(DataError, match=r"batch\.0\.x should be float32 \(4, 3\), found float32 \(4, 5\)"):
-        runner.run(device.world.job(), data, {})
+        device.run(device.world.job())

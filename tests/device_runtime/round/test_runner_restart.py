@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from edgefl.errors import RoundAborted
+from edgefl_device.round.control import Step
 from edgefl_device.round.forward import record_tag
 from edgefl_device.round.record import Record
 from tests.device_runtime import tiny
@@ -41,8 +42,7 @@ def test_killed_at_every_step_in_turn_the_round_ends_with_the_same_bits(tmp_path
             device.run(world.job(), watch=kill_at("train", step))
 
     assert_same(device.run(world.job()), undisturbed)
-    assert device.runner is not None
-    assert device.runner.graphs.residency.downloads == []
+    assert device.loader.residency.downloads == []
 
 
 def test_a_checkpoint_copies_the_state_tensor_by_tensor_and_so_does_going_on(device: Device) -> None:
@@ -88,8 +88,7 @@ def test_a_chunk_done_before_the_restart_is_neither_run_nor_fetched_again(device
     device.run(device.world.job())
 
     assert device.engine.runs["forward.stem"] == 3
-    assert device.runner is not None
-    assert device.runner.graphs.residency.downloads == [("mid",), ("head",)]
+    assert device.loader.residency.downloads == [("mid",), ("head",)]
 
 
 def test_i20_a_record_of_the_round_before_is_not_used(device: Device) -> None:
@@ -132,12 +131,13 @@ def test_an_aborted_round_stops_at_the_next_step_and_keeps_its_checkpoint(device
     done: list[int] = []
     job = device.world.job()
 
+    def watch(at: Step) -> None:
+        done.extend([at.step] if at.stage == "train" else [])
+        if len(done) == 3:
+            device.control.cancel()
+
     with pytest.raises(RoundAborted):
-        device.run(
-            job,
-            watch=lambda at: done.append(at.step) if at.stage == "train" else None,
-            aborted=lambda: len(done) == 3,
-        )
+        device.run(job, watch=watch)
 
     assert done == [1, 2, 3]
     saved = device.store.checkpoint(job.nonce)
@@ -147,7 +147,7 @@ def test_an_aborted_round_stops_at_the_next_step_and_keeps_its_checkpoint(device
 
 def test_a_round_aborted_in_the_forward_pass_stops_there(device: Device) -> None:
     with pytest.raises(RoundAborted):
-        device.run(device.world.job(), aborted=lambda: "forward.stem" in device.engine.runs)
+        device.run(device.world.job(), watch=lambda _: device.control.cancel())
 
     assert device.engine.runs == {"forward.stem": 1}
 

@@ -11,35 +11,33 @@ import numpy as np
 import onnx
 import pytest
 
-from edgefl.errors import BundleError, RoundAborted, StoreError
+from edgefl.errors import BundleError, RoundAborted, RoundDeclined, StoreError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine, OnnxGraph
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings
-from edgefl_device.round.runner import RoundResult, RoundRunner
-from edgefl_device.round.suited import suited_form
-from edgefl_device.round.tuning import (
+from edgefl_device.round.autotune import (
     DIFFERS,
     FAILS,
     KILLED,
-    Choice,
-    Forms,
-    SuitedForms,
-    Tuning,
-    _run,
-    enough,
-    fastest,
+    Autotuner,
+    GraphVariants,
+    MemoryTuningStore,
+    ProcessorTable,
+    StepTrial,
+    TuningResult,
     is_clear,
-    with_threads,
+    sufficient_threads,
+    suited_variant,
 )
+from edgefl_device.round.trainer import RoundResult
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device, World, assert_same
 from tests.device_runtime.tiny_forms import forms, with_forms
 
 ROOM = 1 << 30
+run_trial = StepTrial.run
 
 
 @pytest.fixture
@@ -51,18 +49,11 @@ def train(device: Device) -> Graph:
     return device.world.bundle.manifest.graph("train")
 
 
-def run(device: Device, tuning: Tuning | None) -> tuple[RoundResult, Forms]:
-    runner = RoundRunner(
-        engine=device.engine,
-        manifest=device.world.bundle.manifest,
-        blobs=device.world,
-        memory=device.store,
-        profiler=Profiler(),
-        settings=GraphSettings(device.folder, 1, tuning=tuning),
-    )
-    result = runner.run(device.world.job(), tiny.local().fitted(tiny.DATA), {})
+def run(device: Device, tuner: Autotuner | None) -> tuple[RoundResult, GraphVariants]:
+    device.tuner = tuner
+    result = device.run(device.world.job())
     device.store.close_job()  # the next run begins anew
-    return result, runner.graphs.forms
+    return result, device.loader.variants
 
 
 def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Device) -> None:
@@ -77,7 +68,8 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
     engine = OnnxEngine()
     held = engine.write_state(state)
 
-    found = fastest(engine, train(device), device.world, feeds, held, limit=ROOM)
+    tuner = Autotuner(MemoryTuningStore())
+    found = tuner.fastest(StepTrial(engine, train(device), device.world, feeds, held))
 
     assert found is not None
     assert {*found.ms} == {"", "same"} and found.variant in found.ms
@@ -87,10 +79,8 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
     still = feeds | {name: np.zeros_like(feeds[name]) for name in ("batch.0.x", "noise.g")}
     nothing = {name: np.zeros_like(array) for name, array in state.items()}
     for numbers, left in ((still, nothing), (feeds | {"hyper.lr": np.float32(np.nan)}, state)):
-        assert (
-            fastest(engine, train(device), device.world, numbers, engine.write_state(left), limit=ROOM)
-            is None
-        )
+        trial = StepTrial(engine, train(device), device.world, numbers, engine.write_state(left))
+        assert tuner.fastest(trial) is None
 
 
 @pytest.mark.sample(4)
@@ -123,22 +113,22 @@ def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
 ) -> None:
     times = {True: iter(own), False: iter(same)}
 
-    def timed(*arguments: Any) -> tuple[Arrays, float]:
-        outputs, _ = _run(*arguments)
-        alike = arguments[2] in (tiny.train()[1], forms()["same"])
-        return outputs, next(times[arguments[2] == tiny.train()[1]]) if alike else 1.0
+    def timed(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
+        outputs, _ = run_trial(trial, model, *others)
+        alike = model in (tiny.train()[1], forms()["same"])
+        return outputs, next(times[model == tiny.train()[1]]) if alike else 1.0
 
-    monkeypatch.setattr("edgefl_device.round.tuning._run", timed)
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    monkeypatch.setattr(StepTrial, "run", timed)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
 
-    run(device, tuning)
+    run(device, tuner)
 
-    found = tuning.known(device.engine, train(device))
+    found = tuner.known(device.engine, train(device))
     assert found is not None and found.variant == chosen
     assert not [*times[True], *times[False]]
 
 
-def _never(*_: object, **__: object) -> Choice:
+def _never(*_: object, **__: object) -> TuningResult:
     raise AssertionError("tried again")
 
 
@@ -146,15 +136,15 @@ def test_a_round_tries_once_and_ends_with_the_same_update(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, _ = run(device, None)
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
 
-    tried, found = run(device, tuning)
-    monkeypatch.setattr("edgefl_device.round.tuning.fastest", _never)
-    again, _ = run(device, tuning)
-    known = tuning.known(device.engine, train(device))
+    tried, found = run(device, tuner)
+    monkeypatch.setattr(Autotuner, "fastest", _never)
+    again, _ = run(device, tuner)
+    known = tuner.known(device.engine, train(device))
     assert known is not None and {*found.dropped} == {"train/wrong", "train/unknown", "train/damaged"}
-    tuning.keep(device.engine, train(device), Choice(variant="same"))
-    chosen, taken = run(device, tuning)
+    tuner.keep(device.engine, train(device), TuningResult(variant="same"))
+    chosen, taken = run(device, tuner)
 
     assert taken.used == {"train": "same"} and not taken.dropped
     assert taken.artifact(train(device)) == (forms()["same"], 0)
@@ -165,48 +155,87 @@ def test_a_round_tries_once_and_ends_with_the_same_update(
 
 @pytest.mark.parametrize("memory", [0, 10])
 def test_nothing_is_tried_where_memory_has_no_room_for_it(device: Device, memory: int) -> None:
-    tuning = Tuning(device.store, memory_bytes=memory)
+    tuner = Autotuner(device.store, memory_bytes=memory)
 
-    _, forms = run(device, tuning)
+    _, variants = run(device, tuner)
 
-    assert tuning.known(device.engine, train(device)) is None and not forms.used
+    assert tuner.known(device.engine, train(device)) is None and not variants.used
 
 
 @pytest.mark.parametrize("garbage", [b"\xc1", b"\x81\xa7variant\xa1\xff", b"\x81\xa7variant\x01", b""])
 def test_what_another_release_or_processor_found_counts_for_nothing(
     device: Device, garbage: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning, engine = Tuning(device.store, memory_bytes=ROOM), OnnxEngine()
-    key = tuning.key(engine, train(device))
+    tuner, engine = Autotuner(device.store, memory_bytes=ROOM), OnnxEngine()
+    key = tuner.key(engine, train(device))
     device.store.keep_choice(key, garbage)
 
-    assert tuning.known(engine, train(device)) is None
-    keys = {key, tuning.key(OnnxEngine(most_threads=2), train(device))}
+    assert tuner.known(engine, train(device)) is None
+    keys = {key, tuner.key(OnnxEngine(most_threads=2), train(device))}
     engine.version = "0.0"
-    keys.add(tuning.key(engine, train(device)))
-    monkeypatch.setattr("edgefl_device.round.tuning.processor", lambda: "another")
-    assert len({*keys, tuning.key(engine, train(device))}) == 4
+    keys.add(tuner.key(engine, train(device)))
+    monkeypatch.setattr("edgefl_device.round.autotune.processor", lambda: "another")
+    assert len({*keys, tuner.key(engine, train(device))}) == 4
 
 
 def test_a_form_that_ended_the_process_is_not_tried_again(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
+    key = tuner.key(device.engine, train(device))
+    left: list[bytes] = []
 
     def killed(*_: object) -> str:
+        left.append(device.store.choice(key) or b"")  # what a process leaves that ends here
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("edgefl_device.round.tuning.strays", killed)
-        run(device, tuning)
+        patch.setattr("edgefl_device.round.autotune.strays", killed)
+        run(device, tuner)
+    device.store.keep_choice(key, left[0])
 
-    _, forms = run(device, tuning)
-    assert {*forms.dropped.values()} == {KILLED} and forms.used == {"train": ""}
+    _, variants = run(device, tuner)
+    assert {*variants.dropped.values()} == {KILLED} and variants.used == {"train": ""}
+
+
+@pytest.mark.parametrize("tuner_type", [Autotuner, ProcessorTable])
+@pytest.mark.parametrize("interruption", ["cancelled", "engine ended", "exception", "process ends"])
+def test_an_interrupted_first_step_is_tried_again(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tuner_type: type[Autotuner], interruption: str
+) -> None:
+    monkeypatch.setattr("edgefl_device.round.autotune.suited_variant", lambda *_: "same")
+    tuner = tuner_type(device.store, memory_bytes=ROOM)
+    own = tiny.train()[1]
+    marks: list[TuningResult | None] = []
+
+    def interrupted(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
+        if model == own:
+            return run_trial(trial, model, *others)
+        marks.append(tuner.known(device.engine, train(device)))
+        if interruption == "process ends":  # in good order: the step is too long to wait for
+            tuner.interrupt()
+            assert tuner.known(device.engine, train(device)) is None
+        if interruption == "exception":
+            raise KeyboardInterrupt
+        device.control.cancel()
+        if interruption == "engine ended":
+            raise RoundDeclined("crashed", "the engine's process was ended")
+        return run_trial(trial, model, *others)
+
+    with monkeypatch.context() as patch, pytest.raises((RoundAborted, KeyboardInterrupt)):
+        patch.setattr(StepTrial, "run", interrupted)
+        run(device, tuner)
+
+    assert marks[0] is not None and {*marks[0].dropped.values()} == {KILLED}
+    known = tuner.known(device.engine, train(device))
+    assert known in (None, TuningResult(variant="same", suited=True)), "untried, or its only step was over"
+    _, variants = run(device, tuner)
+    assert KILLED not in variants.dropped.values() and "train" in variants.used
 
 
 @pytest.mark.parametrize("trouble", [RoundAborted("over"), BundleError("no bytes"), StoreError("full")])
 def test_what_keeps_a_variant_from_coming_is_no_reason_to_drop_it(device: Device, trouble: Exception) -> None:
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
     own = device.world.get
 
     def get(ref: BlobRef) -> bytes:
@@ -216,8 +245,8 @@ def test_what_keeps_a_variant_from_coming_is_no_reason_to_drop_it(device: Device
 
     device.world.get = get  # type: ignore[method-assign]
     with pytest.raises(type(trouble)):
-        run(device, tuning)
-    assert tuning.known(device.engine, train(device)) is None
+        run(device, tuner)
+    assert tuner.known(device.engine, train(device)) is None
 
 
 @pytest.mark.parametrize(
@@ -226,12 +255,12 @@ def test_what_keeps_a_variant_from_coming_is_no_reason_to_drop_it(device: Device
 def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
     device: Device, chosen: str, memory: int, limit: int
 ) -> None:
-    tuning = Tuning(device.store, memory_bytes=memory, limit_bytes=limit)
-    tuning.keep(device.engine, train(device), Choice(variant=chosen))
-    forms = Forms(device.engine, device.world, tuning)
+    tuner = Autotuner(device.store, memory_bytes=memory, limit_bytes=limit)
+    tuner.keep(device.engine, train(device), TuningResult(variant=chosen))
+    variants = GraphVariants(device.engine, device.world, tuner)
 
-    assert forms.artifact(train(device)) == (tiny.train()[1], 0) and forms.used == {"train": ""}
-    assert bool(forms.dropped) == (limit == 10)
+    assert variants.artifact(train(device)) == (tiny.train()[1], 0) and variants.used == {"train": ""}
+    assert bool(variants.dropped) == (limit == 10)
 
 
 @pytest.mark.parametrize(
@@ -268,14 +297,14 @@ def test_a_long_turn_is_enough_where_it_is_clear(
 ) -> None:
     loaded: list[bytes] = []
 
-    def timed(engine: Any, graph: Graph, model: bytes, *others: Any) -> tuple[Arrays, float]:
+    def timed(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
         loaded.append(model)
-        return _run(engine, graph, model, *others)[0], 10.0 if model == tiny.train()[1] else 8.0
+        return run_trial(trial, model, *others)[0], 10.0 if model == tiny.train()[1] else 8.0
 
-    monkeypatch.setattr("edgefl_device.round.tuning._run", timed)
-    monkeypatch.setattr("edgefl_device.round.tuning.QUICK_S", seconds)
+    monkeypatch.setattr(StepTrial, "run", timed)
+    monkeypatch.setattr("edgefl_device.round.autotune.QUICK_S", seconds)
 
-    run(device, Tuning(device.store, memory_bytes=ROOM))
+    run(device, Autotuner(device.store, memory_bytes=ROOM))
 
     assert loaded.count(forms()["same"]) == (2 if seconds else 1)
 
@@ -305,7 +334,7 @@ def test_a_form_that_is_nearly_worth_it_is_timed_again(ms: dict[str, float], cle
     ],
 )
 def test_a_step_gets_the_threads_that_it_gains_from(ms: dict[int, float], threads: int) -> None:
-    assert enough(ms) == threads
+    assert sufficient_threads(ms) == threads
 
 
 class Counting(OnnxEngine):
@@ -328,15 +357,15 @@ def test_a_round_tries_each_number_of_threads_and_takes_one(tmp_path: Path, vari
         bundle = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
     device = Device(tmp_path, World(bundle))
     device.engine = engine = Counting(4)
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
 
-    result, found = run(device, tuning)
-    known = tuning.known(engine, train(device))
+    result, found = run(device, tuner)
+    known = tuner.known(engine, train(device))
     assert known is not None and {*known.threads_ms} == {1, 2, 4}
     assert {*engine.loaded} == {0, 1, 2, 4} and bool(found.used) == variants
-    tuning.keep(engine, train(device), msgspec.structs.replace(known, threads=2))
+    tuner.keep(engine, train(device), msgspec.structs.replace(known, threads=2))
     engine.loaded.clear()
-    again, _ = run(device, tuning)
+    again, _ = run(device, tuner)
 
     assert {*engine.loaded} == {0, 2} and engine.loaded.count(2) == 1
     assert_same(again, result)
@@ -355,9 +384,10 @@ def test_state_that_a_step_only_reads_is_there_in_each_step_of_a_trial(tmp_path:
     engine, graph = Counting(2), tiny.graph_of("train", data, [w, anchor], [w])
     state = engine.write_state({port.name: np.ones(port.shape, np.float32) for port in (w, anchor)})
 
-    found = fastest(engine, graph, Single(data), {}, state, limit=ROOM)
+    tuner, trial = Autotuner(MemoryTuningStore()), StepTrial(engine, graph, Single(data), {}, state)
+    found = tuner.fastest(trial)
     assert found is not None
-    chosen = with_threads(engine, graph, Single(data), {}, state, found, limit=ROOM)
+    chosen = tuner.with_threads(trial, found)
 
     assert {*chosen.threads_ms} == {1, 2} and chosen.threads in (1, 2)
 
@@ -376,7 +406,7 @@ def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device.engine = engine = Counting(4)
-    tuning = Tuning(device.store, memory_bytes=ROOM)
+    tuner = Autotuner(device.store, memory_bytes=ROOM)
     load = OnnxEngine.load
 
     def refused(self: OnnxEngine, graph: Graph, artifact: bytes, threads: int = 0) -> OnnxGraph:
@@ -385,8 +415,8 @@ def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
         return load(self, graph, artifact, threads)
 
     monkeypatch.setattr(OnnxEngine, "load", refused)
-    run(device, tuning)
-    known = tuning.known(engine, train(device))
+    run(device, tuner)
+    known = tuner.known(engine, train(device))
 
     assert known is not None and {*known.threads_ms} == {1, 4} and known.threads in (1, 4)
 
@@ -411,14 +441,14 @@ def test_the_form_that_suits_the_processor_is_taken_if_it_computes_the_same(
         device.world.bundle, manifest=msgspec.structs.replace(manifest, graphs=tuple(graphs))
     )
 
-    found, used = run(device, SuitedForms(device.store, ROOM, features=_ZEN_2))
+    found, used = run(device, ProcessorTable(device.store, ROOM, features=_ZEN_2))
 
     assert used.used == {"train": "" if why else fitting}
     assert used.dropped == ({f"train/{fitting}": why} if why else {})
     assert_same(found, own)
-    assert Tuning(device.store, ROOM).known(device.engine, train(device)) is None  # it was not timed
-    monkeypatch.setattr("edgefl_device.round.tuning.fastest", _never)
-    assert run(device, SuitedForms(device.store, ROOM, features=_ZEN_2))[1].used == used.used
+    assert Autotuner(device.store, ROOM).known(device.engine, train(device)) is None  # it was not timed
+    monkeypatch.setattr(Autotuner, "fastest", _never)
+    assert run(device, ProcessorTable(device.store, ROOM, features=_ZEN_2))[1].used == used.used
 
 
 _FORMS = ("blocked", "rows", "blocked, rows")
@@ -444,9 +474,9 @@ _NEON = frozenset({"fp", "asimd", "asimddp"})
 def test_a_processor_has_a_form_by_its_instruction_sets(
     format: str, features: frozenset[str], threads: int, form: str
 ) -> None:
-    assert suited_form(format, _FORMS, features, threads) == form
+    assert suited_variant(format, _FORMS, features, threads) == form
 
 
 def test_a_graph_without_the_best_form_has_the_next_one() -> None:
-    assert suited_form("onnx", ("rows",), _SAPPHIRE_RAPIDS) == "rows"
-    assert suited_form("onnx", (), _SAPPHIRE_RAPIDS) == ""
+    assert suited_variant("onnx", ("rows",), _SAPPHIRE_RAPIDS) == "rows"
+    assert suited_variant("onnx", (), _SAPPHIRE_RAPIDS) == ""

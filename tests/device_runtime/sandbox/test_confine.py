@@ -52,7 +52,7 @@ def unless_missing(missing: list[str], what: str) -> None:
 
 ATTACKS = """
 import ctypes, fcntl, mmap, platform, resource, struct
-from edgefl_device.sandbox.calls import _GROUPS, MACHINES
+from edgefl_device.sandbox.calls import MACHINES, _GROUPS
 libc = ctypes.CDLL(None, use_errno=True)
 parent, other = os.getppid(), sys.executable
 def call(number, *arguments):

@@ -215,7 +215,7 @@ def test_a_device_that_is_not_sampled_keeps_its_carry_to_the_byte(
     server.open(world)
     server.ack(server.update())
     agent.event("accepted")
-    before = carry_of(agent.agent._store, name)
+    before = carry_of(agent.agent.store, name)
     for number in (2, 3):
         server.announce(world.announcement(number=number))
         server.announce(world.announcement(number=number, state="closed"))

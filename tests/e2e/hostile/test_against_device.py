@@ -17,7 +17,7 @@ from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Message, Offer, ProfileRequest
 from edgefl.wire.mqtt.session import Session
-from edgefl_device.link.notices import Notices
+from edgefl_device.link.presence import NoticeLimiter
 from tests.conftest import SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent
@@ -79,7 +79,7 @@ def scene(tmp_path: Path, limits: Limits, connect: SessionFactory) -> Iterator[S
         agent = RunningAgent(
             FEDERATION, broker.user(DEVICE), tmp_path, limits, server_key=speaker.keys.public.hex()
         )
-        agent.agent._refusals = Notices(0.0)  # each is told, where few are
+        agent.agent.refusals = NoticeLimiter(0.0)  # each is told, where few are
         stack.callback(agent.stop)
         attacker = connect(broker.user("server"))
         wait_up(attacker)
@@ -90,7 +90,7 @@ def test_a_server_without_its_key_begins_nothing(scene: Scene, tmp_path: Path) -
     """write, poison: rounds, tasks, acknowledgements and requests for profiles, bare and of another key; a genuine bundle
     under other numbers."""
     scene.goes_on(1)
-    store = scene.agent.agent._store
+    store = scene.agent.agent.store
     carried = len(store.carries())
     later = scene.world.announcement(number=2**31 - 1, base=0)
     poisoned = msgspec.structs.replace(scene.world.announcement(number=2), hyper={"lr": 1e9})
@@ -122,7 +122,7 @@ def test_a_forged_acceptance_drops_no_update(scene: Scene) -> None:
     for status in ("accepted", "rejected"):
         scene.forged(MINE.acks, Ack(round=1, nonce=update.nonce, status=status, sha256=digest))  # type: ignore[arg-type]
         scene.refused("this device knows")
-    assert scene.agent.agent._store.waits(update.nonce)
+    assert scene.agent.agent.store.waits(update.nonce)
     scene.server.accept(update)
     assert scene.agent.event("accepted").details["round"] == 1
 
@@ -145,7 +145,7 @@ def test_what_the_server_said_once_is_not_done_again(scene: Scene) -> None:
 
 def test_a_device_that_is_flooded_trains_on(scene: Scene) -> None:
     """flood, crash: rubbish on each topic that it reads, more than it can look at."""
-    scene.agent.agent._refusals = Notices(scene.agent.agent._config.limits.notice_s)
+    scene.agent.agent.refusals = NoticeLimiter(scene.agent.agent.config.limits.notice_s)
     rng = np.random.default_rng(0)
     topics = (TOPICS.current_round, MINE.tasks, MINE.acks)
     forged = speaker_in(scene.folder / "forger.key").seal(TOPICS.current_round, scene.world.announcement())
@@ -184,7 +184,7 @@ def test_an_executable_that_its_server_did_not_sign_is_not_loaded(
 ) -> None:
     """crash: loading a `.pte` is as good as running it; this one is announced by whoever has no key."""
     scene.server.hello()
-    monkeypatch.setattr(scene.agent.agent._engine, "format", "executorch")
+    monkeypatch.setattr(scene.agent.agent.engine, "format", "executorch")
     scene.server.publish_blobs(scene.world)
     offers = {"executorch": Offer(bundles={"weak": scene.world.bundle_ref}, signatures={"weak": bytes(64)})}
     announcement = msgspec.structs.replace(scene.world.announcement(), offers=offers)

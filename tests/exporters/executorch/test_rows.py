@@ -24,12 +24,11 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.graphs import rows_in
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded, unfolded
-from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
-from edgefl_device.engine.executorch.binding import Program as Loaded
+from edgefl_device.engine.executorch.binding import NativeProgram as Loaded
 from edgefl_device.engine.executorch.places import places
-from edgefl_device.round.tuning import fastest
+from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial
 from edgefl_export.artifact import Artifact
 from edgefl_export.bundle.build import ports
 from edgefl_export.bundle.formats import ROWS, format_of
@@ -233,7 +232,8 @@ def test_a_device_tries_it() -> None:
 
     given = example(captured("sgd")[0].phases[0].function)
     state = ENGINE.write_state({port: array for port, array in given.items() if port.startswith("state.")})
-    choice = fastest(ENGINE, graph, _Frames(), given, state, limit=Limits().max_blob_bytes)
+    trial = StepTrial(ENGINE, graph, _Frames(), given, state)
+    choice = Autotuner(MemoryTuningStore()).fastest(trial)
 
     assert choice is not None and choice.ms.keys() == {"", ROWS} and not choice.dropped
 

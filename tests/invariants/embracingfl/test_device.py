@@ -16,9 +16,9 @@ from edgefl.models.zoo.basic import mlp
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_device.data.samples import Batches, LocalData
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.round.costs import Profiler
+from edgefl_device.round.control import RoundControl
 from edgefl_device.round.forward import MultiStepForward, record_tag
-from edgefl_device.round.graphs import Graphs, GraphSettings
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.record import Record
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import tiny
@@ -45,14 +45,10 @@ def test_i1_the_record_on_disk_is_the_one_shot_forward_whatever_the_chunking(
     tier = tier_of(model, 3, chunks)
     manifest, data = tier.bundle.manifest, local_data(tier.spec, 21, 5)
     job, blobs = published(tier.bundle, tier.contents, seed=1)
-    graphs, settings = (
-        Graphs(OnnxEngine(), manifest, blobs, Profiler()),
-        GraphSettings(tmp_path, 1),
-    )
+    loader = GraphLoader(OnnxEngine(), manifest, blobs, RoundProfiler())
 
-    with MultiStepForward(graphs, manifest, Profiler(), settings).record(
-        job, data.fitted(manifest.data)
-    ) as record:
+    forward = MultiStepForward(loader, None, tmp_path)
+    with forward.record(job, data.fitted(manifest.data), RoundControl()) as record:
         rows = record.rows(np.arange(21), record_tag(job))
 
     with torch.no_grad():

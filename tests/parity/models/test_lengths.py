@@ -24,7 +24,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import Bucket
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
-from edgefl_device.round.feeds import Feeds
+from edgefl_device.round.inputs import RoundInputs
 from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.bundle.formats import format_of
 from edgefl_export.front.algorithm import with_shorter
@@ -94,16 +94,16 @@ def test_a_round_by_length_trains_what_the_whole_graphs_would(
 def test_every_batch_takes_the_shortest_graph_that_holds_it() -> None:
     manifest = tier().bundle.manifest
     fitted = data(40).fitted(manifest.data, LabelSpec.of(manifest))
-    feeds, (phase,) = Feeds(1, fitted, draws="length", edges=SHORT), manifest.phases
+    feeds, (phase,) = RoundInputs(1, fitted, draws="length", edges=SHORT), manifest.phases
     spec = manifest.graph(phase.graph)
     for step in range(10):
-        longest = feeds.longest(spec, step)
+        longest = feeds.longest_sample(spec, step)
         chosen = manifest.graph(phase.graph_for(longest))
         (port,) = (port for port in chosen.inputs if port.name == "batch.0.x")
         assert port.shape[1] == min(size for size in (*SHORT, LENGTH) if size >= longest)
-        batch = feeds.batches(spec, step, chosen)
+        batch = feeds.batch(spec, step, chosen)
         assert batch["batch.0.attention_mask"].sum(axis=1).max() == longest
-    assert {phase.graph_for(feeds.longest(spec, step)) for step in range(10)} == {
+    assert {phase.graph_for(feeds.longest_sample(spec, step)) for step in range(10)} == {
         "train.2",
         "train.4",
         "train",

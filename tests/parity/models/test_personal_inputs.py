@@ -14,7 +14,7 @@ from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_
 from edgefl.analysis.personal.report import UserReport
 from edgefl.models.split import split
 from edgefl_device.data.samples import LocalData
-from edgefl_device.personal.personalize import Adapted, Personalizer, Wanted
+from edgefl_device.personal.personalize import Adaptation, AdaptationReport, Personalizer
 from tests.analysis.personal.tiers import BATCH, Tier, made
 from tests.models.test_inputs import CLASSES, TEXT, reader
 from tests.pairs import slow
@@ -32,11 +32,11 @@ def data() -> tuple[LocalData, LocalData]:
     return local_data(spec, 21, 1), local_data(spec, 13, 2)
 
 
-def on_device(made: Tier, local: LocalData, later: LocalData, folder: Path) -> Adapted:
+def on_device(made: Tier, local: LocalData, later: LocalData, folder: Path) -> AdaptationReport:
     device = Personalizer(
         engine=engine_of(made.form), manifest=made.bundle.manifest, blobs=made, folder=folder
     )
-    return device.run(made.job(), local, Wanted(steps=2, curve=(1,), alpha=0.3, test=later))[0]
+    return device.run(made.job(), local, Adaptation(steps=2, curve=(1,), alpha=0.3, test=later))[0]
 
 
 def in_torch(made: Tier, local: LocalData, later: LocalData) -> UserReport:

@@ -14,8 +14,7 @@ from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import Graphs
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
 from edgefl_server.publish.downlink import Downlink, Part
 from edgefl_server.publish.publisher import Publisher
@@ -115,8 +114,8 @@ class Device:
 
     def read(self, server: Server, number: int, names: Sequence[str] = ("stem", "head")) -> Arrays:
         self.server, self.fetched = server, 0
-        graphs = Graphs(OnnxEngine(), bundle("strong").manifest, self, Profiler())
-        return graphs.fetch(job(server.announced(number)), names)
+        graphs = GraphLoader(OnnxEngine(), bundle("strong").manifest, self, RoundProfiler())
+        return graphs.fetch_weights(job(server.announced(number)), names)
 
 
 def job(announced: Round) -> Job:

@@ -12,10 +12,16 @@ from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
-from edgefl_device.engine.executorch.binding import Native, NativeError, Program
+from edgefl_device.engine.executorch.binding import Native, NativeError, NativeProgram
 from edgefl_device.engine.executorch.build import Wheel, find_wheel
-from edgefl_device.engine.executorch.places import Place, checked, new_buffer, owned_copy, places, readable
-from edgefl_device.libraries import sparing_code
+from edgefl_device.engine.executorch.places import (
+    ValueLocation,
+    checked,
+    new_buffer,
+    owned_copy,
+    places,
+    readable,
+)
 
 
 class ExecuTorchEngine:
@@ -42,7 +48,7 @@ class ExecuTorchEngine:
             ) from error
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> ExecuTorchGraph:
-        """``threads`` are those of the process: :attr:`thread_counts` has one number."""
+        """Load a program. ``threads`` is ignored: all programs share one pool of :attr:`thread_counts`."""
         if graph.segments:
             raise BundleError(
                 f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger "
@@ -51,11 +57,10 @@ class ExecuTorchEngine:
             )
         _check_bytes(graph, artifact)
         try:
-            with sparing_code(release=graph.is_repeated):
-                program = Program(self._native, artifact)
-                inputs, outputs = places(graph, program.inputs(), program.outputs())
-                _check_arena(graph, program.planned_bytes)
-                program.prepare()
+            program = NativeProgram(self._native, artifact)
+            inputs, outputs = places(graph, program.inputs(), program.outputs())
+            _check_arena(graph, program.planned_bytes)
+            program.prepare()
         except NativeError as error:
             raise BundleError(
                 f"executorch {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
@@ -79,7 +84,11 @@ class ExecuTorchGraph:
     """
 
     def __init__(
-        self, graph: Graph, program: Program, inputs: Sequence[Place], outputs: Sequence[Place]
+        self,
+        graph: Graph,
+        program: NativeProgram,
+        inputs: Sequence[ValueLocation],
+        outputs: Sequence[ValueLocation],
     ) -> None:
         self._graph = graph
         self._program = program
@@ -140,17 +149,17 @@ def _native(wheel: Wheel) -> Native:
 
 
 def _check_bytes(graph: Graph, artifact: bytes) -> None:
-    """The released runtime follows a program's offsets unchecked: damaged bytes can end the process."""
+    """Raise BundleError for damaged bytes: the released runtime follows a program's offsets unchecked, and would crash."""
     if any(variant.raw == len(artifact) for variant in graph.variants):
         digest = hashlib.sha256(artifact).hexdigest()
         if any(variant.sha256 == digest for variant in graph.variants):
             return
-    if not graph.blob.codec:  # else the digest is that of the packed bytes
+    if not graph.blob.codec:  # else the digest belongs to the packed bytes
         verified(graph.blob, artifact)
 
 
 def _check_arena(graph: Graph, planned: int) -> None:
-    """The device took the bundle for what its manifest says: no program may allocate more than that."""
+    """Raise BundleError if a program allocates more than its manifest lists, by which the device accepted it."""
     if graph.planned_bytes and planned > graph.planned_bytes:
         raise BundleError(
             f"graph {graph.name!r} is listed with {graph.planned_bytes} bytes, and its program plans {planned}: export the "

@@ -23,13 +23,16 @@ _MOST_INSTRUCTIONS = 1 << 14
 
 
 class NativeError(Exception):
-    """What the runtime said of a program that it cannot load or run."""
+    """Error of the runtime for a program that it cannot load or run."""
 
 
 @dataclass(frozen=True)
-class Value:
-    """An input or output of a program. ``planned``: the program keeps its memory, so that nobody can give it any. ``name``:
-    of a program of whose values some are rows of a port, else ""."""
+class ProgramValue:
+    """Input or output of a program.
+
+    ``planned``: the program keeps its memory, so that the caller cannot provide any. ``name``: "" unless some values of the
+    program are rows of a port.
+    """
 
     name: str
     dtype: str
@@ -56,13 +59,13 @@ class Native:
         _declare(self.calls)
 
     def error(self) -> NativeError:
-        """The last failure on this thread."""
+        """Return the last failure on this thread."""
         text: bytes = self.calls.edgefl_error()
         return NativeError(text.decode(errors="replace"))
 
     def set_threads(self, count: int) -> None:
-        """Of the one pool that kernels and delegates share, which opened programs hold on to: NativeError while there are
-        some that were opened with another number."""
+        """Set the threads of the pool that kernels and delegates share; NativeError while programs are some that were
+        opened with another number."""
         if count == self._threads:
             return
         if self.opened:
@@ -75,7 +78,7 @@ class Native:
 
 
 def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
-    """The binding; compiled again where the one in the cache does not load. ConfigError if that helps nothing."""
+    """Return the binding, compiled again if the cached one does not load; ConfigError if that fails."""
     path = binding(wheel, say)
     try:
         return ctypes.CDLL(str(path))
@@ -91,8 +94,8 @@ def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
         ) from error
 
 
-class Program:
-    """A program in memory: first its ports can be asked for, then :meth:`prepare` makes it ready to run."""
+class NativeProgram:
+    """Program in memory: its ports can be read first, then :meth:`prepare` makes it ready to run."""
 
     def __init__(self, native: Native, data: bytes) -> None:
         self._native = native
@@ -112,10 +115,10 @@ class Program:
         """The arena that was planned at export."""
         return int(self._native.calls.edgefl_planned_bytes(self._handle))
 
-    def inputs(self) -> list[Value]:
+    def inputs(self) -> list[ProgramValue]:
         return [self._value(0, at) for at in range(self._native.calls.edgefl_count(self._handle, 0))]
 
-    def outputs(self) -> list[Value]:
+    def outputs(self) -> list[ProgramValue]:
         return [self._value(1, at) for at in range(self._native.calls.edgefl_count(self._handle, 1))]
 
     def prepare(self) -> None:
@@ -124,13 +127,13 @@ class Program:
             raise self._native.error()
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """One call; an address for every input and output, whose memory is as large as the program says."""
+        """Run once, with an address for every input and output, whose memory is as large as the program lists."""
         sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
         if self._native.calls.edgefl_run(self._handle, sources, targets) != 0:
             raise self._native.error()
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[float]:
-        """One call as by :meth:`run`, a little slower: the milliseconds of each instruction of the program."""
+        """Run once as :meth:`run` does, a little slower; return the milliseconds of each instruction."""
         sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
         took = (c_int64 * _MOST_INSTRUCTIONS)()
         count = self._native.calls.edgefl_run_timed(self._handle, sources, targets, took, len(took))
@@ -138,13 +141,13 @@ class Program:
             raise self._native.error()
         return [nanoseconds / 1e6 for nanoseconds in took[:count]]
 
-    def _value(self, is_output: int, at: int) -> Value:
+    def _value(self, is_output: int, at: int) -> ProgramValue:
         rank, sizes, planned, permuted = c_int64(), POINTER(c_int32)(), c_int(), c_int()
         code = self._native.calls.edgefl_value(
             self._handle, is_output, at, byref(rank), byref(sizes), byref(planned), byref(permuted)
         )
         name: bytes = self._native.calls.edgefl_name(self._handle, is_output, at)
-        return Value(
+        return ProgramValue(
             name.decode(errors="replace"),
             EXECUTORCH_DTYPES.get(code, f"type {code}"),
             tuple(sizes[dim] for dim in range(rank.value)),
@@ -154,7 +157,7 @@ class Program:
 
 
 def _aligned(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """``data`` itself where it starts at a multiple of 16, as bytes of Python usually do, else a copy that does."""
+    """Return ``data`` if it starts at a multiple of 16, as bytes of Python usually do, else a copy that does."""
     source = np.frombuffer(data, np.uint8)
     if source.ctypes.data % _ALIGNMENT == 0:
         return source

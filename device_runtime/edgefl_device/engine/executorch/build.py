@@ -61,7 +61,7 @@ class Wheel:
     version: str
 
     def library(self, name: str) -> Path:
-        """Where a shared library of it is; ConfigError if it was left out."""
+        """Return the path of a shared library; ConfigError if the wheel lacks it."""
         path = self.root / "lib" / f"lib{name}{_suffix()}"
         if not path.exists():
             raise ConfigError(
@@ -71,7 +71,8 @@ class Wheel:
 
 
 def find_wheel() -> Wheel:
-    """The installed ExecuTorch, which is never imported: its Python half needs torch. ConfigError if there is none."""
+    """Return the installed ExecuTorch, which is never imported: its Python half needs torch. ConfigError if there is
+    none."""
     spec = importlib.util.find_spec("executorch")
     roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
     for root in roots:
@@ -81,7 +82,7 @@ def find_wheel() -> Wheel:
 
 
 def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
-    """The compiled binding for ``wheel``; made now, and said so, if there is none. ConfigError if it cannot be made."""
+    """Return the compiled binding for ``wheel``, compiling it if there is none; ConfigError if that fails."""
     name = _file_name(wheel)
     if (_SOURCE.parent / name).exists():
         return _SOURCE.parent / name
@@ -94,7 +95,7 @@ def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether nobody else could have written a library that this process is to load, nor its folder."""
+    """Return True if no other user can write the library, which this process will load, nor its folder."""
     if not hasattr(os, "getuid"):
         return True
     facts = [place.stat() for place in (file, file.parent)]
@@ -148,7 +149,7 @@ def _compiled(command: Sequence[str], target: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """No other process compiles into ``folder`` meanwhile, where the system can see to that."""
+    """Keep other processes from compiling into ``folder`` meanwhile, if the system supports locks."""
     if fcntl is None:
         yield
         return
@@ -161,7 +162,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def package_folder() -> Path:
-    """Where a binding is looked for first."""
+    """Return the folder in which a binding is looked up first."""
     return _SOURCE.parent
 
 

@@ -1,4 +1,4 @@
-"""What the values of a program are: ports of its manifest entry, or rows of a port that holds state.
+"""Values of a program: ports of its manifest entry, or rows of a port that holds state.
 
 A program names none of its values, and they are the ports by order; or some of them are rows, and it names all
 (:mod:`edgefl.wire.bundle.graphs`).
@@ -18,7 +18,7 @@ from edgefl.errors import BundleError
 from edgefl.wire.bundle.graphs import RowRange, cover, rows_in
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array
-from edgefl_device.engine.executorch.binding import Value
+from edgefl_device.engine.executorch.binding import ProgramValue
 
 # Memory for values that a program reads and writes in place: no copies between calls.
 
@@ -28,19 +28,19 @@ _SLACK: Final = 64
 
 
 def new_buffer(port: Port) -> Array:
-    """An array for ``port``, not filled, that may be read a little beyond its end."""
+    """Return an array for ``port``, not filled, that may be read a little beyond its end."""
     return _room(port.shape, np.dtype(port.dtype))
 
 
 def owned_copy(array: Array) -> Array:
-    """A copy that belongs to the engine, and may be read a little beyond its end."""
+    """Return a copy that belongs to the engine, and may be read a little beyond its end."""
     copy = _room(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 def checked(array: Array, port: Port, graph: str) -> Array:
-    """``array``; BundleError if it is not what ``port`` takes, as the program trusts its address."""
+    """Return ``array``; BundleError if it does not fit ``port``, as the program trusts its address."""
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         raise BundleError(
             f"graph {graph!r} takes {port.dtype} {port.shape} at {port.name!r}, and was given {array.dtype} {array.shape}: "
@@ -52,10 +52,10 @@ def checked(array: Array, port: Port, graph: str) -> Array:
 
 
 def readable(array: Array) -> Array:
-    """Somebody's ``array``, rows first, aligned and readable beyond its end: a copy only where it is not."""
+    """Return a caller's ``array``, rows first, aligned and readable beyond its end; copied only if it is not."""
     plain = np.require(array, requirements=("C", "A"))
     end = plain.ctypes.data + plain.nbytes
-    # A process has whole pages: what follows the end is there unless the next page is meant.
+    # A process has whole pages: reads beyond the end are safe unless they reach the next page.
     return owned_copy(plain) if -end % mmap.PAGESIZE < _SLACK else plain
 
 
@@ -70,14 +70,14 @@ _MOST_TEXT = 200
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value lies: in the array of ``port``, at its beginning or at that of its ``rows``."""
+class ValueLocation:
+    """Location of a value: the array of ``port``, at its beginning or at that of its ``rows``."""
 
     port: Port
     rows: RowRange | None
 
     def address(self, arrays: Mapping[str, Array]) -> int:
-        """``arrays``: by name of the port, each with the type and shape of its port."""
+        """Return the address in ``arrays``, by port name, each with the type and shape of its port."""
         array = arrays[self.port.name]
         start = int(array.ctypes.data)
         return self.rows.place(start, array.shape, array.itemsize)[1] if self.rows else start
@@ -90,9 +90,9 @@ class Place:
 
 
 def places(
-    graph: Graph, inputs: Sequence[Value], outputs: Sequence[Value]
-) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
-    """Of each input and of each output; BundleError where they contradict the manifest, or cannot be given memory."""
+    graph: Graph, inputs: Sequence[ProgramValue], outputs: Sequence[ProgramValue]
+) -> tuple[tuple[ValueLocation, ...], tuple[ValueLocation, ...]]:
+    """Return the locations of inputs and outputs; BundleError if they contradict the manifest, or cannot have memory."""
     wrong: list[str] = []
     found = (
         _placed("inputs", graph.inputs, inputs, wrong),
@@ -111,23 +111,23 @@ def places(
 
 
 def _placed(
-    kind: str, ports: tuple[Port, ...], values: Sequence[Value], wrong: list[str]
-) -> tuple[Place, ...]:
-    """``wrong`` gets what contradicts the manifest."""
+    kind: str, ports: tuple[Port, ...], values: Sequence[ProgramValue], wrong: list[str]
+) -> tuple[ValueLocation, ...]:
+    """Return the locations of values; ``wrong`` receives contradictions to the manifest."""
     if not any(value.name for value in values):
         if len(ports) != len(values):
             wrong.append(f"{len(ports)} {kind} listed, {len(values)} in the program")
             return ()
-        return tuple(Place(port, None) for port in ports)
+        return tuple(ValueLocation(port, None) for port in ports)
     listed = {port.name: port for port in ports}
-    found: list[Place] = []
+    found: list[ValueLocation] = []
     for value in values:
         rows = rows_in(value.name)
         port = listed.get(rows.whole if rows else value.name)
         if port is None or (rows and not _has(port, rows)):
             wrong.append(f"{value.name}: the manifest lists no such {kind}")
         else:
-            found.append(Place(port, rows))
+            found.append(ValueLocation(port, rows))
     missing = listed.keys() - {place.port.name for place in found}
     wrong += [f"{name}: it is missing from the {kind} of the program" for name in sorted(missing)]
     return tuple(found)
@@ -137,7 +137,7 @@ def _has(port: Port, rows: RowRange) -> bool:
     return port.role == "state" and len(port.shape) > 0 and rows.start < rows.stop <= port.shape[0]
 
 
-def _unlike(found: Sequence[Place], values: Sequence[Value], planned: bool) -> Iterator[str]:
+def _unlike(found: Sequence[ValueLocation], values: Sequence[ProgramValue], planned: bool) -> Iterator[str]:
     for place, value in zip(found, values, strict=True):
         name = value.name or place.port.name
         if (place.port.dtype, place.shape) != (value.dtype, value.shape):
@@ -149,8 +149,8 @@ def _unlike(found: Sequence[Place], values: Sequence[Value], planned: bool) -> I
             yield f"{name}: it is not in row order"
 
 
-def _uncovered(ports: Sequence[Port], found: Sequence[Place]) -> Iterator[str]:
-    """What is not written once: an output is one value, or rows that are all of it."""
+def _uncovered(ports: Sequence[Port], found: Sequence[ValueLocation]) -> Iterator[str]:
+    """Yield outputs that are not written exactly once: an output is one value, or rows that are all of it."""
     for port in ports:
         parts = [place.rows for place in found if place.port is port]
         rows = [each for each in parts if each]

@@ -1,1 +1,1 @@
-"""What one measured process does: graphs, a round, memory, energy, traces."""
+"""Measurements of one process: graphs, a round, memory, energy, traces."""

@@ -11,18 +11,18 @@ _SYSTEM = Path("/sys/class")
 
 
 class Meter(Protocol):
-    """Joules between two calls. ``how`` says in words what is read."""
+    """Meter of joules between two calls. ``how`` names the source for people."""
 
     how: str
 
     def start(self) -> None: ...
 
     def joules(self) -> float | None:
-        """Since :meth:`start`; None if that is unknown."""
+        """Return the joules since :meth:`start`; None if they are unknown."""
 
 
 @dataclass
-class Counters:
+class RaplCounters:
     """Energy of the processor packages, in microjoules, which start from 0 again at their range."""
 
     packages: tuple[Path, ...]
@@ -70,7 +70,7 @@ class Battery:
 
 
 @dataclass
-class Nothing:
+class NoMeter:
     """The system exposes no energy."""
 
     how: str = "the system exposes neither RAPL counters nor a battery that this user may read"
@@ -83,18 +83,18 @@ class Nothing:
 
 
 def open_meter(system: Path = _SYSTEM) -> Meter:
-    """The best meter that can be read under ``system``."""
+    """Return the best meter that can be read under ``system``."""
     packages = sorted(
         folder for folder in system.glob("powercap/intel-rapl:*") if folder.name.count(":") == 1
     )
     if packages and all(_number(folder / "energy_uj") is not None for folder in packages):
-        return Counters(tuple(packages))
+        return RaplCounters(tuple(packages))
     for folder in sorted(system.glob("power_supply/*")):
         battery = Battery(folder)
         battery.start()
         if _text(folder / "type") == "Battery" and battery.joules() is not None:
             return battery
-    return Nothing()
+    return NoMeter()
 
 
 def _text(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What each instruction of an ExecuTorch program takes: they are run one by one, on a graph loaded for it."""
+"""Times of the instructions of an ExecuTorch program, which run one by one on a graph loaded for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.engine.base import LoadedGraph
 from edgefl_device.engine.executorch import ExecuTorchEngine, ExecuTorchGraph
-from edgefl_device.profile.measure.ops import Timed, Trace
+from edgefl_device.profile.measure.ops import NodeTime, Trace
 
 _WARM = 1
 
@@ -21,7 +21,7 @@ def trace(
     for _ in range(calls + _WARM):
         run(loaded)
     times = zip(*loaded.calls[_WARM:], strict=True)
-    nodes = tuple(Timed(str(at), "", statistics.median(seen)) for at, seen in enumerate(times))
+    nodes = tuple(NodeTime(str(at), "", statistics.median(seen)) for at, seen in enumerate(times))
     return Trace(nodes, loaded.planned_bytes, instructions=True)
 
 

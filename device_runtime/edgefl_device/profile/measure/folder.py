@@ -29,7 +29,7 @@ class BundleFolder:
 
     @classmethod
     def unpacked(cls, bundle: Bundle, path: Path) -> BundleFolder:
-        """``bundle`` written into ``path``."""
+        """Write ``bundle`` into ``path``, and return the folder."""
         folder = cls(path)
         with naming(path):
             for sha256, data in bundle.blobs.items():
@@ -63,7 +63,7 @@ class BundleFolder:
         return ref
 
     def nodes(self, manifest: Manifest, graph: str) -> dict[str, Node]:
-        """Where the graph's nodes come from; empty if the bundle does not tell, or its sources were not fetched."""
+        """Return the sources of the graph's nodes; empty if the bundle lists none, or they were not fetched."""
         ref = manifest.sources
         if not isinstance(ref, BlobRef) or not (self.path / ref.sha256).exists():
             return {}

@@ -27,7 +27,7 @@ TRACED = 5
 
 
 def kinds(manifest: Manifest) -> dict[str, Kind]:
-    """Every graph that a device may run, in the order of a round, with what it is for."""
+    """Return every graph that a device may run, in the order of a round, with its purpose."""
     graph_kinds: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
     graph_kinds[manifest.start] = "start"
     graph_kinds |= {phase.graph: "step" for phase in manifest.phases}
@@ -83,7 +83,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
 
 
 def summary(times: list[float]) -> CallTimes:
-    """Of milliseconds; p90 is the least value that nine tenths do not exceed."""
+    """Return the statistics of milliseconds; p90 is the least value that nine tenths do not exceed."""
     ordered = sorted(times)
     return CallTimes(
         calls=len(ordered),
@@ -94,7 +94,7 @@ def summary(times: list[float]) -> CallTimes:
 
 
 def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
-    """Milliseconds of each counted call, and joules of one."""
+    """Return the milliseconds of each counted call, and the joules of one."""
     for _ in range(WARM):
         running.once(loaded)
     times, meter = [], open_meter()
@@ -110,7 +110,7 @@ def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[fl
 def _traced(
     engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
 ) -> Trace | None:
-    """What the engine tells of its nodes; None for one that tells nothing. A few calls, as they are slower."""
+    """Return the engine's trace of a few calls, which are slower; None if the engine has none."""
     if spec.segments:
         return None  # each would have a trace of its own
     # Not every runtime is installed beside every engine.
@@ -123,7 +123,7 @@ def _traced(
     return trace(spec, folder.get(spec.blob), threads, running.once, min(repeat, TRACED))
 
 
-def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.Part], How]:
+def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.TimeShare], How]:
     if told and told.instructions:
         groups = ops.by_instruction(nodes)
         return (ops.shared(told.nodes, groups), "shared") if groups else _guessed(nodes)
@@ -132,14 +132,14 @@ def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.Part], 
     return _guessed(nodes)
 
 
-def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.Part], How]:
+def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.TimeShare], How]:
     return ops.estimated(nodes), "estimated" if nodes else ""
 
 
 def state_before(
     engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: Inputs
 ) -> State:
-    """The state that ``spec`` reads, within ``engine``: what the graphs before it in a round leave, each run once."""
+    """Return the state that ``spec`` reads, within ``engine``: the graphs before it in a round run once each."""
     if not spec.inputs_of("state"):
         return {}
     before = [manifest.start]

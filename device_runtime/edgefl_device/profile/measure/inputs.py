@@ -25,11 +25,11 @@ class Inputs:
         self._random = np.random.default_rng(seed)
 
     def feeds(self, graph: Graph) -> Arrays:
-        """Every input of ``graph`` but its state, by port name."""
+        """Return every input of ``graph`` but its state, by port name."""
         return {port.name: self.array(port) for port in graph.inputs if port.role != "state"}
 
     def array(self, port: Port) -> Array:
-        """An array of the port's shape and dtype."""
+        """Return an array of the port's shape and dtype."""
         if port.role == "hyper":
             return np.full(port.shape, self._manifest.hyper.get(port.label, SCALAR), port.dtype)
         if port.role == "batch":
@@ -41,7 +41,7 @@ class Inputs:
         return np.full(port.shape, int(port.role == "data"), port.dtype)
 
     def weights(self, manifest: Manifest) -> dict[str, Arrays]:
-        """Weights by unit, as a round brings them: of all that the graphs read, by global name."""
+        """Return the weights by unit, as a round brings them: of all that the graphs read, by global name."""
         ports = {port.label: port for graph in manifest.graphs for port in graph.inputs_of("weights")}
         units = [*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix]
         weights: dict[str, Arrays] = {unit: {} for unit in units}
@@ -51,7 +51,7 @@ class Inputs:
         return weights
 
     def samples(self, rows: int) -> FittedData:
-        """Local data of so many rows."""
+        """Return local data of so many rows."""
         spec, label = self._manifest.data, LabelSpec.of(self._manifest)
         x = self._drawn((rows, *spec.shape), spec.dtype, 2)
         others = {

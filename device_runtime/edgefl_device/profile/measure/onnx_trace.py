@@ -1,4 +1,4 @@
-"""What ONNX Runtime's own profiler tells of a graph: the time of each node and what its arena held."""
+"""Trace of a graph by ONNX Runtime's own profiler: the time of each node, and the memory of its arena."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.engine.base import LoadedGraph
 from edgefl_device.engine.onnx import OnnxEngine, OnnxGraph
-from edgefl_device.profile.measure.ops import Timed, Trace
+from edgefl_device.profile.measure.ops import NodeTime, Trace
 
 _KERNEL = "_kernel_time"
 _WARM = 1
@@ -35,7 +35,7 @@ def trace(
 
 @contextmanager
 def _beginning_of_files() -> Iterator[Path]:
-    """A path that names of temporary files may begin with; in no folder of its own, which a confined process cannot make."""
+    """Return the prefix of temporary files; not in a new folder, which a confined process cannot make."""
     handle, name = tempfile.mkstemp(prefix="edgefl-trace-")
     os.close(handle)
     begin = Path(name)
@@ -47,7 +47,8 @@ def _beginning_of_files() -> Iterator[Path]:
 
 
 def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
-    """The trace in the profiler's events of ``calls`` calls and one before them. Times are medians over the calls.
+    """Return the trace of the profiler's events of ``calls`` calls and one before them. Times are medians over the
+    calls.
 
     Nodes of the body of another one are left out: their time is in its own.
     """
@@ -62,12 +63,13 @@ def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
         name = str(event["name"]).removesuffix(_KERNEL)
         times.setdefault(name, []).append(float(event.get("dur", 0)) / 1e3)
         ops[name] = _op(event) or name
-    nodes = tuple(Timed(name, ops[name], _of_a_call(seen, calls)) for name, seen in times.items())
+    nodes = tuple(NodeTime(name, ops[name], _of_a_call(seen, calls)) for name, seen in times.items())
     return Trace(nodes, max(map(_held, kernels), default=0))
 
 
 def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Those that do not begin while a node with a body runs. Nodes run one after another, and are told as they end."""
+    """Return the events that do not begin while a node with a body runs. Nodes run one after another, and are listed as
+    they end."""
     body_ends = -math.inf
     for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
         began = event.get("ts", 0)
@@ -87,7 +89,7 @@ def _held(event: Mapping[str, Any]) -> int:
 
 
 def _of_a_call(seen: list[float], calls: int) -> float:
-    """Milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
+    """Return the milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
     each = len(seen) // (calls + _WARM) or 1
     times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
     return times[len(times) // 2] if times else sum(seen)
@@ -95,7 +97,7 @@ def _of_a_call(seen: list[float], calls: int) -> float:
 
 class _ProfiledGraph(OnnxGraph):
     def end_profiling(self) -> Path:
-        """The file with all events since the session began."""
+        """Return the file with all events since the session began."""
         return Path(self._session.end_profiling())
 
 

@@ -1,4 +1,4 @@
-"""From the times of nodes, or from what they compute, to the costliest ops and the parts of a training step."""
+"""Costliest ops and parts of a training step, from the times of nodes or from the work that they compute."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z]+_\d+")
 
 
 @dataclass(frozen=True)
-class Timed:
+class NodeTime:
     """A node as the engine ran it, which may have renamed it or fused several: milliseconds of one call."""
 
     name: str
@@ -27,41 +27,42 @@ class Timed:
 
 @dataclass(frozen=True)
 class Trace:
-    """The nodes of a call, and the most that the engine's arena held (0: it did not tell).
+    """The nodes of a call, and the most that the engine's arena held (0: unknown).
 
-    ``instructions``: they are those of a program, each of which may run many nodes, in its order.
+    ``instructions``: the nodes are instructions of a program, each of which may run many nodes, in its order.
     """
 
-    nodes: tuple[Timed, ...]
+    nodes: tuple[NodeTime, ...]
     engine_bytes: int
     instructions: bool = False
 
 
 @dataclass(frozen=True)
-class Part:
-    """A share (0..1) of a call's time, and what it is spent on; ``node`` is None where nobody knows."""
+class TimeShare:
+    """Share (0..1) of a call's time, and its op; ``node`` is None if it is unknown."""
 
     op: str
     share: float
     node: Node | None
 
 
-def measured(timed: Iterable[Timed], nodes: Mapping[str, Node]) -> list[Part]:
-    """Parts by the engine's own times. A fused node counts as the first one in its name that the bundle knows."""
+def measured(timed: Iterable[NodeTime], nodes: Mapping[str, Node]) -> list[TimeShare]:
+    """Return the parts by the engine's own times. A fused node counts as the first one in its name that the bundle
+    knows."""
     timed = list(timed)
     total = sum(each.ms for each in timed) or 1.0
-    return [Part(each.op, each.ms / total, _known(each.name, nodes)) for each in timed]
+    return [TimeShare(each.op, each.ms / total, _known(each.name, nodes)) for each in timed]
 
 
-def estimated(nodes: Mapping[str, Node]) -> list[Part]:
-    """Parts by multiplications and bytes moved, for an engine that does not time its nodes."""
+def estimated(nodes: Mapping[str, Node]) -> list[TimeShare]:
+    """Return the parts by multiplications and bytes moved, for an engine that does not time its nodes."""
     total = sum(map(_work, nodes.values())) or 1.0
-    return [Part(node.op, _work(node) / total, node) for node in nodes.values()]
+    return [TimeShare(node.op, _work(node) / total, node) for node in nodes.values()]
 
 
 def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
-    """Nodes by the first of the instructions that run them, which their names begin with (``12:mul_3``); empty where they
-    do not."""
+    """Return the nodes by the first of the instructions that run them, with which their names begin (``12:mul_3``);
+    empty if they do not."""
     groups: dict[int, dict[str, Node]] = {}
     for name, node in nodes.items():
         first, colon, _ = name.partition(":")
@@ -71,8 +72,8 @@ def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
     return dict(sorted(groups.items()))
 
 
-def shared(timed: Sequence[Timed], groups: Mapping[int, Mapping[str, Node]]) -> list[Part]:
-    """Parts by the time of each instruction, shared out to the nodes that it runs as :func:`estimated` does.
+def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, Node]]) -> list[TimeShare]:
+    """Return the parts by the time of each instruction, shared out to the nodes that it runs as :func:`estimated` does.
 
     An instruction without nodes of its own, such as a copy, is of those before it.
     """
@@ -82,7 +83,7 @@ def shared(timed: Sequence[Timed], groups: Mapping[int, Mapping[str, Node]]) -> 
     for at, each in enumerate(timed):
         took[firsts[max(0, bisect_right(firsts, at) - 1)]] += each.ms / total
     return [
-        Part(part.op, took[first] * part.share, part.node)
+        TimeShare(part.op, took[first] * part.share, part.node)
         for first in firsts
         for part in estimated(groups[first])
     ]
@@ -92,8 +93,8 @@ def _work(node: Node) -> float:
     return max(1.0, node.macs + BYTES_PER_MAC * node.nbytes)
 
 
-def split(parts: Iterable[Part], run: CallTimes, how: How) -> StepSplit | None:
-    """A call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
+def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StepSplit | None:
+    """Return a call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
     shares: dict[Phase, float] = {}
     for part in parts:
         if part.node is not None:
@@ -116,9 +117,9 @@ def split(parts: Iterable[Part], run: CallTimes, how: How) -> StepSplit | None:
     )
 
 
-def costliest(parts: Iterable[Part], median_ms: float, how: How) -> tuple[OpCost, ...]:
-    """The ops that take most of a call, those of one kind, module and phase together."""
-    groups: dict[tuple[str, str, str], list[Part]] = {}
+def costliest(parts: Iterable[TimeShare], median_ms: float, how: How) -> tuple[OpCost, ...]:
+    """Return the ops that take most of a call, those of one kind, module and phase together."""
+    groups: dict[tuple[str, str, str], list[TimeShare]] = {}
     for part in parts:
         where = (part.node.module, part.node.phase) if part.node else ("", "")
         groups.setdefault((part.op, *where), []).append(part)

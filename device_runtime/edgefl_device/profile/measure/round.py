@@ -14,7 +14,7 @@ import numpy as np
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.bundle.profiles import ChunkProfile, MemoryTimeline, TimeSpan
+from edgefl.wire.bundle.profiles import ChunkProfile, GraphProfile, MemoryTimeline, TimeSpan
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
@@ -22,18 +22,18 @@ from edgefl_device.memory import anonymous_bytes, trim_memory
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.inputs import Inputs
 from edgefl_device.profile.measure.sampler import MemorySampler
-from edgefl_device.round.costs import Profiler
-from edgefl_device.round.graphs import GraphSettings
+from edgefl_device.round.control import RoundControl
+from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
 from edgefl_device.round.offline import NoCheckpoints
-from edgefl_device.round.runner import RoundRunner
+from edgefl_device.round.trainer import LocalTrainer
 
 # A round under watch: what each stage of it takes, and when each begins.
 
 
 @dataclass
-class Stage:
-    """From the fetch of a graph's weights, or its load, to that of the next. Times in milliseconds."""
+class RoundStage:
+    """Stage of a round: from the fetch of a graph's weights, or its load, to that of the next. Times in milliseconds."""
 
     graph: str
     start_ms: float
@@ -51,7 +51,7 @@ class WatchedEngine:
     inner: Engine
     folder: BundleFolder
     sampler: MemorySampler
-    stages: list[Stage] = field(default_factory=list)
+    stages: list[RoundStage] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class WatchedEngine:
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
         start = time.perf_counter()
         began = self.folder.asked or start
-        stage = Stage(graph.name, self.sampler.ms_of(began))
+        stage = RoundStage(graph.name, self.sampler.ms_of(began))
         fetched = self.folder.reads[:-1]  # the last one was the graph
         stage.fetch_bytes = sum(size for size, _ in fetched)
         stage.fetch_ms = sum(took for _, took in fetched)
@@ -91,7 +91,7 @@ class WatchedEngine:
         return self.inner.write_state(arrays)
 
     def spans(self, manifest: Manifest) -> tuple[TimeSpan, ...]:
-        """The stages with the names that people read."""
+        """Return the stages with names for people."""
         chunks = {chunk.graph: number for number, chunk in enumerate(manifest.prefix, 1)}
         labels = {graph: f"chunk {number} of {len(chunks)}" for graph, number in chunks.items()}
         labels |= {phase.graph: f"training ({phase.name})" for phase in manifest.phases}
@@ -104,7 +104,7 @@ class WatchedEngine:
 @dataclass(frozen=True)
 class _WatchedGraph:
     inner: LoadedGraph
-    stage: Stage
+    stage: RoundStage
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         start = time.perf_counter()
@@ -118,7 +118,7 @@ STEPS = 4
 
 
 class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What the round showed. ``idle_bytes`` is the process with its engine open."""
+    """Memory and I/O of the round. ``idle_bytes`` is the process with its engine open."""
 
     idle_bytes: int
     peak_bytes: int
@@ -134,19 +134,12 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
     job = _job(folder, whole, inputs)
     data = inputs.samples(rows or 2 * whole.batch)
     trim_memory()
-    profiler = Profiler()
+    profiler = RoundProfiler()
     with MemorySampler() as sampler:
         watched = WatchedEngine(engine, folder, sampler)
-        settings = GraphSettings(folder.path, checkpoint_steps=1 << 30)
-        runner = RoundRunner(
-            engine=watched,
-            manifest=manifest,
-            blobs=folder,
-            memory=NoCheckpoints(),
-            profiler=profiler,
-            settings=settings,
-        )
-        runner.run(job, data, _no_carry(manifest))
+        loader = GraphLoader(watched, manifest, folder, profiler)
+        trainer = LocalTrainer(loader, NoCheckpoints(), folder.path)
+        trainer.train(job, data, _no_carry(manifest), RoundControl())
         watched.stages[-1].end_ms = sampler.now_ms
     return RoundProfile(
         idle_bytes=idle,
@@ -162,7 +155,7 @@ def _shortened(manifest: Manifest) -> Manifest:
 
 
 def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
-    """A round's task, with random weights written where the blobs of a bundle lie."""
+    """Return a round's task, with random weights written as blobs of the bundle."""
     masks = {
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
     }
@@ -188,13 +181,13 @@ def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
 
 
 def _no_carry(manifest: Manifest) -> Arrays:
-    """What a first round goes on from: nothing, which reads as zeros."""
+    """Return the carry of a first round: zeros."""
     ports = [port for graph in manifest.graphs for port in graph.inputs_of("carry")]
     return {port.label: np.zeros(port.shape, port.dtype) for port in ports}
 
 
 def _chunks(
-    manifest: Manifest, stages: list[Stage], profiler: Profiler, data: FittedData
+    manifest: Manifest, stages: list[RoundStage], profiler: RoundProfiler, data: FittedData
 ) -> tuple[ChunkProfile, ...]:
     by_graph = {stage.graph: stage for stage in stages}
     forward, written = (iter(profiler.times_ms.get(name, [])) for name in ("forward", "write"))
@@ -225,3 +218,15 @@ def _chunks(
 
 def _row_bytes(port: Port) -> int:
     return port.nbytes // max(1, port.shape[0])
+
+
+ROUND, GRAPH = "round", "graph:"
+
+
+class ProcessResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Profile of one graph or of the round, and the engine that ran it."""
+
+    version: str
+    open_ms: float
+    graph: GraphProfile | None = None
+    round: RoundProfile | None = None

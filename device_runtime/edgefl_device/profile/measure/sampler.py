@@ -18,7 +18,7 @@ _MOST_KEPT = 8 * MOMENTS
 
 
 class MemorySampler:
-    """A context in which memory is watched; ``moments`` tells it afterwards, ``now_ms`` on the same clock."""
+    """Context that samples memory; ``moments`` holds the samples afterwards, ``now_ms`` is on the same clock."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -42,7 +42,7 @@ class MemorySampler:
         return thinned(self._seen)
 
     def ms_of(self, moment: float) -> float:
-        """``time.perf_counter()`` of a moment as milliseconds since the watch began."""
+        """Return ``time.perf_counter()`` of a moment as milliseconds since the watch began."""
         return round(max(0.0, 1e3 * (moment - self._start)), 2)
 
     @property
@@ -64,7 +64,7 @@ class MemorySampler:
 
 
 def thinned(seen: Sequence[Moment], most: int = MOMENTS) -> tuple[Moment, ...]:
-    """At most ``most`` of the moments: the highest of each equal part of the time, so that no peak is lost."""
+    """Return at most ``most`` of the moments: the highest of each equal part of the time, so that no peak is lost."""
     if len(seen) <= most:
         return tuple(seen)
     first, last = seen[0].t_ms, seen[-1].t_ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl_device.round import work
+from edgefl_device.round import executor
 
 
 def plant() -> None:
@@ -13,4 +13,4 @@ def plant() -> None:
         fields = msgspec.msgpack.decode(data)
         return decode_manifest(msgspec.msgpack.encode({**fields, "v": 1}))
 
-    work.decode_manifest = read
+    executor.decode_manifest = read

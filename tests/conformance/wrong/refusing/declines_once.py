@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgefl_device.round.desk import RoundDesk
+from edgefl_device.round.scheduler import RoundScheduler
 
 
 def plant() -> None:
-    RoundDesk.declare = lambda self: None  # type: ignore[method-assign]
+    RoundScheduler.declines = lambda self: []  # type: ignore[method-assign]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgefl_device.round.work import Work
+from edgefl_device.round.executor import RoundExecutor
 
 
 def plant() -> None:
-    Work.check_memory = lambda *_: None  # type: ignore[method-assign, assignment]
+    RoundExecutor.check_memory = lambda *_: None  # type: ignore[method-assign, assignment]

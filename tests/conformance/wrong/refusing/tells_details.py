@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from edgefl.wire.mqtt.messages import Decline
-from edgefl_device.round import desk
+from edgefl_device.round import scheduler
+from edgefl_device.store.database import PastRound
 
 
 def plant() -> None:
-    def sent(self: desk.RoundDesk, past: desk.PastRound) -> None:
-        decline = Decline(round=past.round, nonce=past.nonce, reason=past.reason)
-        self.send(msgspec.structs.replace(decline, text=past.text))
+    def with_text(past: PastRound) -> Decline:
+        return Decline(round=past.round, nonce=past.nonce, reason=past.reason, text=past.text)
 
-    desk.RoundDesk._send_decline = sent  # type: ignore[method-assign]
+    scheduler.decline_message = with_text

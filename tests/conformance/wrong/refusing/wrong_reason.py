@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from edgefl.errors import RoundDeclined
-from edgefl_device.round import desk
+from edgefl_device.round import scheduler
 
-_decline = desk.RoundDesk._decline
+_decline = scheduler.RoundScheduler._decline
 
 
 def plant() -> None:
-    def failed(self: desk.RoundDesk, job: object, declined: RoundDeclined) -> None:
-        _decline(self, job, RoundDeclined("failed", declined.message))  # type: ignore[arg-type]
+    def failed(self: scheduler.RoundScheduler, job: object, declined: RoundDeclined) -> object:
+        return _decline(self, job, RoundDeclined("failed", declined.message))  # type: ignore[arg-type]
 
-    desk.RoundDesk._decline = failed  # type: ignore[method-assign, assignment]
+    scheduler.RoundScheduler._decline = failed  # type: ignore[method-assign, assignment]

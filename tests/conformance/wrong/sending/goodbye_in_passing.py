@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from edgefl.wire.mqtt.messages import Message, Status
-from edgefl_device.agent import Agent
+from edgefl_device.link.identity import SignedSession
 
-_publish = Agent._publish
+_publish = SignedSession.publish
 
 
 def plant() -> None:
-    def passing(self: Agent, topic: str, message: Message, *, retain: bool = False) -> Any:
+    def passing(
+        self: SignedSession, topic: str, message: Message, *, qos: int = 1, retain: bool = False
+    ) -> Any:
         leaving = isinstance(message, Status) and not message.online
-        return _publish(self, topic, message, retain=retain and not leaving)
+        return _publish(self, topic, message, qos=qos, retain=retain and not leaving)
 
-    Agent._publish = passing  # type: ignore[method-assign]
+    SignedSession.publish = passing  # type: ignore[method-assign]

@@ -6,4 +6,4 @@ from tests.conformance.wrong.update import changed
 
 
 def plant() -> None:
-    changed(lambda work, update: {"nonce": "0" * 16})
+    changed(lambda executor, update: {"nonce": "0" * 16})

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from edgefl_device.round import work
-from edgefl_device.round.resume import TakenUp
+from edgefl_device.round import executor
+from edgefl_device.round.carry import RestoredCarry
 
 
 def plant() -> None:
-    work.take_up = lambda *_: TakenUp()
+    executor.restore_carry = lambda *_: RestoredCarry()

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl_device.round import desk
+from edgefl_device.round import scheduler
 from edgefl_device.round.job import Job
 
 _of = Job.of
@@ -18,4 +18,4 @@ def plant() -> None:
         return job and msgspec.structs.replace(job, base=job.round - 1)
 
     Job.of = based  # type: ignore[method-assign, assignment]
-    desk.drop_abandoned = lambda *_: None
+    scheduler.drop_abandoned = lambda *_: None

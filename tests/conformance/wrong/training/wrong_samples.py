@@ -6,4 +6,4 @@ from tests.conformance.wrong.update import changed
 
 
 def plant() -> None:
-    changed(lambda work, update: {"samples": len(work.data)})
+    changed(lambda executor, update: {"samples": len(executor._data)})

@@ -1,4 +1,4 @@
-"""A visit to a federation's broker: what is announced, and the blobs it names. A guest says nothing and takes no task."""
+"""Read-only client of a federation: reads its announcement and blobs, publishes nothing and takes no task."""
 
 from __future__ import annotations
 
@@ -16,29 +16,37 @@ from edgefl.wire.mqtt.events import Connected, Disconnected, Event, IncomingMess
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
+from edgefl_device.config import DeviceLog
 from edgefl_device.link.fetch import Fetcher
-from edgefl_device.link.identity import Say, ServerTrust, follow
+from edgefl_device.link.identity import ServerTrust, copy_trust
 from edgefl_device.link.mirrors import Mirrors
+from edgefl_device.round.executor import with_page
 from edgefl_device.round.job import Job
-from edgefl_device.round.pages import whole_of
 from edgefl_device.store.database import Store
 
 _POLL_S = 0.1
 _REFUSED = b""
-"""In place of an announcement that the broker keeps from us."""
+"""Replaces an announcement that the broker denies us."""
 
 
-class Guest:
-    """A connection beside the device's agent, which may go on meanwhile; ``folder`` keeps what was fetched for next time.
-
-    It listens to ``server_keys``; without any to those that the agent's store, in the folder ``agent``, knows, and only
-    where there are none to the first that it hears. ``say`` is told whom it trusts then.
+class ReadOnlyClient:
+    """Connection besides the device's agent, which may run meanwhile.
 
     ::
 
-        with Guest("demo", "phone-7", address, folder, limits) as guest:
-            job = job_of(guest.announced(), tier="")
-            data = guest.blobs.get(job.bundle)
+        with ReadOnlyClient("demo", "phone-7", address, folder, limits) as client:
+            job = job_of(client.announced(), tier="")
+            data = client.blobs.get(job.bundle)
+
+    Args:
+        federation: Name of the federation.
+        device: Name of the device.
+        broker: Address of the broker.
+        folder: Storage of blobs for the next time.
+        limits: Sizes and timeouts.
+        server_keys: Trusted keys of the server. Without any, those of the agent's store count, else the first one seen.
+        agent: Folder of the agent's store; None if there is none.
+        log: Receives changes of trust and problems of mirrors.
     """
 
     def __init__(
@@ -51,13 +59,14 @@ class Guest:
         server_keys: tuple[bytes, ...] = (),
         *,
         agent: Path | None = None,
-        say: Say = lambda *_: None,
+        log: DeviceLog | None = None,
     ) -> None:
         self._federation, self._broker, self._limits = federation, broker, limits
         self._topics = Topics(federation)
         # Not the agent's client id: a broker would end its connection for ours.
-        guest = client_id(secrets.token_bytes(), "guest", federation, device, style=broker.client_ids)
-        self._session = Session(broker, guest, limits=limits, clean=True)
+        name = client_id(secrets.token_bytes(), "guest", federation, device, style=broker.client_ids)
+        self._session = Session(broker, name, limits=limits, clean=True)
+        log = log or DeviceLog(lambda _: None)
         self._store = Store(
             folder,
             limit_bytes=limits.store_bytes,
@@ -67,19 +76,19 @@ class Guest:
         )
         try:
             if agent is not None and not server_keys:
-                follow(self._store, agent)
+                copy_trust(self._store, agent)
         except StoreError:
             self._store.close()
             raise
-        self.trust = ServerTrust(self._store, server_keys, say)
-        asked = Mirrors(limits, ca_file=broker.ca_file, tell=lambda text: say("mirror", text))
-        self.blobs = Fetcher(self._session, self._topics, self._store, limits, lambda: False, asked)
+        self.trust = ServerTrust(self._store, server_keys, log)
+        mirrors = Mirrors(limits, ca_file=broker.ca_file, log=log)
+        self.blobs = Fetcher(self._session, self._topics, self._store, limits, mirrors)
         self._rounds: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._ending = threading.Event()
         self._trouble = ""
-        self._reader = threading.Thread(target=self._read, name="guest", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="read-only", daemon=True)
 
-    def __enter__(self) -> Guest:
+    def __enter__(self) -> ReadOnlyClient:
         self._session.subscribe([self._topics.current_round])
         self._session.start()
         self._reader.start()
@@ -96,20 +105,24 @@ class Guest:
         self._store.close()
 
     def announced(self) -> Round:
-        """The round that the server announced last, open or not. BrokerError where nothing is announced in time,
-        IdentityError where it is not the server that says so."""
-        patience = self._limits.fetch_timeout_s * self._limits.fetch_retries
+        """Return the round that the server announced last, open or not.
+
+        Raises:
+            BrokerError: Nothing is announced in time.
+            IdentityError: The announcement is not the server's.
+        """
+        timeout_s = self._limits.fetch_timeout_s * self._limits.fetch_retries
         try:
-            payload = self._rounds.get(timeout=patience)
+            payload = self._rounds.get(timeout=timeout_s)
             if not payload:
                 raise BrokerError(self._trouble, federation=self._federation)
             announced = self.trust.open(Round, self._topics.current_round, payload)
             self.blobs.mirrors.announced(announced)
-            return whole_of(announced, self.blobs, self._limits)
+            return with_page(announced, self.blobs, self._limits)
         except queue.Empty:
             why = self._trouble or "no round was ever announced there"
             raise BrokerError(
-                f"nothing is known of federation {self._federation!r} at {self._broker} after {patience:g} s: {why}; is "
+                f"nothing is known of federation {self._federation!r} at {self._broker} after {timeout_s:g} s: {why}; is "
                 "the server up, and is this the federation's name?",
                 federation=self._federation,
             ) from None
@@ -140,9 +153,15 @@ class Guest:
 
 
 def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
-    """The announced model as ``tier`` has it ("": the only one there is), for an engine that runs ``format``.
+    """Return a job on the announced model as ``tier`` has it.
 
-    ConfigError lists the tiers, or the formats in which there are any.
+    Args:
+        announced: The announcement with all that it offers.
+        tier: Name of the tier; "" if there is only one.
+        format: Format that the engine runs.
+
+    Raises:
+        ConfigError: There is no such tier, or none in this format; lists those that exist.
     """
     offer = announced.offer(format)
     offered = sorted(offer.bundles)

@@ -1,0 +1,128 @@
+"""Carry of earlier rounds: chosen at the beginning of a round, checked against the graphs, and dropped once it is void."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from edgefl.errors import BundleError, ProtocolError, RoundDeclined
+from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import Manifest, Port
+from edgefl.wire.mqtt.messages import NO_CARRY, Round
+from edgefl.wire.tensors import Arrays
+from edgefl_device.config import DeviceLog
+from edgefl_device.round.graph_loader import check_port
+from edgefl_device.round.job import Job
+from edgefl_device.store import carry_choice
+from edgefl_device.store.carry_choice import CarryChoice, RoundToBegin, StoredCarry, VoidCarry
+from edgefl_device.store.database import Store
+
+
+@dataclass(frozen=True)
+class RestoredCarry:
+    """Arrays of an earlier round, by label. ``origin`` names the round that left them."""
+
+    arrays: Arrays = field(default_factory=dict)
+    origin: str = ""
+
+
+def carry_name(job: Job, manifest: Manifest) -> str:
+    """Return the name under which the store keeps the carry of a job."""
+    return f"{job.run}/{manifest.program}/{job.tier}"
+
+
+def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
+    """Return the ports of a round's graphs that read an earlier round."""
+    names = dict.fromkeys((manifest.start, *(phase.graph for phase in manifest.phases), manifest.finish))
+    return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
+
+
+def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) -> RestoredCarry:
+    """Return the carry for the round of ``job``; void ones are reported, then dropped.
+
+    Raises:
+        RoundDeclined: There is none, and the algorithm cannot begin without it.
+    """
+    ports = carry_ports(manifest)
+    carries = store.carries()
+    choice = carry_choice.choose(
+        carries,
+        RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base),
+        manifest.carry_exchanges,
+    )
+    if not ports:
+        # This round reads no carry; a later one may read those of this run.
+        others = carry_choice.foreign(carries, job.run)
+        choice = CarryChoice(None, tuple(void for void in choice.void if void.carry in others), ())
+    restored = RestoredCarry()
+    misfit: tuple[VoidCarry, ...] = ()
+    if choice.carry is not None:
+        data = store.carry(choice.carry)
+        if data is None:  # the server refused its update a moment ago
+            return restore_carry(store, job, manifest, log)
+        restored, problem = _read(choice.carry, data, ports)
+        if problem:
+            misfit = (VoidCarry(choice.carry, problem),)
+    declines = manifest.carry_needed and bool(ports) and not restored.arrays
+    if declines:
+        outcome = f"this device declines round {job.round}"
+    elif not ports:
+        outcome = f"round {job.round} asks for nothing of earlier ones"
+    elif restored.arrays:
+        outcome = f"round {job.round} continues from what was kept {restored.origin}"
+    else:
+        outcome = f"round {job.round} begins from zeros"
+    _drop(store, choice, misfit, log, outcome)
+    if declines:
+        lost = f": {[*choice.void, *misfit][-1].why}" if choice.void or misfit else ""
+        raise RoundDeclined(
+            NO_CARRY,
+            f"algorithm {manifest.program!r} continues from an earlier round, and this device has "
+            f"nothing that round {job.round} can continue from{lost}",
+            round=job.round,
+        )
+    return restored
+
+
+def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
+    """Drop the carries of rounds between the last completed one and the announced one.
+
+    Call it at every announcement: a device that sits the next rounds out cannot know later which ones were abandoned.
+    """
+    own = [carry for carry in store.carries() if carry.name.startswith(f"{announced.run}/")]
+    lost = carry_choice.abandoned(own, announced.base, announced.round) if announced.state == "open" else []
+    void = tuple(VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost)
+    _drop(store, CarryChoice(None, void, ()), (), log, "later rounds continue from what was kept before it")
+
+
+def _read(carry: StoredCarry, data: bytes, ports: Sequence[Port]) -> tuple[RestoredCarry, str]:
+    """Return the tensors of a carry, or why they do not fit."""
+    try:
+        arrays = tensors.load(data)
+        missing = [port.label for port in ports if port.label not in arrays]
+        if missing:
+            return RestoredCarry(), f"the algorithm now reads {missing}, which it does not hold"
+        for port in ports:
+            check_port(port, arrays[port.label])
+    except (ProtocolError, BundleError) as error:
+        return RestoredCarry(), error.message
+    return RestoredCarry(arrays, f"{_origin(carry)} (task {carry.nonce})"), ""
+
+
+def _drop(
+    store: Store, choice: CarryChoice, misfit: Sequence[VoidCarry], log: DeviceLog, outcome: str
+) -> None:
+    """Report void carries, then drop them: a process that is killed in between reports them twice."""
+    void = (*choice.void, *misfit)
+    for each in {(one.carry.name, one.why): one for one in void}.values():
+        text = f"what this device kept {_origin(each.carry)} is dropped: {each.why}; {outcome}"
+        log.event("carry", text, run=each.carry.name.partition("/")[0], round=each.carry.round)
+    useless = [*(each.carry for each in void), *choice.superseded]
+    if misfit:  # those before it fit no better
+        useless = [c for c in store.carries() if c in useless or c.name == misfit[0].carry.name]
+    if useless:
+        store.drop_carries(useless)
+
+
+def _origin(carry: StoredCarry) -> str:
+    return f"of round {carry.round} of run {carry.name.partition('/')[0]}"

@@ -1,0 +1,340 @@
+"""Execution of one round: its bundle is fetched and checked, the local data train, the update goes into the outbox.
+
+A server without a trusted key declares every size. So the unfolded size of a blob is compared with the ports of
+the graphs that read it, and these with the memory that the device offers, before anything is fetched, unfolded or loaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from edgefl.errors import BundleError, ProtocolError, RoundDeclined
+from edgefl.system.sizes import mebibytes, size
+from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle.formats import is_older
+from edgefl.wire.bundle.manifest import Graph, Manifest, Port, decode_manifest
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import (
+    CRASHED,
+    NO_FORMAT,
+    NO_MEMORY,
+    TOO_MUCH,
+    Profile,
+    Round,
+    Update,
+    update_pieces,
+)
+from edgefl.wire.tensors import Array
+from edgefl_device.config import AgentConfig, DeviceLog
+from edgefl_device.data.samples import LabelSpec, LocalSource
+from edgefl_device.engine.base import Engine
+from edgefl_device.link.fetch import Fetcher
+from edgefl_device.link.identity import ServerTrust
+from edgefl_device.policy import OwnerRules
+from edgefl_device.round.autotune import Autotuner, ProcessorTable
+from edgefl_device.round.carry import carry_name, restore_carry
+from edgefl_device.round.control import RoundControl
+from edgefl_device.round.graph_loader import BlobSource, GraphLoader, RoundProfiler, check_port
+from edgefl_device.round.job import Job
+from edgefl_device.round.trainer import LocalTrainer, RoundResult
+from edgefl_device.store.database import Outgoing, Store
+
+_LEAST_BYTES = 32 << 20
+"""Memory that any device is trusted to have: small offers are about a graph's own memory, and blobs have headers."""
+_SLACK = 2
+"""Factor by which a unit's blob may exceed what one graph reads: moving statistics, and weights of other tiers."""
+
+
+class RoundExecutor:
+    """Executes rounds of a device, one at a time, on the thread of the round.
+
+    Args:
+        config: The device's configuration; ``memory_bytes`` is what a round may need over the idle process.
+        engine: Engine that runs the graphs.
+        data: The local samples.
+        fetcher: Source of bundles and weights.
+        store: Storage of checkpoints, carries and updates.
+        trust: Keys of the server whose bundles are loaded.
+        rules: The owner's rules.
+        log: Receiver of events.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        engine: Engine,
+        data: LocalSource,
+        fetcher: Fetcher,
+        store: Store,
+        trust: ServerTrust,
+        rules: OwnerRules,
+        log: DeviceLog,
+    ) -> None:
+        self.config = config
+        self.engine = engine
+        self.store = store
+        self.trust = trust
+        self.rules = rules
+        self.log = log
+        self._data = data
+        self._fetcher = fetcher
+        self.tuner: Autotuner | None = None
+        if config.tune is not False:
+            tuner = Autotuner if config.tune else ProcessorTable
+            self.tuner = tuner(store, config.memory_bytes, config.limits.max_blob_bytes)
+
+    def execute(self, job: Job, control: RoundControl) -> None:
+        """Run one round, from the first blob to the outbox.
+
+        Raises:
+            RoundAborted: The round was cancelled.
+            RoundDeclined: This device cannot take part in the round.
+            DataError: The local data do not fit the model.
+            EdgeflError: The attempt failed; the round may be tried again.
+        """
+        profiler, limits = RoundProfiler(self.engine), self.config.limits
+
+        # -- Checks that need no bundle.
+        self.rules.check("train")
+        if job.tries > limits.attempts:
+            raise RoundDeclined(
+                CRASHED,
+                f"the work on round {job.round} was begun {limits.attempts} times (limits.attempts), and each time its "
+                "process ended: this device leaves it",
+            )
+        if job.format != self.engine.format:
+            raise RoundDeclined(
+                NO_FORMAT,
+                f"tier {job.tier!r} is offered in format {job.format}, and this device's engine runs {self.engine.format}: "
+                f'have the server export that too (formats = ["{job.format}", "{self.engine.format}"] in [export]), or '
+                "start the device with another `engine`",
+                offered=job.format,
+                format=self.engine.format,
+            )
+
+        # -- The manifest: who signed it, and whether this device can run what it lists.
+        check_manifest_ref(job.bundle, limits)
+        self.trust.check_bundle(job.bundle.sha256, job.signature, job.format)
+        manifest = decode_manifest(self._fetcher.get(job.bundle))
+        wrong = {graph.format for graph in manifest.graphs} - {self.engine.format}
+        if wrong:
+            raise ProtocolError(
+                f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
+            )
+        check_runtime(manifest, self.engine)
+        self.check_memory(manifest, manifest.of_round)
+        check_weights(job, manifest)
+
+        # -- Data and carry.
+        data = self._data.fitted(
+            manifest.data, LabelSpec.of(manifest), LoadedParts(self.engine, manifest, self._fetcher)
+        )
+        carry = restore_carry(self.store, job, manifest, self.log)
+        rows = len(data.first(job.samples))
+        steps = sum(manifest.steps_with(rows))
+        if steps > limits.max_steps:
+            raise RoundDeclined(
+                TOO_MUCH,
+                f"the round has {steps} local steps, and this device makes {limits.max_steps} at most: raise "
+                "limits.max_steps, or have the server ask for fewer",
+                steps=steps,
+            )
+        text = f"round {job.round} as {job.tier}: {rows} samples, {steps} steps"
+        left_out = str(data.skipped)
+        self.log.event("round", f"{text}; {left_out}" if left_out else text, round=job.round)
+
+        # -- Training, and the update.
+        loader = GraphLoader(self.engine, manifest, self._fetcher, profiler, self.tuner)
+        trainer = LocalTrainer(loader, self.store, self.config.folder, limits.checkpoint_steps)
+        result = trainer.train(job, data, carry.arrays, control, carry.origin)
+        self._store_update(job, manifest, result, loader)
+        used, planned = profiler.most_bytes - profiler.idle_bytes, manifest.planned_bytes
+        if planned and used > planned:
+            self.log.event(
+                "memory",
+                f"round {job.round} took {mebibytes(used)}, tier {job.tier!r} is planned at {mebibytes(planned)}; offer "
+                "less memory to get a smaller tier",
+            )
+
+    def interrupt(self) -> None:
+        """Prepare for the end of the process while a round still runs: no running trial counts as a crash."""
+        if self.tuner is not None:
+            self.tuner.interrupt()
+
+    def read_page(self, announced: Round) -> Round:
+        """Return the announcement with all that it offers; see :func:`with_page`."""
+        return with_page(announced, self._fetcher, self.config.limits)
+
+    def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
+        """Raise RoundDeclined if one of ``graphs`` needs more memory than this device offers, before any is loaded."""
+        offered = self.config.memory_bytes
+        check_graphs(manifest, graphs, offered)
+        largest = max(graphs, key=lambda graph: graph.planned_bytes)
+        if largest.planned_bytes > offered:
+            raise RoundDeclined(
+                NO_MEMORY,
+                f"graph {largest.name!r} of tier {manifest.tier!r} needs {mebibytes(largest.planned_bytes)}, and this "
+                f"device offers {mebibytes(offered)}: give it more (`edgefl device --memory`), or a tier that "
+                "needs less: its `memory_bytes` in the federation's file keeps smaller devices out",
+                needs_bytes=largest.planned_bytes,
+                offers_bytes=offered,
+            )
+
+    def _store_update(self, job: Job, manifest: Manifest, result: RoundResult, loader: GraphLoader) -> None:
+        """Put the update and the carry into the store, and close the job, in one transaction."""
+        received, profiler = self._fetcher.take_received(), loader.profiler
+        update = Update(
+            run=job.run,
+            round=job.round,
+            device=self.config.device,
+            nonce=job.nonce,
+            tier=job.tier,
+            model_version=job.model_version,
+            samples=result.samples,
+            metrics=result.metrics,
+            profile=Profile(
+                step_ms=profiler.median_ms("step"),
+                forward_ms=profiler.total_ms("forward"),
+                load_ms=profiler.total_ms("load"),
+                idle_bytes=profiler.idle_bytes,
+                peak_bytes=profiler.most_bytes,
+                down_bytes=received.payload,
+                down_wire_bytes=received.wire,
+                variants=loader.variants.used,
+                dropped=loader.variants.dropped,
+                mirror_bytes=self._fetcher.mirrors.take_received(),
+            ),
+            codec=manifest.codec,
+            codec_version=manifest.codec_version,
+            tensors=b"",
+        )
+        # In pieces: the update is as large as what was trained, and joined it would be in memory three times.
+        data = update_pieces(update, tensors.pieces(result.update, result.masks))
+        carry = tensors.pieces(result.carry) if result.carry else None
+        outgoing = Outgoing(job.run, job.round, job.nonce, ask=job.ask, shard=job.shard)
+        self.store.finish_job(outgoing, carry, carry_name(job, manifest), data)
+
+
+def with_page(announced: Round, blobs: BlobSource, limits: Limits) -> Round:
+    """Return the announcement with all that it offers: a large one has its offers in a blob, the page.
+
+    Raises:
+        BundleError: The page is larger than ``limits.max_manifest_bytes``, or cannot be fetched.
+    """
+    page = announced.pages
+    if page is None:
+        return announced
+    largest = max(page.size, page.raw)
+    if largest > limits.max_manifest_bytes:
+        raise BundleError(
+            f"the page of the announcement of round {announced.round} has {size(largest)}, more than this device reads: "
+            "raise limits.max_manifest_bytes, or have the server use larger chunks",
+            size=largest,
+            limit=limits.max_manifest_bytes,
+        )
+    return announced.whole(blobs.get(page))
+
+
+class LoadedParts:
+    """Parts of a bundle that read local files: its blobs, and its graphs with one input and one output.
+
+    Args:
+        engine: Engine that runs the graphs.
+        manifest: The bundle's manifest.
+        blobs: Source of its blobs.
+    """
+
+    def __init__(self, engine: Engine, manifest: Manifest, blobs: BlobSource) -> None:
+        self._engine = engine
+        self._manifest = manifest
+        self._blobs = blobs
+
+    def blob(self, ref: BlobRef) -> bytes:
+        """Return a blob of the bundle."""
+        return self._blobs.get(ref)
+
+    def features(self, name: str) -> Callable[[Array], Array]:
+        """Load graph ``name``, and return it as a function of one array; BundleError if it has more inputs or outputs."""
+        spec = self._manifest.graph(name)
+        if len(spec.inputs) != 1 or len(spec.outputs) != 1:
+            raise BundleError(
+                f"graph {name!r} makes samples of files, so that it reads one array and gives one; export the bundle again"
+            )
+        (port,), (output,) = spec.inputs, spec.outputs
+        loaded = self._engine.load(spec, self._blobs.get(spec.blob))
+
+        def apply(rows: Array) -> Array:
+            check_port(port, rows)
+            return np.array(loaded.run({port.name: rows}, {}).arrays[output.name])  # memory of its own
+
+        return apply
+
+
+# -- limits of what a bundle may ask of a device ---------------------------------------------------------------
+
+
+def check_manifest_ref(ref: BlobRef, limits: Limits) -> None:
+    """Raise RoundDeclined if the manifest itself is larger than ``limits.max_manifest_bytes``."""
+    _check_sizes([ref], limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes")
+
+
+def check_runtime(manifest: Manifest, engine: Engine) -> None:
+    """Raise RoundDeclined if a graph of the bundle needs a newer release of the engine's runtime than this device has."""
+    least = manifest.least_runtime
+    if least and is_older(engine.version, least):
+        raise RoundDeclined(
+            NO_FORMAT,
+            f"expected {engine.name} {least} or newer for tier {manifest.tier!r}, found {engine.version}; install it by "
+            f'`pip install "{engine.name}>={least}"`',
+            least=least,
+            found=engine.version,
+        )
+
+
+def check_graphs(manifest: Manifest, graphs: Sequence[Graph], memory_bytes: int) -> None:
+    """Raise RoundDeclined if a blob, or all inputs or outputs of one of ``graphs``, exceed the offered memory."""
+    most = max(memory_bytes, _LEAST_BYTES)
+    remedy = "give it more (`edgefl device --memory`), or a tier that needs less"
+    _check_sizes(manifest.blobs, most, "a blob of the bundle", remedy)
+    for graph in graphs:
+        for verb, ports in (("reads", graph.inputs), ("gives", graph.outputs)):
+            needed = sum(_nbytes(port) for port in ports)
+            if needed > most:
+                raise RoundDeclined(
+                    NO_MEMORY,
+                    f"graph {graph.name!r} {verb} {size(needed)} at once, and this device offers {size(memory_bytes)}: "
+                    f"{remedy}",
+                    needs_bytes=needed,
+                    offers_bytes=memory_bytes,
+                )
+
+
+def check_weights(job: Job, manifest: Manifest) -> None:
+    """Raise RoundDeclined if a blob of weights unfolds to more than the graphs of the round could read of it."""
+    read = max(
+        (sum(_nbytes(port) for port in graph.inputs_of("weights")) for graph in manifest.of_round), default=0
+    )
+    units = [*manifest.suffix, *(unit for chunk in manifest.prefix for unit in chunk.units)]
+    refs = [ref for unit in units for ref in job.line(unit)]
+    remedy = "have the server publish what the bundle reads"
+    _check_sizes(refs, _SLACK * read + (1 << 20), "a blob of weights", remedy)
+
+
+def _check_sizes(refs: Iterable[BlobRef], most: int, name: str, remedy: str) -> None:
+    for ref in refs:
+        unfolded = max(ref.size, ref.raw)
+        if unfolded > most:
+            raise RoundDeclined(
+                NO_MEMORY,
+                f"{name} ({ref.sha256[:12]}) has {size(unfolded)} where at most {size(most)} are of use: {remedy}",
+                needs_bytes=unfolded,
+            )
+
+
+def _nbytes(port: Port) -> int:
+    """Return the exact bytes of a port, also of shapes that no array has."""
+    return int(np.dtype(port.dtype).itemsize) * math.prod(port.shape)
