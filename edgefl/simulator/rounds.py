@@ -259,7 +259,7 @@ class Rounds:
         return self.trainers.train(portions, self.carries.read)
 
     def _work(self, opened: OpenRound, fetched: Mapping[str, FetchedWeights]) -> dict[str, ClientWork]:
-        """What each selected client has to do."""
+        """Return the work of each selected client."""
         index, samples, most = self.spec.index(opened.position), self.data.samples, self._rules.samples
         work = {}
         for each in opened.assignments.values():
@@ -269,7 +269,7 @@ class Rounds:
         return work
 
     def _arrivals(self, opened: OpenRound, work: Mapping[str, ClientWork]) -> list[tuple[float, Assignment]]:
-        """Who reports before the deadline, and when, in seconds since the round began: the first one first."""
+        """Return the arrivals before the deadline in seconds since the round's start, with their tasks, earliest first."""
         fleet, arriving = self.fleet, []
         for each in opened.assignments.values():
             took = fleet.seconds(each.device, work[each.device])

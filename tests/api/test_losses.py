@@ -29,6 +29,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed
 from edgefl_server.storage.history import History
+from tests.support.arrays import weights_of
 
 HERE = Path(__file__).resolve()
 VOCABULARY, LENGTH = 7, 5
@@ -259,7 +260,7 @@ def test_a_column_of_numbers_is_a_label_of_one_number(tmp_path: Path) -> None:
 
 def evaluated(spec: edgefl.submodels.ModelSpec, data: edgefl.data.Dataset) -> dict[str, float]:
     algorithm = sgd(Objective.of(OutputSide(spec, 0)), batch=4)
-    weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    weights = weights_of(spec)
     return dict(evaluation(spec, algorithm, data, "cpu")(weights))
 
 

@@ -24,6 +24,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from tests.support.arrays import weights_of
 
 Reals = npt.NDArray[np.float64]
 
@@ -71,7 +72,7 @@ class Coding:
     @property
     def arrays(self) -> Arrays:
         """The round's weights."""
-        return {name: tensor.numpy() for name, tensor in self.weights.items()}
+        return weights_of(self)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -26,6 +26,7 @@ from edgefl_export.deploy.export import deploy
 from edgefl_export.deploy.program import Subject
 from edgefl_export.deploy.target import DeployTarget
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, reader
+from tests.support.arrays import weights_of
 
 PIXELS = {"x": TensorSpec((3, 6, 6)), "place": TensorSpec((2,))}
 
@@ -67,10 +68,6 @@ def pictures(rows: int = 24) -> Dataset:
 def placed(outputs: int = CLASSES, **more: object) -> ModelSpec:
     torch.manual_seed(2)
     return split(Placed(outputs), sample=PIXELS, classes=CLASSES, **more)  # type: ignore[arg-type]
-
-
-def weights_of(spec: ModelSpec) -> Arrays:
-    return {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
 
 
 def run(model: bytes, inputs: Arrays) -> Array:

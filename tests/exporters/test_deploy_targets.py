@@ -33,6 +33,7 @@ from edgefl_export.deploy.target import DeployTarget, files_of, refuse_existing,
 from tests.cli.runner import runner
 from tests.docs.documents import blocks
 from tests.pairs import slow
+from tests.support.arrays import weights_of
 
 NAMES = ("cat", "dog", "owl")
 GUIDE = Path(__file__).resolve().parents[2] / "docs/models/deploy.md"
@@ -72,7 +73,7 @@ def spec_of(module: nn.Module, data: Dataset) -> ModelSpec:
 
 def made(module: nn.Module, data: Dataset, **target: Any) -> Deployment:
     spec = spec_of(module, data)
-    weights = {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
+    weights = weights_of(spec)
     return DeploymentBuilder(
         spec, data, weights, bn_eval="moving" if isinstance(module, Pictures) else "frozen"
     ).deployment(OutputSide(spec, 0), target=DeployTarget(**target), origin=WeightsOrigin("fed", "run-1", 7))

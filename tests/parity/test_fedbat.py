@@ -32,6 +32,7 @@ from tests.invariants.fiarse.training import (
 from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import local_data
+from tests.support.arrays import as_tensors
 from tests.support.reference import run_round
 
 STEPS, SEED = 4, 3
@@ -86,7 +87,7 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) 
         lambda given: algorithm.finish.fn(given | noise),
         {name: port for name, port in algorithm.finish.inputs.items() if name not in noise},
     )
-    payload = {name: torch.from_numpy(array) for name, array in placement.payload.items()}
+    payload = as_tensors(placement.payload)
 
     def feed(function: Function, step: int) -> Tensors:
         if not any(name.startswith("batch.") for name in function.inputs):

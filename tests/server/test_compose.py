@@ -32,6 +32,7 @@ from edgefl_server.compose import _rules, _scalars, compose
 from edgefl_server.coordinator.roster import tier_of
 from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
 from edgefl_server.run_spec import DownlinkSpec, RunSpec
+from tests.support.arrays import weights_of
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -292,7 +293,7 @@ def test_evaluation_is_inference_of_the_whole_model_on_all_test_samples(bn: str)
     spec = federation_model(
         federation(model={"name": "resnet8", "bn": bn, "options": {"widths": [4, 4, 4]}}), DATASET
     )
-    weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    weights = weights_of(spec)
     found = evaluation(spec, sgd(Objective.of(OutputSide(spec, 0))), DATASET, "cpu")(weights)
     with torch.inference_mode():
         logits = spec.module.eval()(torch.from_numpy(DATASET.read(DATASET.test_x)))

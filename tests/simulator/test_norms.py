@@ -19,6 +19,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
+from tests.support.arrays import as_tensors
 
 WIDTH = {"half": {"kind": "width", "gamma": 0.25, "count": 2}}
 IMPORTANCE = {
@@ -77,9 +78,7 @@ def federation(norm: str, tiers: dict[str, object], path: Path, **algorithm: obj
 def by_hand(norm: str, dataset: Dataset, weights: Arrays, *, estimated: bool) -> float:
     """Return the accuracy of torch's own module; with ``estimated`` its statistics are cumulative averages."""
     module = network("batch" if norm == "static" else norm)
-    module.load_state_dict(
-        {name: torch.from_numpy(array.copy()) for name, array in weights.items()}, strict=False
-    )
+    module.load_state_dict(as_tensors(weights), strict=False)
     with torch.no_grad():
         if estimated:  # as HeteroFL asks the whole training data once
             for place in (1, 4):

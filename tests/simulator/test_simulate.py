@@ -184,17 +184,8 @@ def test_fewer_clients_than_a_round_needs_are_named(tmp_path: Path) -> None:
 def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text('[model]\nname = "mlp"\noptions = { hidden = [8] }\n[data]\nname = "digits"\n')
-    arguments = (
-        file,
-        "--rounds",
-        "2",
-        "--set",
-        "algorithm.steps=1",
-        "--set",
-        "tiers.all.count=2",
-        "--out",
-        tmp_path / "out",
-    )
+    changes = "--rounds", "2", "--set", "algorithm.steps=1", "--set", "tiers.all.count=2"
+    arguments = (file, *changes, "--out", tmp_path / "out")
     ran = command("simulate", *arguments, "--json")
 
     assert ran.returncode == 0, ran.stderr

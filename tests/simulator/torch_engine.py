@@ -14,6 +14,7 @@ from edgefl.simulator.functions import Functions, Recorded, SimulationPlan
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, Outputs, State
+from tests.support.arrays import as_tensors
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class _Loaded:
     recorded: Recorded
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
-        given = {name: torch.from_numpy(array.copy()) for name, array in feeds.items()}
+        given = as_tensors(feeds)
         out = self.recorded(given | {port.name: state[port.name] for port in self.graph.inputs_of("state")})
         mine = {port.name: out[port.name] for port in self.graph.outputs}
         return Outputs(
@@ -48,7 +49,7 @@ class TorchEngine:
         return {name: tensor.numpy() for name, tensor in state.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+        return as_tensors(arrays)
 
 
 def torch_engines(federation: Federation, dataset: Dataset) -> Mapping[str, Engine]:

@@ -33,6 +33,7 @@ from edgefl.submodels.width.submodel import channels_of
 from edgefl.wire.regions import Block, extract
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, Sorted, model, rows, whole
+from tests.support.arrays import as_tensors, weights_of
 
 
 def test_a_view_of_one_dimension_as_two_makes_its_atom_a_product() -> None:
@@ -156,10 +157,10 @@ def test_a_model_whose_channels_change_places_everywhere_computes_the_same(name:
 
 
 def _with(spec: ModelSpec, channels: Channels, selection: Selection) -> torch.nn.Module:
-    arrays = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    arrays = weights_of(spec)
     local = extract(arrays, regions(channels, selection))
     other = copy.deepcopy(spec.module)
-    other.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in local.items()})
+    other.load_state_dict(as_tensors(local))
     return other
 
 

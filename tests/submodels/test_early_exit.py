@@ -19,7 +19,6 @@ from edgefl.errors import ModelError
 from edgefl.models.exits import Exit, ExitSpec, with_exits
 from edgefl.models.losses import CROSS_ENTROPY, SquaredError
 from edgefl.models.losses.exit_loss import ExitLoss, divergence
-from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18
@@ -36,6 +35,7 @@ from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import Block, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
+from tests.support.arrays import as_tensors, weights_of
 from tests.support.reference import partial_average, run_round
 from tests.support.regions import assert_inside
 
@@ -198,7 +198,7 @@ def test_sizes_and_exits_that_there_are_not_are_refused_with_what_there_is() -> 
 
 def test_a_level_in_full_width_reads_units_and_a_narrow_one_has_a_payload() -> None:
     spec = _spec()
-    arrays = _arrays(spec)
+    arrays = weights_of(spec)
     whole, narrow = EarlyExit(spec, 2), EarlyExit(spec, 2, 0.5)
     assert whole.units == ("stem", "block1", "block1_exit", "block2", "block2_exit")
     assert not whole.place(arrays, 1).payload and set(whole.place(arrays, 1).regions.values()) == {None}
@@ -383,15 +383,11 @@ def _infer(module: nn.Sequential, x: Tensor) -> Tensor:
     return out
 
 
-def _arrays(spec: ModelSpec) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in spec.weights.items()}
-
-
 def _local(part: Submodel) -> Tensors:
     """What a device starts from."""
-    arrays = _arrays(part.spec)
+    arrays = weights_of(part.spec)
     local = extract(arrays, part.place(arrays, 1).regions)
-    return {name: torch.from_numpy(array.copy()) for name, array in local.items()}
+    return as_tensors(local)
 
 
 def _equal(one: Tensors, other: Tensors) -> bool:

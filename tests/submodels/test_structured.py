@@ -28,10 +28,10 @@ from edgefl.submodels.structured.carrier import THETA
 from edgefl.submodels.structured.counts import Score, cost_of, layouts, search, strongest
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import Block, extract
-from edgefl.wire.tensors import Arrays
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, model, rows
 from tests.submodels.nets import whole as one_unit
+from tests.support.arrays import as_tensors, weights_of
 from tests.support.reference import run_round
 from tests.support.regions import assert_inside
 
@@ -39,10 +39,6 @@ from tests.support.regions import assert_inside
 @cache
 def resnet() -> ModelSpec:
     return model("resnet8")
-
-
-def arrays_of(spec: ModelSpec) -> Arrays:
-    return {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
 
 
 def size(part: Structured) -> int:
@@ -55,13 +51,13 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     spec = model(name)
     gamma = 0.5
     part = importance_structured(spec, gamma=gamma)
-    arrays = arrays_of(spec)
+    arrays = weights_of(spec)
 
     placement = part.place(arrays, 1)
 
     assert_inside(placement.regions, {name: array.shape for name, array in arrays.items()})
     assert size(part) <= gamma * sum(parameter.numel() for parameter in spec.module.parameters())
-    payload = {name: torch.from_numpy(array.copy()) for name, array in placement.payload.items()}
+    payload = as_tensors(placement.payload)
     part.suffix.load_state_dict({name: payload[name] for name in placement.regions}, strict=True)
     with torch.no_grad():
         assert part.suffix.eval()(rows(spec.sample)).shape == spec.module.eval()(rows(spec.sample)).shape
@@ -156,7 +152,7 @@ def test_ties_go_to_the_lowest_index_and_the_first_layer() -> None:
 def test_the_score_of_a_channel_is_the_rms_of_all_kernels_that_make_it() -> None:
     spec = resnet()
     part = importance_structured(spec, gamma=0.4)
-    w = arrays_of(spec)
+    w = weights_of(spec)
     [group] = [group for group in part._groups if group.scored[0].name == "block2.conv2.weight"]
     made = [w["block2.conv2.weight"].reshape(6, -1), w["block2.shortcut.conv.weight"].reshape(6, -1)]
     expected = np.sqrt(np.square(np.concatenate(made, axis=1)).mean(1))
@@ -173,19 +169,19 @@ def test_the_score_of_a_channel_is_the_rms_of_all_kernels_that_make_it() -> None
 def test_relative_scores_ask_how_much_a_layer_has_grown() -> None:
     spec = resnet()
     plain, relative = (importance_structured(spec, gamma=0.4, relative=flag) for flag in (False, True))
-    weights = arrays_of(spec)
+    weights = weights_of(spec)
     weights["block3.conv1.weight"] *= 1.5
     assert plain.numbers != relative.numbers
     name = "block3.conv1.weight[0]"
     assert relative.replanned(weights).layers[name][0] > relative.layers[name][0]
-    grown = {key: value * 3 for key, value in arrays_of(spec).items()}
+    grown = {key: value * 3 for key, value in weights_of(spec).items()}
     assert relative.replanned(grown).numbers == relative.numbers
 
 
 def test_each_round_holds_the_strongest_channels_of_its_weights_in_the_same_shapes() -> None:
     spec = resnet()
     part = importance_structured(spec, gamma=0.4)
-    weights = arrays_of(spec)
+    weights = weights_of(spec)
     first = part.place(weights, 1)
     position = 3
     assert position not in tuple(first.regions["block1.conv1.weight"].axes[0])  # type: ignore[union-attr]
@@ -206,7 +202,7 @@ def test_each_round_holds_the_strongest_channels_of_its_weights_in_the_same_shap
 def test_a_tier_can_be_planned_anew_at_the_cost_of_a_new_bundle() -> None:
     spec = resnet()
     part = importance_structured(spec, gamma=0.4)
-    weights = arrays_of(spec)
+    weights = weights_of(spec)
     assert part.replanned(weights).identity == part.identity, "nothing has changed"
     weights["block3.conv1.weight"] *= 4
     later = part.replanned(weights)
@@ -267,7 +263,7 @@ def test_too_small_a_gamma_names_the_large_tensors_that_stay_whole_and_why(budge
 def test_gamma_1_is_the_whole_model_under_its_own_units() -> None:
     part = importance_structured(resnet())
     assert part.carrier is None and part.units == resnet().units
-    assert set(part.place(arrays_of(resnet()), 1).regions.values()) == {None}
+    assert set(part.place(weights_of(resnet()), 1).regions.values()) == {None}
     assert part.suffix is resnet().module
 
 
@@ -278,7 +274,7 @@ def test_a_layer_with_a_single_channel_has_no_threshold_to_lose_it_by() -> None:
         "block1.conv1.weight",
         "block3.conv1.weight",
     ]
-    thresholds = part.place(arrays_of(resnet()), 1).payload[THETA]
+    thresholds = part.place(weights_of(resnet()), 1).payload[THETA]
     assert thresholds[0] == 0 and thresholds[1] > 0
 
 
@@ -331,7 +327,7 @@ def test_what_cannot_be_is_refused_with_what_would_fit() -> None:
         importance_structured(one_unit(Written()), gamma=0.5)
     with pytest.raises(ConfigError, match="no option 'ratio'"):
         build(spec, "importance_structured", ratio=0.5)
-    weights = arrays_of(spec)
+    weights = weights_of(spec)
     weights["block1.conv1.weight"][0] = np.nan
     with pytest.raises(ModelError, match=r"'block1\.conv1\.weight' has entries that are NaN"):
         importance_structured(spec, gamma=0.4).place(weights, 1)

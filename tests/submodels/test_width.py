@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -40,6 +40,7 @@ from tests.submodels.nets import (
     rows,
     whole,
 )
+from tests.support.arrays import as_tensors, weights_of
 from tests.support.reference import run_round
 from tests.support.regions import assert_inside
 
@@ -88,13 +89,13 @@ def test_the_analysis_of_a_model_is_made_once() -> None:
 @pytest.mark.parametrize("name", mostly_slow(MODELS[::2], ("cnn", "lstm_lm", "Grouped", "Uneven")))
 def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
     spec = model(name)
-    arrays = _arrays(spec)
+    arrays = weights_of(spec)
     x = rows(spec.sample)
     for ratio in (0.3, 0.5):
         part = Width(spec, ratio)
         placement = part.place(arrays, 1)
         assert_inside(placement.regions, {name: array.shape for name, array in arrays.items()})
-        local = _tensors(placement.payload)
+        local = as_tensors(placement.payload)
         part.suffix.load_state_dict(local, strict=True)
         assert _count(local) < 0.75 * _count(spec.weights)
         with torch.no_grad():
@@ -125,7 +126,7 @@ def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
     """Where no norm looks across channels: all entries outside the slice are 0, the shifts of batch norm too."""
     spec = model(name)
     part = Width(spec, 0.5, rolling=rolling)
-    arrays = _arrays(spec)
+    arrays = weights_of(spec)
     placement = part.place(arrays, 3)
     without = {}
     for key, region in placement.regions.items():
@@ -137,8 +138,8 @@ def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
     x = rows(spec.sample)
 
     with torch.no_grad():
-        spec.module.load_state_dict(_tensors(without))
-        part.suffix.load_state_dict(_tensors(placement.payload))
+        spec.module.load_state_dict(as_tensors(without))
+        part.suffix.load_state_dict(as_tensors(placement.payload))
         expected, found = spec.module.eval()(x), part.suffix.eval()(x)
 
     assert expected.abs().max() > 0.01
@@ -347,18 +348,10 @@ def test_words_of_which_all_stay_do_not_refuse_a_slice() -> None:
 
 def test_a_placement_is_a_pure_function_of_weights_and_round() -> None:
     spec = model("vit")
-    arrays = _arrays(spec)
+    arrays = weights_of(spec)
     one, other = (Width(spec, 0.5, rolling=True).place(arrays, 4) for _ in range(2))
     assert one.regions == other.regions
     assert all(one.payload[name].tobytes() == other.payload[name].tobytes() for name in one.payload)
-
-
-def _arrays(spec: ModelSpec) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
-
-
-def _tensors(arrays: Mapping[str, np.ndarray]) -> Tensors:
-    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
 
 
 def _count(tensors: Tensors) -> int:

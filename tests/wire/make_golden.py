@@ -110,31 +110,34 @@ PATCH_GOAL = {
 }
 PATCH = patches.patch(PATCH_OLD, PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) or b""
 
-PAGED = Round(
+STEM = (describe(b"stem weights", 131072),)
+HEAD = (describe(bytes(range(10)), 4),)
+WEAK = describe(b"weak bundle", 131072)
+
+ROUND = Round(
     run="run-7",
     round=3,
     state="open",
     model_version="9f" * 32,
-    offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
-    units={"stem": (describe(b"stem weights", 131072),), "head": (describe(bytes(range(10)), 4),)},
+    offers={"onnx": Offer(bundles={"weak": WEAK})},
+    units={"stem": STEM},
     hyper={"lr": 0.05},
     base=1,
     deadline=1767225600.5,
+)
+
+PAGED = msgspec.structs.replace(
+    ROUND,
+    units={"stem": STEM, "head": HEAD},
     mirrors=("https://weights.example.org/demo",),
     mirrors_only=True,
     v=3,
 )
 
-LIVE = Round(
-    run="run-7",
+LIVE = msgspec.structs.replace(
+    ROUND,
     round=5,
-    state="open",
-    model_version="9f" * 32,
-    offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
-    units={"stem": (describe(b"stem weights", 131072),)},
-    hyper={"lr": 0.05},
     base=5,
-    deadline=1767225600.5,
     live={
         3: Live(
             model_version="7c" * 32, units={"stem": (describe(b"older weights", 131072),)}, hyper={"lr": 0.1}
@@ -143,40 +146,23 @@ LIVE = Round(
 )
 
 MESSAGES: dict[str, Message] = {
-    "round_open": Round(
-        run="run-7",
-        round=3,
-        state="open",
-        model_version="9f" * 32,
+    "round_open": msgspec.structs.replace(
+        ROUND,
         offers={
-            "onnx": Offer(
-                bundles={"weak": describe(b"weak bundle", 131072)}, signatures={"weak": bytes(range(64))}
-            ),
+            "onnx": Offer(bundles={"weak": WEAK}, signatures={"weak": bytes(range(64))}),
             "executorch": Offer(
                 bundles={"weak": describe(b"weak bundle for phones", 131072)},
                 signatures={"weak": bytes(range(64, 128))},
             ),
         },
         units={
-            "stem": (describe(b"stem weights", 131072),),
-            "head": (describe(bytes(range(10)), 4),),
+            "stem": STEM,
+            "head": HEAD,
             "tail": (describe(b"keyframe", 131072), describe(ZSTD_FRAME, 131072, raw=1000)),
         },
-        hyper={"lr": 0.05},
-        base=1,
-        deadline=1767225600.5,
     ),
-    "round_with_mirrors": Round(
-        run="run-7",
-        round=3,
-        state="open",
-        model_version="9f" * 32,
-        offers={"onnx": Offer(bundles={"weak": describe(b"weak bundle", 131072)})},
-        units={"stem": (describe(b"stem weights", 131072),)},
-        hyper={"lr": 0.05},
-        base=1,
-        deadline=1767225600.5,
-        mirrors=("https://weights.example.org/demo", "http://10.0.0.7:8480"),
+    "round_with_mirrors": msgspec.structs.replace(
+        ROUND, mirrors=("https://weights.example.org/demo", "http://10.0.0.7:8480")
     ),
     "round_live": LIVE,
     "round_live_paged": LIVE.paged(describe(LIVE.page, 131072)),
@@ -242,12 +228,10 @@ MESSAGES: dict[str, Message] = {
         sha256="ab" * 32,
     ),
     "decline": Decline(round=3, nonce="0011aabb", reason="no-carry", text="it kept nothing of round 1"),
-    "profile_offer": ProfileOffer(
-        until=1767225600.5, blobs=(describe(b"weak bundle", 131072), describe(bytes(range(10)), 4))
-    ),
+    "profile_offer": ProfileOffer(until=1767225600.5, blobs=(WEAK, *HEAD)),
     "profile_request": ProfileRequest(
         nonce="0011aabbccddeeff",
-        bundles={"onnx": describe(b"weak bundle", 131072)},
+        bundles={"onnx": WEAK},
         within_s=300.0,
         repeat=20,
         signatures={"onnx": bytes(range(64))},

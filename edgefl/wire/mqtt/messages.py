@@ -84,7 +84,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier round that still accepts updates. The fields are those of :class:`Round`."""
+    """An earlier round that still accepts updates. The fields equal the ones of :class:`Round`."""
 
     model_version: str
     units: dict[str, tuple[BlobRef, ...]]

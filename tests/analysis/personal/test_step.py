@@ -17,6 +17,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build
 from tests.analysis.personal.users import BATCH, personal, whole
 from tests.invariants.embracingfl.tiny import samples, tiny
+from tests.support.arrays import as_tensors, weights_of
 from tests.support.reference import run_round
 
 
@@ -62,8 +63,8 @@ def test_of_an_importance_tier_the_values_move_and_the_mask_stays() -> None:
     spec = tiny("cnn")
     submodel = build(spec, "importance", gamma=0.25)
     algorithm = personal(submodel)
-    arrays = submodel.place({name: tensor.numpy() for name, tensor in spec.weights.items()}, 1).payload
-    payload = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    arrays = submodel.place(weights_of(spec), 1).payload
+    payload = as_tensors(arrays)
     given, _ = _given("cnn")
     assert algorithm.personalize is not None
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.analysis.personal.evaluate import Adapter
 from edgefl.api.model import sample_spec
@@ -24,6 +22,7 @@ from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from edgefl_export.bundle.formats import format_of
 from tests.analysis.personal.users import personal
 from tests.invariants.embracingfl.tiny import tiny
+from tests.support.arrays import as_tensors
 
 CHUNK, BATCH = 4096, 8
 
@@ -45,7 +44,7 @@ class Tier:
         """The same model in torch."""
         weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
         payload = self.submodel.place(weights, 1).payload or weights
-        held = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
+        held = as_tensors(payload)
         return Adapter(self.algorithm, held, [part.forward for part in self.prefix])
 
     def get(self, ref: BlobRef) -> bytes:

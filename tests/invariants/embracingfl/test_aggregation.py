@@ -13,6 +13,7 @@ from edgefl.models.zoo.resnet import resnet8
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from tests.support.arrays import weights_of
 from tests.support.reference import partial_average
 
 CUTS = {"strong": 0, "moderate": 2, "weak": 3}
@@ -21,10 +22,6 @@ Uploads = list[tuple[OutputSide, Arrays]]
 
 def model(bn: str = "global") -> ModelSpec:
     return resnet8(widths=(4, 8, 16), bn=bn, seed=1)  # type: ignore[arg-type]
-
-
-def numpy_of(spec: ModelSpec) -> Arrays:
-    return {name: tensor.numpy().copy() for name, tensor in spec.weights.items()}
 
 
 def uploads_of(spec: ModelSpec, *tiers: str) -> Uploads:
@@ -39,7 +36,7 @@ def uploads_of(spec: ModelSpec, *tiers: str) -> Uploads:
 
 
 def aggregate(spec: ModelSpec, uploads: Uploads, weights: list[int] | None = None) -> Arrays:
-    old = numpy_of(spec)
+    old = weights_of(spec)
     counted = weights or [1] * len(uploads)
     aggregator = Aggregator(layout_of(old), weight_limit=sum(counted) or 1)
     for (submodel, arrays), weight in zip(uploads, counted, strict=True):
@@ -94,7 +91,7 @@ def test_i5_weighted_by_samples_it_is_the_weighted_mean() -> None:
 
 def test_i5_a_unit_nobody_trained_is_unchanged() -> None:
     spec = model()
-    old, new = numpy_of(spec), aggregate(spec, uploads_of(spec, "weak", "weak"))
+    old, new = weights_of(spec), aggregate(spec, uploads_of(spec, "weak", "weak"))
     trained = set(OutputSide(spec, CUTS["weak"]).holds)
     assert trained and trained < set(old)
     for name in old:
@@ -111,7 +108,7 @@ def test_i5_every_order_of_the_clients_gives_the_same_bits() -> None:
 def test_i7_all_strong_through_cuts_has_the_bits_of_fedavg_without_cuts() -> None:
     spec = model()
     uploads = uploads_of(spec, *["strong"] * 3)
-    old = numpy_of(spec)
+    old = weights_of(spec)
     fedavg = Aggregator(layout_of(old), weight_limit=3)
     for _, arrays in uploads:
         fedavg.add(fedavg.check(arrays, dict.fromkeys(old)), 1)
@@ -132,7 +129,7 @@ def test_i7_averaging_one_client_changes_nothing() -> None:
 
 def test_i14_static_batch_norm_leaves_no_moving_statistics_on_the_server() -> None:
     spec = model("static")
-    old = numpy_of(spec)
+    old = weights_of(spec)
     assert old and not any("running" in name for name in old)
     assert set(aggregate(spec, uploads_of(spec, "strong", "weak"))) == set(old)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ModelError
-from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.objective import Objective
@@ -20,6 +18,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import Block, extract, local_shape
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.support.arrays import as_tensors, weights_of
 from tests.support.reference import partial_average, run_round
 from tests.support.regions import assert_inside
 
@@ -122,19 +121,15 @@ def test_i13_models_without_anything_to_cut_and_wrong_ratios_are_refused() -> No
         Width(resnet8(), 0.0)
 
 
-def _arrays(spec: ModelSpec) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in spec.weights.items()}
-
-
 def _placed(part: Submodel) -> dict[str, object]:
-    return dict(part.place(_arrays(part.spec), 1).regions)
+    return dict(part.place(weights_of(part.spec), 1).regions)
 
 
 def _local(part: Submodel) -> Tensors:
     """What a device starts from."""
-    arrays = _arrays(part.spec)
+    arrays = weights_of(part.spec)
     local = extract(arrays, part.place(arrays, 1).regions)
-    return {name: torch.from_numpy(array.copy()) for name, array in local.items()}
+    return as_tensors(local)
 
 
 def _coverage(part: Width) -> Tensors:

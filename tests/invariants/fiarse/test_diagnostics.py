@@ -33,6 +33,7 @@ from edgefl.submodels.importance.thresholds import (
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
 from tests.rings.rows import mostly_slow
+from tests.support.arrays import as_tensors
 
 SIZES = (0.1, 0.4)
 
@@ -119,7 +120,7 @@ def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
     before = {name: array.tobytes() for name, array in own_weights(spec).items()}
     found = cut_model(spec, 1 / 4)
     objective = Objective.of(OutputSide(spec, 0))
-    masked = {name: torch.from_numpy(array) for name, array in found.apply(own_weights(spec)).items()}
+    masked = as_tensors(found.apply(own_weights(spec)))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, *spec.sample.shape, generator=generator)
     whole = objective.predict(spec.weights, x)

@@ -47,6 +47,7 @@ from tests.invariants.fiarse.training import (
 from tests.parity.rounds import local_data
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
+from tests.support.arrays import as_tensors
 from tests.support.reference import partial_average, run_round
 
 X, G, HALF = torch.tensor([[0.6, -0.8]]), torch.tensor([[1.0, 2.0]]), torch.tensor([0.5])
@@ -337,7 +338,7 @@ def test_r5_a_round_on_the_device_equals_the_round_in_torch(tmp_path: Path) -> N
         def feed(_: object, __: int, batches=batches) -> Tensors:
             return dict(zip(("batch.0.x", "batch.0.y"), next(batches), strict=True))
 
-        payload = {name: torch.from_numpy(array) for name, array in placement.payload.items()}
+        payload = as_tensors(placement.payload)
         expected = run_round(algorithm_of(part, steps=4, lr=LR), payload, feed).update
         assert update.keys() == expected.keys() == placement.regions.keys()
         for name, value in expected.items():
@@ -357,7 +358,7 @@ def test_r5_a_mixed_federation_averages_every_entry_over_its_holders() -> None:
             for name, array in extract(arrays, regions).items()
         }
         aggregator.add(aggregator.check(update, regions), 1)
-        uploads.append((regions, {name: torch.from_numpy(array) for name, array in update.items()}))
+        uploads.append((regions, as_tensors(update)))
     expected = partial_average(spec.weights, uploads)
     found = aggregator.result(arrays)
     for name, value in expected.items():

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -185,14 +185,17 @@ def test_another_authority_is_named(secure: SecureBroker, connect: SessionFactor
     assert "CERTIFICATE_VERIFY_FAILED" in reason and f"not of the authority in {other}" in reason
 
 
-def test_the_systems_authorities_do_not_know_a_labs(secure: SecureBroker, connect: SessionFactory) -> None:
-    reason = wait_for(connect(secure.user("pi-1", ca_file="", tls=True)), Disconnected).reason
-    assert "of no authority known here" in reason
-
-
-def test_a_certificate_for_another_name_is_named(secure: SecureBroker, connect: SessionFactory) -> None:
-    reason = wait_for(connect(secure.user("pi-1", host="127.1")), Disconnected).reason
-    assert "for another name than 127.1" in reason
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"ca_file": "", "tls": True}, "of no authority known here"),
+        ({"host": "127.1"}, "for another name than 127.1"),
+    ],
+)
+def test_a_certificate_of_another_authority_or_name_is_named(
+    secure: SecureBroker, connect: SessionFactory, change: dict[str, Any], text: str
+) -> None:
+    assert text in wait_for(connect(secure.user("pi-1", **change)), Disconnected).reason
 
 
 @pytest.mark.parametrize("version", ["5", "3.1.1"])
@@ -215,14 +218,14 @@ def test_plain_mqtt_at_a_port_of_tls_is_named(secure: SecureBroker, connect: Ses
     assert "does it want TLS" in reason
 
 
-def test_tls_at_a_plain_port_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
-    reason = wait_for(connect(replace(mosquitto.address, tls=True)), Disconnected).reason
-    assert "is this port one for TLS?" in reason
-
-
-def test_websocket_at_a_port_without_it_is_named(mosquitto: BrokerProcess, connect: SessionFactory) -> None:
-    reason = wait_for(connect(replace(mosquitto.address, path="/mqtt")), Disconnected).reason
-    assert "cannot reach the broker" in reason
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [({"tls": True}, "is this port one for TLS?"), ({"path": "/mqtt"}, "cannot reach the broker")],
+)
+def test_tls_or_websocket_at_a_plain_port_is_named(
+    mosquitto: BrokerProcess, connect: SessionFactory, change: dict[str, Any], text: str
+) -> None:
+    assert text in wait_for(connect(replace(mosquitto.address, **change)), Disconnected).reason
 
 
 def test_a_refused_publish_is_told_with_its_topic(secure: SecureBroker, connect: SessionFactory) -> None:
