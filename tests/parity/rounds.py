@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from edgefl import algorithms
-from edgefl.algorithms.submodels.frozen_forward import chunk_forward
+from edgefl.algorithms.submodels.frozen_forward import chunk_forward, multi_step_forward
 from edgefl.api.model import sample_spec
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
@@ -33,7 +33,7 @@ from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_export.bundle.build import Label, Prefix, build_bundle
 from edgefl_export.bundle.formats import format_of
 from tests.parity.forms import engine_of
-from tests.support import reference as simulation
+from tests.support.reference import run_round
 
 CHUNK_BYTES = 4096
 
@@ -198,7 +198,7 @@ def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
     y = torch.from_numpy(fitted.y)
     weights = {name: tensor.clone() for name, tensor in tier.spec.weights.items()}
     others = {name: torch.from_numpy(array) for name, array in fitted.others.items()}
-    rows = simulation.multi_step_forward(tier.forward, weights, x, others) if tier.forward else x
+    rows = multi_step_forward(tier.forward, weights, x, others) if tier.forward else x
     parts = prefixed("batch.0", {"x": rows, SAMPLE: x, **others, "y": y})
     batches = Batches(seed, len(fitted), tier.bundle.manifest.batch)
 
@@ -206,4 +206,4 @@ def in_torch(tier: Exported, data: LocalData, seed: int) -> Tensors:
         indices = torch.from_numpy(batches.indices(0, step))
         return {name: tensor[indices] for name, tensor in parts.items()}
 
-    return simulation.run_round(tier.algorithm, weights, feed).update
+    return run_round(tier.algorithm, weights, feed).update
