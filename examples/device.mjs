@@ -247,7 +247,7 @@ const named = Object.entries(defaults).map(([name, value]) => [name, { type: "st
 const options = parseArgs({ options: Object.fromEntries(named) }).values;
 const data = JSON.parse(readFileSync(options.data)), engines = { onnxruntime: ort.env.versions.web };
 const hello = { agent: "node/1", memory_bytes: 0, cores: 1, samples: data.y.length, engines };
-// A client id that nobody can guess, the same at every start: whoever knows it can end our connections.
+// A secret client id, the same at every start: a client with our id can end our connections.
 const idFile = `${options.data}.id`;
 if (!existsSync(idFile)) writeFileSync(idFile, `d${randomBytes(11).toString("hex")}`);
 const clientId = readFileSync(idFile, "utf8");

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import paho.mqtt.client as mqtt
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # else it tells its makers about this device
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # without it onnxruntime sends telemetry
 import onnxruntime
 
 CHUNK_BYTES, WINDOW, PATIENCE_S = 128 * 1024, 8, 10.0
@@ -23,7 +23,7 @@ pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
 def kept_id(path):
-    """A client id that nobody can guess, the same at every start: whoever knows it can end our connections."""
+    """Return a secret client id, the same at every start: a client with our id can end our connections."""
     if not os.path.exists(path):
         with open(path, "w") as file:
             file.write("d" + secrets.token_hex(11))
