@@ -146,7 +146,6 @@ TABLES = (
             ("peak over idle, MB", number("peak_over_idle_bytes", 1, _MB)),
             ("predicted, off by", percent("predicted_error")),
             ("of strong", number("over_strong", 2)),
-            ("a step, ms", number("step_ms", 0)),
             ("down, MB", number("down_bytes", 1, _MB)),
             ("up, MB", number("up_bytes", 1, _MB)),
         ),
