@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgefl.analysis.charts.svg import bar_chart
+from edgefl.analysis.charts import bar_chart
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
