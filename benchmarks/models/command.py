@@ -273,7 +273,7 @@ Trained as they come: {shares}. {len(rows)} of the {text.list}'s {count} archite
 ```
 
 Each model is compared twice: its units with the module as it came, in inference, and every output of each exported graph
-with torch, of which the largest error stands here, relative to the output's largest value. Times are the median of a few
+with torch, of which the table has the largest error, relative to the output's largest value. Times are the median of a few
 steps on one thread with a batch of {batches}, forward, backward and SGD. They are of tiny models, where calls cost as much
 as sums do: [benchmarks]({text.benchmarks}#a-training-step-beside-torch) have those of models at their real size.
 
