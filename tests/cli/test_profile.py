@@ -34,10 +34,10 @@ from edgefl.cli import main
 main()
 """
 AGENT = """
-import math, sys
+import math, sys, threading
 from pathlib import Path
 from edgefl_device.profile.child import ProfilerProcess
-ProfilerProcess(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), lambda: False, math.inf)
+ProfilerProcess(engine="onnx", threads=1).measure(Path(sys.argv[1]), int(sys.argv[2]), threading.Event(), math.inf)
 """
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -164,7 +165,7 @@ def test_confined_processes_measure_the_same(tmp_path: Path) -> None:
     path = tmp_path / "bundle.efl"
     write_bundle(tiny.make_bundle(), path)
     child = ProfilerProcess(engine="onnx", threads=1, confinement=CONFINED)
-    found, free = child.measure(path, 2, lambda: False, math.inf), made.measured()
+    found, free = child.measure(path, 2, threading.Event(), math.inf), made.measured()
     assert [graph.name for graph in found.graphs] == [graph.name for graph in free.graphs]
     assert found.bundle == free.bundle and found.peak_bytes > 0
 
@@ -196,7 +197,9 @@ def test_no_variable_of_the_agent_reaches_what_measures(
     monkeypatch.setenv("EDGEFL_TOKEN", "secret")
     monkeypatch.setattr("edgefl_device.profile.child.command", telling)
     with pytest.raises(RoundDeclined, match="False"):
-        ProfilerProcess(engine="onnx", threads=1).measure(tmp_path / "bundle.efl", 1, lambda: False, math.inf)
+        ProfilerProcess(engine="onnx", threads=1).measure(
+            tmp_path / "bundle.efl", 1, threading.Event(), math.inf
+        )
 
 
 @pytest.mark.parametrize("written", [b"\xc1", bytes(100)])
