@@ -115,7 +115,7 @@ WRONG = {
     "run values.toml": (2, "algorithm.steps: Input should be greater than or equal to 1"),
     "simulate values.toml": (2, "algorithm.lr: Input should be a finite number"),
     "run --out done": (2, "done holds a finished run: use --fresh or another --out"),
-    "simulate --out done": (2, "done holds a simulation: --resume goes on with it"),
+    "simulate --out done": (2, "done holds a simulation: --resume continues it"),
     "simulate no_count.toml": (2, "no tier has a count"),
     "run digits.toml": (2, "digits.toml is not valid TOML: a number has thousands of digits"),
     "run deep.toml": (2, "deep.toml is not valid TOML: lists or tables are nested too deeply"),
