@@ -107,7 +107,7 @@ def carry(harness: RoundHarness) -> None:
 
 
 @ALGORITHMS.case(
-    "Drops the carry of a round that was abandoned (Round.base), and goes on from the one before it."
+    "Drops the carry of a round that was abandoned (Round.base), and continues from the one before it."
 )
 def carry_of_an_abandoned_round(harness: RoundHarness) -> None:
     harness.run += "-abandoned"
@@ -117,7 +117,7 @@ def carry_of_an_abandoned_round(harness: RoundHarness) -> None:
     _carried(harness, first, seed=3, base=good)
 
 
-@ALGORITHMS.case("Drops the carry of an update that was rejected, and goes on from the one before it.")
+@ALGORITHMS.case("Drops the carry of an update that was rejected, and continues from the one before it.")
 def carry_of_a_rejected_update(harness: RoundHarness) -> None:
     harness.run += "-rejected"
     first = _carried(harness, None, seed=1)
@@ -134,7 +134,7 @@ def carry_of_another_run(harness: RoundHarness) -> None:
 
 
 @ALGORITHMS.case(
-    "Follows a method of several exchanges, the second of which goes on from what the first left."
+    "Follows a method of several exchanges, the second of which continues from the state of the first."
 )
 def exchanges(harness: RoundHarness) -> None:
     harness.run += "-exchanges"

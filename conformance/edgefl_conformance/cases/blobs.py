@@ -146,7 +146,7 @@ def wrong_references(harness: RoundHarness) -> None:
     harness.good_round()
 
 
-@BLOBS.case("Waits for a chunk that the broker does not have yet, and goes on when it comes.")
+@BLOBS.case("Waits for a chunk that the broker does not have yet, and continues when it arrives.")
 def late_chunk(harness: RoundHarness) -> None:
     what = fresh(harness.material(), "late")
     data, ref, unit = _first_unit(what)

@@ -76,9 +76,7 @@ def killed_after_the_answer(harness: RoundHarness) -> None:
     harness.good_round()
 
 
-@INTERRUPTIONS.case(
-    "Killed while it fetches, it goes on with what it has, and with the task that comes again."
-)
+@INTERRUPTIONS.case("Killed while it fetches, it continues with its blobs, and with the repeated task.")
 def killed_in_fetching(harness: RoundHarness) -> None:
     harness.ensure()
     play = harness.open(harness.material("tier"), chunk=600)
@@ -99,7 +97,7 @@ def cut_in_sending(harness: RoundHarness) -> None:
     _sent_whole(harness, play, sha256, mark)
 
 
-@CUTS.case("Cut off while it trains, it trains on, and sends its update when the broker is there again.")
+@CUTS.case("Cut off while it trains, it trains on, and sends its update when the broker is back.")
 def cut_in_training(harness: RoundHarness) -> None:
     harness.ensure()
     play = harness.open(harness.material().with_steps(800))

@@ -146,7 +146,7 @@ def greets_again(harness: RoundHarness) -> None:
         expect(harness.server.mine.tasks in asked, "a new subscription to its tasks", sorted(asked))
 
 
-@JOINING.case("Says Hello again when a server without room told it to come later, not before.")
+@JOINING.case("Says Hello again when a server without room asked it to come later, not before.")
 def comes_later(harness: RoundHarness) -> None:
     harness.ensure()
     mark = harness.server.log.mark()

@@ -147,7 +147,7 @@ def another_task(harness: RoundHarness) -> None:
 
 
 @ROUNDS.case(
-    "Goes on with a task of an earlier round that still takes updates (Round.live), and sends it for that round."
+    "Continues with a task of an earlier round that still takes updates (Round.live), and sends it for that round."
 )
 def earlier_round(harness: RoundHarness) -> None:
     play = harness.open(harness.material().with_steps(400))
@@ -198,7 +198,7 @@ def progress(harness: RoundHarness) -> None:
 
 
 @ROUNDS.case(
-    "Goes on after messages that nobody can read: garbage, another version, a missing field, an empty payload."
+    "Continues after unreadable messages: garbage, another version, a missing field, an empty payload."
 )
 def garbage(harness: RoundHarness) -> None:
     harness.ensure()

@@ -38,7 +38,7 @@ def task_of_a_stranger(harness: RoundHarness) -> None:
     _task_is_ignored(harness, lambda task: stranger.seal(harness.server.mine.tasks, task))
 
 
-@TRUST.case("Does nothing for a Round that another key signed, and goes on with the server's own.")
+@TRUST.case("Does nothing for a Round that another key signed, and continues with the server's own.")
 def round_of_a_stranger(harness: RoundHarness) -> None:
     stranger = _stranger(harness)
     _round_is_ignored(
