@@ -151,8 +151,8 @@ class Forwards:
 
     def of(self, module: nn.Sequential, sample: TensorSpec) -> Forward:
         """Return the forward pass of ``module`` on a ``sample``."""
-        units = list(self._spec.module.children())
-        parts = list(module.children())
+        # A Sequential iterates over its places; children() would leave out a module that is used again.
+        units, parts = list(self._spec.module), list(module)
         start = next((at for at, unit in enumerate(units) if parts and unit is parts[0]), 0)
         stop = start + len(parts)
         if len(units[start:stop]) == len(parts) and all(map(operator.is_, units[start:stop], parts)):
@@ -181,7 +181,7 @@ def _forwards(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     made: list[Forward] = []
     with without_values(bare), plain_attention(), _Counting(bare) as counter:
-        for unit in bare.children():
+        for unit in bare:  # not children(), which would run a module that is used twice once
             x = unit(x)
             made.append(counter.take())
     return made

@@ -47,6 +47,16 @@ def test_macs_belong_to_the_weights_they_multiply_with() -> None:
     assert macs_by_weight(spec.module, spec.sample) == {"conv.weight": 36 * 54, "out.weight": 540}
 
 
+def test_a_module_that_is_used_twice_counts_each_time() -> None:
+    twice, pool = nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.MaxPool2d(2)
+    module = nn.Sequential(twice, pool, twice, pool, nn.Flatten(), nn.Linear(8, 5))
+    sample = TensorSpec((2, 8, 8))
+
+    assert macs_by_weight(module, sample) == {"2.weight": (64 + 16) * 36, "5.weight": 40}
+    forwards = Forwards(ModelSpec("twice", module, sample, classes=5))
+    assert forwards.of(module, sample).macs == macs_by_weight(module, sample)
+
+
 def test_products_without_weights_are_counted_too() -> None:
     spec = build_model("vit")
 
