@@ -31,7 +31,8 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import FORMATS
-from edgefl_export.bundle.formats import Format, check_installed, format_of
+from edgefl_export.compiler.compiler import check_installed, target_of
+from edgefl_export.target import Target
 
 TIERS = ("strong", "moderate", "weak")
 WIDTHS: Mapping[str, float] = {"moderate": 0.45, "weak": 0.2}
@@ -112,7 +113,7 @@ def _measured(
     engine: str, spec: ModelSpec, settings: TableSettings, say: Callable[[str], None]
 ) -> Iterator[DeviceTimes]:
     """Run the graphs of all submodels in turns, each in a process of its own."""
-    form = format_of(engine)
+    form = target_of(engine)
     submodels = submodels_of(spec)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         workers: dict[tuple[str, str], list[StepWorker]] = {}
@@ -135,7 +136,7 @@ def _measured(
             )
 
 
-def _written(folder: Path, form: Format, submodel: Submodel, batch: int) -> list[Path]:
+def _written(folder: Path, form: Target, submodel: Submodel, batch: int) -> list[Path]:
     """Write the step, the forward pass alone, and each chunk; return their folders."""
     objective = Objective.of(submodel)
     algorithm: Algorithm = algorithms.build("sgd", objective, batch=batch, **SGD)

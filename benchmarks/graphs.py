@@ -20,18 +20,18 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.build import ports, segments_of
-from edgefl_export.bundle.formats import Format
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.manifest import ports, segments_of
 from edgefl_export.memory.usage import rewritable
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
+from edgefl_export.target import Target
 
 BATCHES = 2
 
 
 def write_job(
-    folder: Path, form: Format, function: Function, left: Tensors, hyper: Mapping[str, float]
+    folder: Path, form: Target, function: Function, left: Tensors, hyper: Mapping[str, float]
 ) -> Artifact:
     """Export ``function`` and write its graph, its state and weights among ``left``, and batches; return the artifact.
 
@@ -39,7 +39,7 @@ def write_job(
     """
     folder.mkdir(parents=True, exist_ok=True)
     captured = form.capture(function)
-    artifact = form.write(captured)
+    artifact = form.emit(captured)
     write_graph(folder, captured, artifact, form.name)
     write_arrays(folder, captured, function, left, hyper)
     return artifact
@@ -47,7 +47,7 @@ def write_job(
 
 def write_graph(
     folder: Path,
-    captured: Captured,
+    captured: LoweredGraph,
     artifact: Artifact,
     format: FormatName,
     *,
@@ -55,7 +55,7 @@ def write_graph(
     memory_budget: int = 0,
     masks: Mapping[str, int] | None = None,
 ) -> None:
-    """Write the artifact and its entry of a manifest, with ``masks`` of :func:`edgefl_export.bundle.build.ports`."""
+    """Write the artifact and its entry of a manifest, with ``masks`` of :func:`edgefl_export.compiler.manifest.ports`."""
     graph = Graph(
         name=captured.name,
         format=format,
@@ -74,7 +74,7 @@ def write_graph(
 
 
 def write_arrays(
-    folder: Path, captured: Captured, function: Function, left: Tensors, hyper: Mapping[str, float]
+    folder: Path, captured: LoweredGraph, function: Function, left: Tensors, hyper: Mapping[str, float]
 ) -> None:
     """Write the state and the other inputs: several batches if the function trains, else one."""
     arrays = {name: left[name].numpy() for name in captured.inputs if name in left}
@@ -88,14 +88,14 @@ def write_arrays(
         np.savez(folder / f"batch{seed}.npz", **read)  # type: ignore[arg-type]
 
 
-Exported = tuple[Captured, bytes]
+Exported = tuple[LoweredGraph, bytes]
 """A captured function and its ONNX graph."""
 _SEED = 0
 
 
 def export(function: Function) -> Exported:
     """Return the captured ``function`` and its ONNX graph."""
-    captured = capture_for(function)
+    captured = OnnxTarget().capture(function)
     return captured, to_onnx(captured)
 
 

@@ -261,13 +261,15 @@ def plain_graph(path: Path, federation: Federation, dataset: Dataset, target: Pa
     if manifest.graph(name).format != "executorch":
         target.write_bytes(bundle.graph_bytes(name))
         return target
-    from edgefl_export.executorch import capture_for
     from edgefl_export.executorch.program.write import to_executorch
+    from edgefl_export.executorch.target import ExecuTorchTarget
 
     tier = tier_of(federation, federation_model(federation, dataset), manifest.tier)
     function = tier.algorithm.phases[0].function
     planned = manifest.graph(name).planned_outputs
-    target.write_bytes(to_executorch(capture_for(function), lean=False, planned_outputs=planned).model)
+    target.write_bytes(
+        to_executorch(ExecuTorchTarget().capture(function), lean=False, planned_outputs=planned).model
+    )
     return target
 
 

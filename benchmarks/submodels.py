@@ -44,8 +44,8 @@ from edgefl_export.artifact import Artifact
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import lean
 from edgefl_export.memory.usage import rewritable
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
 
 GAMMAS = FOUR_SIZES
 Match = Literal["parameters", "macs"]
@@ -314,7 +314,7 @@ def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
     """Return ``size`` with finer chunks if its chunks need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size
-    forward = max(predicted_peak(capture_for(function)) for function in _forwards(size.of(spec)))
+    forward = max(predicted_peak(OnnxTarget().capture(function)) for function in _forwards(size.of(spec)))
     return size.finer if forward > training else size
 
 
@@ -322,7 +322,7 @@ def _run(
     function: Function, left: Tensors, hyper: Mapping[str, float], settings: SubmodelSettings
 ) -> GraphRun:
     """Run ``function`` in a fresh process on the tensors ``left``; for some steps if it reads batches."""
-    captured = lean(capture_for(function))
+    captured = lean(OnnxTarget().capture(function))
     artifact = Artifact(to_onnx(captured), in_place=rewritable(captured))
     again = any(role_of(name) == "batch" for name in function.inputs)
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:

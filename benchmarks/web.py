@@ -34,7 +34,7 @@ from edgefl.submodels.output_side.submodel import tiers
 from edgefl.system.memory import status_bytes
 from edgefl.web.page import PACKED, built_page
 from edgefl.wire import tensors
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 
 MODELS = ("resnet20", "cnn")
 WARM_UP = 8
@@ -180,7 +180,7 @@ def measure(
         folder = Path(name)
         say(f"{model}, {tier}: exporting")
         weights = {f"weights.{name}": value.detach() for name, value in submodel.suffix.state_dict().items()}
-        step, form = algorithm.phases[0].function, format_of("onnx")
+        step, form = algorithm.phases[0].function, target_of("onnx")
         artifact = write_job(folder, form, step, algorithm.start(weights), algorithm.hyper)
         write_safetensors(folder)
         with served(page, folder) as url, worker(folder, 1) as native, Browser() as browser:

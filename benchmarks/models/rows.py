@@ -30,7 +30,7 @@ from edgefl.errors import ConfigError
 from edgefl.setup.federation_options import parse_loss
 from edgefl.system.files import write_whole
 from edgefl.system.processes import last_line
-from edgefl_export.front.cache import FOLDER
+from edgefl_export.compiler.cache import FOLDER
 
 ENGINES: tuple[Target, ...] = ("onnx", "executorch")
 LIMIT_S = 300.0

@@ -46,9 +46,10 @@ from edgefl.system.structs import filled
 from edgefl_device.host import processor_features
 from edgefl_device.round.autotune import suited_variant
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.formats import Format, format_of
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import Budget
+from edgefl_export.target import Target
 
 MODELS = ("resnet20", "resnet18", "cnn", "mobilenet", "bert", "vit", "bilstm", "lstm_lm")
 SGD: Mapping[str, float] = {"lr": 0.01, "momentum": 0.9, "weight_decay": 1e-4}
@@ -329,7 +330,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
     submodel = built(model, settings.options, settings.tier, settings.length)
     plain = algorithms.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
     algorithm = stored(plain, settings.activations)
-    function, form = algorithm.phases[0].function, format_of(settings.target)
+    function, form = algorithm.phases[0].function, target_of(settings.target)
     check_torch_layers(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:
         folder = Path(name)
@@ -396,15 +397,16 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
     )
 
 
-def compile_step(function: Function, wanted: Budget | None, form: Format) -> tuple[Captured, Artifact, int]:
+def compile_step(
+    function: Function, wanted: Budget | None, form: Target
+) -> tuple[LoweredGraph, Artifact, int]:
     """Return the captured step, its artifact, and its memory budget in bytes (0: none)."""
-    captured = form.capture(function)
-    if wanted is None:
-        return captured, form.write(captured), 0
-    return captured, *form.write_within(captured, wanted)
+    lowered = form.capture(function)
+    artifact = form.emit(lowered, wanted)
+    return lowered, artifact, artifact.memory_budget
 
 
-def _errors(function: Function, model: bytes, form: Format) -> tuple[float, float | None]:
+def _errors(function: Function, model: bytes, form: Target) -> tuple[float, float | None]:
     """Return the largest relative error of an output, and torch's own if rounding decides.
 
     An error beyond the tolerance is reported in the row, instead of a failure without a row.

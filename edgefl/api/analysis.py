@@ -34,7 +34,7 @@ from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Arrays
 from edgefl_device.data.support import checked_protocol
 from edgefl_device.round.offline import read_weights
-from edgefl_export.bundle.build import batch_size
+from edgefl_export.compiler.manifest import batch_size
 
 PROTOCOLS = ("train_support", "split_test", "paper_literal")
 """What a personalization adapts to, and what judges it."""

@@ -20,8 +20,8 @@ from edgefl.wire.tensors import Array, Arrays
 if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.wire.bundle.profiles import BundleProfile
-    from edgefl_export.bundle.verify import BundleCheck
-    from edgefl_export.front.tier import Exchange, Tier
+    from edgefl_export.compiler.request import Exchange, TierTraining
+    from edgefl_export.compiler.verify import BundleCheck
 
 _ANY = 1 << 30
 """Chunk size of a reference whose chunks nobody reads."""
@@ -36,7 +36,7 @@ class Bundle:
     """
 
     contents: archive.Bundle
-    made_of: tuple[Tier, Exchange] | None = field(default=None, compare=False, repr=False)
+    made_of: tuple[TierTraining, Exchange] | None = field(default=None, compare=False, repr=False)
     compiled: bool = field(default=False, compare=False)
 
     @classmethod
@@ -83,15 +83,20 @@ class Bundle:
         from the model (or ``model`` in its place), the algorithm and the units that it names, with default options.
         ConfigError where that is not enough.
         """
-        from edgefl.setup.bundles import origin, origin_of
-        from edgefl_export.bundle.verify import verify_bundle
+        from edgefl.setup.bundles import request_of
+        from edgefl_export.compiler.verify import verify_bundle
 
-        source = origin(*self.made_of) if self.made_of else origin_of(self.manifest, federation, model)
-        number, total = count(1), len(self.manifest.graphs)
+        manifest = self.manifest
+        if self.made_of:
+            tier, exchange = self.made_of
+            request = tier.request(exchange, model=manifest.model, data=manifest.data)
+        else:
+            request = request_of(manifest, federation, model)
+        number, total = count(1), len(manifest.graphs)
         with reporting(progress=progress, total=total) as report:
             return verify_bundle(
                 self.contents,
-                source,
+                request,
                 checked_seed(seed),
                 progress=lambda graph: report(f"comparing graph {next(number)} of {total}: {graph}"),
             )

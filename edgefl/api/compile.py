@@ -10,23 +10,18 @@ from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
 from edgefl.api.progress import reporting
 from edgefl.api.training import CompileOptions, Training
-from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compare
-from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.choice import SubmodelChoice, chosen
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
-from edgefl.optimizers.catalog import NONE
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.catalog import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.front.algorithm import coded_algorithm, with_shorter
-from edgefl_export.front.cache import BundleCache
-from edgefl_export.front.compile import cached
-from edgefl_export.front.order import Order
-from edgefl_export.front.tier import Tier
+from edgefl_export.compiler.algorithm import with_shorter
+from edgefl_export.compiler.cache import BundleCache
+from edgefl_export.compiler.compiler import Compiler, target_of
+from edgefl_export.compiler.request import TierTraining
 from edgefl_export.memory.recompute import Budget
 
 
@@ -72,41 +67,30 @@ def compile(
     ('fedprox', 'half')
     """
     submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
-    algorithm, codec, optimizer = checked_argument("training", Training, training).choices
+    choices = checked_argument("training", Training, training).choices
     checked_argument("options", CompileOptions, options)
     source = dataset(data)
     spec = Model.of(model).spec(source, loss_of(training.loss))
 
-    def trained(part: Submodel) -> Algorithm:
-        return coded_algorithm(
-            part,
-            algorithm.name,
-            algorithm.options,
-            codecs.build(codec.name, **codec.options),
-            optimizer=optimizer.name if optimizer else NONE,
-            optimizer_options=optimizer.options if optimizer else None,
-        )
-
     def cut_of(model: ModelSpec) -> Submodel:
         return submodels.build(model, submodel.name, **submodel.options)
 
-    cut = cut_of(spec)
-    shorter = {length: trained(cut_of(compare(spec.shortened(length)))) for length in options.lengths}
-    stored_training = stored(with_shorter(trained(cut), shorter), options.activations)
-    made = Tier(checked_name("tier", tier), cut, stored_training)
-    which = made.exchange(exchange)
-    what = Order(
-        made,
+    whole = cut_of(spec)
+    shorter = {length: choices.build(cut_of(compare(spec.shortened(length)))) for length in options.lengths}
+    algorithm = stored(with_shorter(choices.build(whole), shorter), options.activations)
+    trained = TierTraining(checked_name("tier", tier), whole, algorithm)
+    which = trained.exchange(exchange)
+    request = trained.request(
         which,
         model=spec.name,
         data=sample_spec(spec, source),
-        format=format_of(options.target, options.outputs),
         memory_budget=_budget(options.memory_budget),
         tokenizer=source.tokenizer if source is not None else b"",
     )
+    compiler = Compiler(target_of(options.target, options.outputs), cache or BundleCache.of_user())
     with reporting(progress=progress) as report:
-        found = cached(cache or BundleCache.of_user(), what, report)
-    return Bundle(found.bundle, (made, which), found.compiled)
+        compiled = compiler.compile(request, report)
+    return Bundle(compiled.bundle, (trained, which), compiled=not compiled.from_cache)
 
 
 def _budget(amount: object) -> Budget | None:

@@ -24,11 +24,10 @@ from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.text import nearest
-from edgefl_export.bundle.formats import check_installed
 from edgefl_export.capture.forked import begin
-from edgefl_export.front.cache import Found
-from edgefl_export.front.folder import bundle_name
-from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.compiler.cache import CompiledBundle, bundle_name
+from edgefl_export.compiler.compiler import check_installed
+from edgefl_export.compiler.request import Exchange, TierTraining
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class ExportPlan:
     federation: Federation
     dataset: Dataset
     spec: ModelSpec
-    parts: tuple[tuple[Tier, Exchange, str], ...]
+    parts: tuple[tuple[TierTraining, Exchange, str], ...]
 
     @property
     def graphs(self) -> int:
@@ -68,9 +67,11 @@ class ExportPlan:
             begin=begin,
         )
         for (tier, exchange, _), found in zip(self.parts, results, strict=True):
-            yield Bundle(found.bundle, (tier, exchange), found.compiled)
+            yield Bundle(found.bundle, (tier, exchange), compiled=not found.from_cache)
 
-    def _compiled(self, tier: Tier, exchange: Exchange, form: str, report: Callable[[str], None]) -> Found:
+    def _compiled(
+        self, tier: TierTraining, exchange: Exchange, form: str, report: Callable[[str], None]
+    ) -> CompiledBundle:
         return bundle_of(self.federation, self.dataset, tier, exchange, format=form, progress=report)
 
 

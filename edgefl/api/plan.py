@@ -11,17 +11,10 @@ from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.progress import reporting
 from edgefl.api.training import Training
-from edgefl.codecs import catalog as codecs
-from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import AlgorithmChoice
 from edgefl.objective.carrier import Thresholded
-from edgefl.optimizers.catalog import NONE
 from edgefl.submodels.submodel import Submodel
-from edgefl_export.bundle.build import Prefix
+from edgefl_export import fit
 from edgefl_export.device import Device
-from edgefl_export.fit import plan as fitting
-from edgefl_export.front.algorithm import coded_algorithm
-from edgefl_export.front.tier import Tier
 from edgefl_export.offers import Fit
 
 
@@ -59,36 +52,15 @@ def plan(
     'width'
     """
     whole = Training() if callable(training) else checked_argument("training", Training, training)
-    own = training if callable(training) else partial(_suited, training)
-
-    def choose(submodel: Submodel) -> AlgorithmChoice:
-        return own(submodel).choices[0]
-
-    def functions(submodel: Submodel, algorithm: AlgorithmChoice) -> tuple[Algorithm, Sequence[Prefix]]:
-        _, codec, optimizer = own(submodel).choices
-        tier = Tier(
-            "",
-            submodel,
-            coded_algorithm(
-                submodel,
-                algorithm.name,
-                algorithm.options,
-                codecs.build(codec.name, **codec.options),
-                optimizer=optimizer.name if optimizer else NONE,
-                optimizer_options=optimizer.options if optimizer else None,
-            ),
-        )
-        return tier.algorithm, tier.prefix
-
+    trained = training if callable(training) else partial(_suited, training)
     with reporting("tracing and cutting the model", progress=progress) as report:
-        return fitting(
+        return fit.plan(
             Model.of(model).spec(dataset(data), loss_of(whole.loss)),
             device,
-            choose,
-            functions,
+            lambda submodel: trained(submodel).choices,
             kinds=kinds,
             gammas=gammas,
-            say=report,
+            on_progress=report,
             processes=processes,
         )
 

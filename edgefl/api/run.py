@@ -33,7 +33,7 @@ from edgefl.system.html import table
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import UpdateSize
 from edgefl_device.round.offline import read_weights
-from edgefl_export.bundle.formats import check_installed
+from edgefl_export.compiler.compiler import check_installed
 from edgefl_server.events import RoundClosed
 from edgefl_server.storage.history import rounds_of
 

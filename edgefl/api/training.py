@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from edgefl.algorithms.catalog import SGD
 from edgefl.api.choices import codec_choice, loss_choice
@@ -16,10 +15,11 @@ from edgefl.contract.choice import AlgorithmChoice, Choice, CodecChoice, Optimiz
 from edgefl.losses import LossLike
 from edgefl.models.user_factory import absolute
 from edgefl.optimizers.catalog import NONE
-from edgefl.wire.bundle.formats import Outputs, check_outputs
-from edgefl_export.bundle.formats import check_installed
+from edgefl.wire.bundle.formats import FormatName, Outputs, check_outputs
+from edgefl_export.compiler.algorithm import TrainingChoices
+from edgefl_export.compiler.compiler import check_installed
 
-Target = Literal["onnx", "executorch"]
+Target = FormatName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,13 @@ class Training:
                 object.__setattr__(self, name, read(value))
 
     @property
-    def choices(self) -> tuple[AlgorithmChoice, CodecChoice, OptimizerChoice | None]:
+    def choices(self) -> TrainingChoices:
         """Algorithm, codec and optimizer, with the defaults in place."""
         algorithm = SGD() if self.algorithm is None else self.algorithm
         codec, optimizer = Dense() if self.codec is None else self.codec, self.optimizer
         assert isinstance(algorithm, AlgorithmChoice) and isinstance(codec, CodecChoice)
         assert optimizer is None or isinstance(optimizer, OptimizerChoice)
-        return algorithm, codec, optimizer
+        return TrainingChoices(algorithm, codec, optimizer)
 
     @property
     def tables(self) -> dict[str, dict[str, object]]:

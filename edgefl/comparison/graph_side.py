@@ -21,7 +21,7 @@ from edgefl.system.collecting import collecting_later
 from edgefl.system.given_back import release_freed
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl_export.capture.checks import check_ops, drop_outside_writes
-from edgefl_export.capture.trace import Joint, joint_graph
+from edgefl_export.capture.trace import TracedFunction, trace
 from edgefl_export.verify.rounding import double_precision
 
 
@@ -40,10 +40,10 @@ class GradientStep:
     noise: dict[str, TensorSpec]
 
     @cached_property
-    def joint(self) -> Joint:
+    def joint(self) -> TracedFunction:
         """The traced step; ExportError if it cannot be traced, or draws in a way that has no form."""
         with collecting_later():
-            joint = joint_graph(self.function)
+            joint = trace(self.function)
         check_ops(self.function, joint.module)
         drop_outside_writes(self.function, joint.module)
         release_freed()  # tracing frees copies of all weights

@@ -1,4 +1,4 @@
-"""Bundles of a federation, and the functions that a bundle was made of."""
+"""Bundles of a federation, and the requests that bundles were compiled from."""
 
 from __future__ import annotations
 
@@ -21,122 +21,115 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.archive import Bundle
-from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.bundle.manifest import Graph, Manifest
+from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.formats import Format, format_of
-from edgefl_export.bundle.verify import Origin
-from edgefl_export.capture.trace import Captured, Joint, capture
-from edgefl_export.front.cache import BundleCache, Found
-from edgefl_export.front.compile import cached, compiled
-from edgefl_export.front.order import Order
-from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.cache import BundleCache, CompiledBundle
+from edgefl_export.compiler.compiler import Compiler, target_of
+from edgefl_export.compiler.request import CompileRequest, Exchange, TierTraining
 from edgefl_export.memory.recompute import Budget
+from edgefl_export.target import Target
 from edgefl_export.verify.graphs import Verification
 
+Progress = Callable[[str], None]
 
-# A bundle without graphs has the manifest of a compiled one, for devices that run the functions themselves.
-class Outline:
-    """Format ``name`` whose graphs have the ports of the compiled ones, but are not written."""
 
-    version = ""
+class OutlineTarget(Target):
+    """Target that lowers functions, so that their ports are those of the ONNX graphs, and writes nothing."""
 
-    def __init__(self, name: FormatName = "onnx") -> None:
-        self.name: FormatName = name
+    name = "onnx"
 
-    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
-        return capture(function, joint=joint)
-
-    def write(self, _captured: Captured) -> Artifact:
+    def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
         return Artifact(b"")
-
-    def write_within(self, _captured: Captured, _budget: Budget) -> tuple[Artifact, int]:
-        return Artifact(b""), 0
 
     def verify(
         self,
         function: Function,
-        _model: bytes,
+        model: bytes,
         seed: int,
-        _in_place: Collection[str] = (),
+        in_place: Collection[str] = (),
         *,
         quick: bool = False,
     ) -> Verification:
         return Verification(function.name, seed, {})
 
-    def verify_again(
-        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
-    ) -> Verification:
-        return self.verify(function, model, seed, in_place)
-
-    def variants(self, _captured: Captured, _artifact: Artifact, _verified: Verification) -> dict[str, bytes]:
-        return {}
-
-    def differs(self, _graph: Graph, _model: bytes) -> str:
-        return ""
-
-
-Progress = Callable[[str], None]
-
 
 def bundle_of(
     federation: Federation,
     dataset: Dataset,
-    tier: Tier,
+    tier: TierTraining,
     exchange: Exchange,
     *,
     format: str = "onnx",
     cache: BundleCache | None = None,
     progress: Progress = lambda _: None,
-) -> Found:
-    """The bundle of one exchange of a tier, compiled where ``cache`` (default: the user's) has none.
+) -> CompiledBundle:
+    """Return the bundle of one exchange of a tier, compiled if the cache has none.
 
-    ExportError if a graph cannot be made or disagrees with torch, ConfigError if what writes this format is not
-    installed.
+    Args:
+        federation: the settings of the export.
+        dataset: the samples that the tier's devices have.
+        tier: the tier.
+        exchange: one of its exchanges.
+        format: the format of the graphs.
+        cache: compiled bundles; by default the user's.
+        progress: called with a line before each graph.
+
+    Raises:
+        ExportError: if a graph cannot be made or disagrees with torch.
+        ConfigError: if the package that writes the format is not installed.
     """
-    order = _order(federation, dataset, tier, exchange, format_of(format, federation.export.outputs))
-    return cached(cache or BundleCache.of_user(), order, progress)
+    target = target_of(format, federation.export.outputs)
+    compiler = Compiler(target, cache or BundleCache.of_user())
+    return compiler.compile(_request(federation, dataset, tier, exchange), progress)
 
 
 def outline_of(
     federation: Federation,
     dataset: Dataset,
-    tier: Tier,
+    tier: TierTraining,
     exchange: Exchange,
     *,
     progress: Progress = lambda _: None,
 ) -> Bundle:
-    """The bundle with its manifest and without its graphs: nothing is compiled. ExportError if a function breaks the
-    contract."""
-    return compiled(_order(federation, dataset, tier, exchange, Outline()), progress)
+    """Return the bundle with its manifest and without its graphs: nothing is written or run.
+
+    Arguments as of :func:`bundle_of`.
+
+    Raises:
+        ExportError: if a function breaks the contract.
+    """
+    return Compiler(OutlineTarget()).compile(_request(federation, dataset, tier, exchange), progress).bundle
 
 
-def _order(federation: Federation, dataset: Dataset, tier: Tier, exchange: Exchange, format: Format) -> Order:
-    return Order(
-        tier,
+def _request(
+    federation: Federation, dataset: Dataset, tier: TierTraining, exchange: Exchange
+) -> CompileRequest:
+    table = federation.tiers.get(tier.name)
+    return tier.request(
         exchange,
         model=federation.model.name,
         data=data_spec(dataset),
-        format=format,
         chunk_bytes=federation.wire_limits.chunk_bytes,
-        memory_budget=_budget(federation, tier.name),
+        memory_budget=Budget.parse(table.memory_budget) if table and table.memory_budget else None,
         tokenizer=dataset.tokenizer,
     )
 
 
-def _budget(federation: Federation, tier: str) -> Budget | None:
-    table = federation.tiers.get(tier)
-    return Budget.parse(table.memory_budget) if table and table.memory_budget else None
+def request_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> CompileRequest:
+    """Return the request that a bundle claims to be compiled from.
 
+    Args:
+        manifest: the bundle's manifest.
+        federation: the federation that the bundle was exported with; its tier of the same name is taken. Without it, the
+            units and the algorithm that the manifest names, with default options.
+        model: a model to compare with in place of the named one.
 
-def origin_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> Origin:
-    """The functions of the federation's tier of this name; without one, of the units and the algorithm that the manifest
-    lists, with default options. ``model`` is compared with instead of the one that is named.
-
-    ConfigError where the manifest does not say enough, or the federation has no such tier.
+    Raises:
+        ConfigError: if the manifest does not describe enough, or if the federation has no such tier.
     """
-    settings = federation or _told(manifest, model)
+    settings = federation or _settings_of(manifest, model)
     if model:
         settings = settings.model_copy(update={"model": settings.model.model_copy(update={"name": model})})
     data = manifest.data
@@ -164,8 +157,10 @@ def origin_of(manifest: Manifest, federation: Federation | None = None, model: s
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
-    tier = Tier(manifest.tier, submodel, stored(algorithm_of(settings, submodel), _activations(manifest)))
-    return origin(tier, tier.exchange(manifest.exchange))
+    tier = TierTraining(
+        manifest.tier, submodel, stored(algorithm_of(settings, submodel), _activations(manifest))
+    )
+    return tier.request(tier.exchange(manifest.exchange), model=manifest.model, data=manifest.data)
 
 
 def _activations(manifest: Manifest) -> str:
@@ -182,12 +177,7 @@ def _label(manifest: Manifest) -> tuple[Array, int | None]:
     return np.zeros(1, np.int64), None
 
 
-def origin(tier: Tier, exchange: Exchange) -> Origin:
-    """Return the sources of a bundle: the functions of a tier's exchange."""
-    return Origin(exchange.algorithm, tier.prefix, tier.fetched(exchange), exchange.name)
-
-
-def _told(manifest: Manifest, model: str) -> Federation:
+def _settings_of(manifest: Manifest, model: str) -> Federation:
     """Return the federation that a manifest describes, with defaults for all else. ``model`` replaces the manifest's."""
     if manifest.codec != "dense":
         raise ConfigError(

@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.training import tier_tables, tiers_of
 from edgefl.wire.tensors import Arrays
-from edgefl_export.front.tier import Tier
+from edgefl_export.compiler.request import TierTraining
 
 # The weights of a model as a server averages them.
 
@@ -60,7 +60,9 @@ def candidate_of(federation: Federation) -> Federation:
     return parse(tables, source="the candidate of [rollout]")
 
 
-def candidates_of(federation: Federation, spec: ModelSpec, tiers: Mapping[str, Tier]) -> dict[str, Tier]:
+def candidates_of(
+    federation: Federation, spec: ModelSpec, tiers: Mapping[str, TierTraining]
+) -> dict[str, TierTraining]:
     """The candidate of each tier that has one; none without a rollout. ConfigError if its updates would be others than
     those of ``tiers``, or mean something else."""
     if not federation.rollout.on:

@@ -15,8 +15,8 @@ from edgefl.facts.combinations import combination_error
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.model import submodel_of
 from edgefl.submodels.submodel import Submodel
-from edgefl_export.front.algorithm import coded_algorithm, trained_by, with_shorter
-from edgefl_export.front.tier import Tier
+from edgefl_export.compiler.algorithm import coded_algorithm, trained_by, with_shorter
+from edgefl_export.compiler.request import TierTraining
 
 
 def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
@@ -50,7 +50,7 @@ def tier_tables(federation: Federation) -> Mapping[str, TierTable]:
     return federation.tiers or {"strong": TierTable()}
 
 
-def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
+def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
     """The tier ``name`` with its algorithm. ConfigError or ModelError where model, kind, algorithm or codec do not go
     together."""
     table = tier_tables(federation)[name]
@@ -60,10 +60,10 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> Tier:
         for length in federation.data.lengths
     }
     algorithm = with_shorter(algorithm_of(federation, submodel), shorter)
-    return Tier(name, submodel, stored(algorithm, table.activations))
+    return TierTraining(name, submodel, stored(algorithm, table.activations))
 
 
-def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, Tier]:
+def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, TierTraining]:
     """All tiers, or those in ``names``, in the order of the file: see :func:`tier_of`."""
     tables = tier_tables(federation)
     return {name: tier_of(federation, spec, name) for name in tables if not names or name in names}

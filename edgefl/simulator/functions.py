@@ -30,10 +30,9 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
-from edgefl_export.bundle.features import FEATURES, features_of
 from edgefl_export.capture.graph import Table, graph_of
-from edgefl_export.capture.trace import capture, joint_graph
-from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.capture.trace import capture, decompose, trace
+from edgefl_export.compiler.request import FEATURES, Exchange, TierTraining, features_of
 from edgefl_server.compose import composed
 from edgefl_server.coordinator.roster import share
 from edgefl_server.events import Event
@@ -155,7 +154,7 @@ class Functions:
 
     @classmethod
     def of(
-        cls, tier: Tier, exchange: Exchange, bundle: Bundle, wanted: int, table: SimulationTable
+        cls, tier: TierTraining, exchange: Exchange, bundle: Bundle, wanted: int, table: SimulationTable
     ) -> Functions:
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.algorithm.functions}
@@ -240,8 +239,8 @@ def recorded(
         The recorded function. It overwrites inputs of the role ``state`` that it replaces.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=not exact, cache_enabled=False):
-        joint = joint_graph(function)
-    captured = capture(function, _AS_THEY_RAN, joint)
+        traced = trace(function)
+    captured = decompose(traced, _AS_THEY_RAN)
     inputs, outputs, module = tuple(captured.inputs), tuple(captured.outputs), captured.module
     fold(module)
     fuse(module)
@@ -335,7 +334,7 @@ class SimulationPlan:
         """
         made: dict[str, dict[str, Functions]] = {}
 
-        def outline(tier: Tier, exchange: Exchange, _format: str) -> Bundle:
+        def outline(tier: TierTraining, exchange: Exchange, _format: str) -> Bundle:
             own = made.setdefault(exchange.name, {})
             if tier.name not in own:  # the same functions in every format
                 bundle = outline_of(federation, dataset, tier, exchange, progress=progress)

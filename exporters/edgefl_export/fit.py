@@ -15,8 +15,7 @@ from itertools import chain, groupby, repeat
 
 import msgspec
 
-from edgefl.contract.algorithm import Algorithm, Function
-from edgefl.contract.choice import AlgorithmChoice
+from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.catalog import Size, sizes
@@ -27,50 +26,59 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
 from edgefl.system.sizes import mebibytes
-from edgefl_export.bundle.build import Prefix, batch_size
 from edgefl_export.capture.forked import begin
+from edgefl_export.compiler.algorithm import TrainingChoices
+from edgefl_export.compiler.manifest import batch_size
+from edgefl_export.compiler.request import TierTraining
 from edgefl_export.device import Device
 from edgefl_export.memory.guess import guessed, next_traced, step_bytes
 from edgefl_export.memory.recompute import lean_and_peak
 from edgefl_export.offers import DEAD, Fit, Offer
-from edgefl_export.onnx import capture_for
-from edgefl_export.work import round_work
+from edgefl_export.onnx.target import OnnxTarget
 
-Functions = Callable[[Submodel, AlgorithmChoice], tuple[Algorithm, Sequence[Prefix]]]
-"""Returns what the bundle of a submodel would hold with an algorithm."""
-
-Choose = Callable[[Submodel], AlgorithmChoice]
-Say = Callable[[str], None]
+Progress = Callable[[str], None]
+"""A user's function, called with a line of text before each size."""
 
 
 def plan(
     spec: ModelSpec,
     device: Device,
-    choose: Choose,
-    functions: Functions,
+    training: Callable[[Submodel], TrainingChoices],
     *,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
-    say: Say = lambda _: None,
+    on_progress: Progress = lambda _: None,
     processes: int = 1,
 ) -> Fit:
-    """All submodels of ``spec`` as the device would find them. Where it names its memory, sizes that are far from it are not
-    traced (:mod:`edgefl_export.memory.guess`): others take a second or two for each.
+    """Return every submodel of a model with its cost on a device.
 
-    ``choose`` returns the local training of a submodel. ``processes``: how many are looked at side by side; all find the
-    same. ModelError if no submodel exists at all, or for a gamma outside (0, 1]; ConfigError for an unknown kind.
+    If the device names its memory, sizes far from it are not traced (:mod:`edgefl_export.memory.guess`); a trace takes a
+    second or two.
+
+    Args:
+        spec: the model.
+        device: its memory, links and speed; 0 is unknown.
+        training: returns the local training of a submodel; it may differ from size to size.
+        kinds: kinds of submodels; by default all.
+        gammas: shares of the parameters; by default the paper's.
+        on_progress: called before each size.
+        processes: number of forked processes; the result does not depend on it.
+
+    Raises:
+        ModelError: if the model has no submodel, or for a gamma outside (0, 1].
+        ConfigError: for an unknown kind.
     """
-    planner = _Planner(spec, device, choose, functions)
+    planner = _Planner(spec, device, training)
     every = sizes(spec, kinds, gammas)
-    told = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
-    groups = [list(group) for _, group in groupby(told, lambda each: each[0].kind)]
+    numbered = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
+    groups = [list(group) for _, group in groupby(numbered, lambda each: each[0].kind)]
     if device.memory:
-        say(f"{spec.name}: tracing the whole model")
+        on_progress(f"{spec.name}: tracing the whole model")
         planner.trace_whole()
     else:
-        groups = [[each] for each in told]
+        groups = [[each] for each in numbered]
     tasks = [partial(_offered, planner, group) for group in groups]
-    found = list(chain.from_iterable(side_by_side(tasks, say, processes=processes, begin=begin)))
+    found = list(chain.from_iterable(side_by_side(tasks, on_progress, processes=processes, begin=begin)))
     offers = _distinct(each for each in found if isinstance(each, Offer))
     left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:
@@ -103,20 +111,22 @@ def _settled(planner: _Planner, made: Fit) -> Fit:
     return made
 
 
-def _offered(planner: _Planner, sizes: Sequence[tuple[Size, str]], say: Say) -> list[Offer | ModelError]:
+def _offered(
+    planner: _Planner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
+) -> list[Offer | ModelError]:
     """The offers of the sizes of one kind, or why there are none; with what is said of each."""
     found: list[_Sketch | ModelError] = []
-    for size, told in sizes:
-        say(f"{told}{size.kind}, {size.label}")
+    for size, label in sizes:
+        on_progress(f"{label}{size.kind}, {size.label}")
         try:
-            found.append(planner.sketch(size, told))
+            found.append(planner.sketch(size, label))
         except ModelError as error:
             if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
                 raise
             found.append(error)
     sketches = [each for each in found if isinstance(each, _Sketch)]
     try:
-        offers: Iterator[Offer | ModelError] = iter(planner.offers(sketches, say))
+        offers: Iterator[Offer | ModelError] = iter(planner.offers(sketches, on_progress))
     except ModelError:  # of one of them: each by itself tells which
         offers = map(planner.offer_or_reason, sketches)
     return [each if isinstance(each, ModelError) else next(offers) for each in found]
@@ -132,24 +142,27 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _Sketch:
-    """A size, its submodel and cost. ``told``: what is said before its name."""
+    """A size, its submodel and cost, before anything is built. ``label`` precedes its name in lines of progress."""
 
     size: Size
     submodel: Submodel
     cost: RoundCost
-    choice: AlgorithmChoice
-    functions: Functions
-    told: str
+    choices: TrainingChoices
+    label: str
 
     @cached_property
-    def built(self) -> tuple[Algorithm, Sequence[Prefix]]:
-        """The algorithm and the frozen chunks: built only for a size that is traced, because that takes a second."""
-        return self.functions(self.submodel, self.choice)
+    def tier(self) -> TierTraining:
+        """The tier, with its algorithm and frozen chunks. Building takes a second, so only a traced size needs it."""
+        return TierTraining("", self.submodel, self.choices.build(self.submodel))
 
 
 class _Planner:
-    def __init__(self, spec: ModelSpec, device: Device, choose: Choose, functions: Functions) -> None:
-        self._spec, self._device, self._choose, self._functions = spec, device, choose, functions
+    """Costs of the sizes of one model, with the peaks of the graphs that were traced."""
+
+    def __init__(
+        self, spec: ModelSpec, device: Device, training: Callable[[Submodel], TrainingChoices]
+    ) -> None:
+        self._spec, self._device, self._training = spec, device, training
         self._forwards = Forwards(spec)
         self._parameters, self._macs = whole(spec)
         self._known: dict[object, int] = {}
@@ -160,15 +173,17 @@ class _Planner:
             self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
     def _algorithms(self, sketches: Sequence[_Sketch]) -> list[Algorithm]:
-        """Return the algorithm of each, built once for those that are trained alike: for the last, which is traced."""
-        trained = [(type(each.submodel.carrier), each.choice) for each in sketches]
-        last = dict(zip(trained, sketches, strict=True))  # the search traces the last size in any case
-        return [last[each].built[0] for each in trained]
+        """Return the algorithm of each size, built once for sizes of equal training.
 
-    def sketch(self, size: Size, told: str = "") -> _Sketch:
+        Of these the last is built, because the search traces the last size in any case.
+        """
+        trainings = [(type(sketch.submodel.carrier), sketch.choices) for sketch in sketches]
+        last = dict(zip(trainings, sketches, strict=True))
+        return [last[training].tier.algorithm for training in trainings]
+
+    def sketch(self, size: Size, label: str = "") -> _Sketch:
         submodel = size.of(self._spec)
-        costs = cost(submodel, self._forwards)
-        return _Sketch(size, submodel, costs, self._choose(submodel), self._functions, told)
+        return _Sketch(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
 
     def offer_or_reason(self, sketch: _Sketch) -> Offer | ModelError:
         try:
@@ -176,7 +191,7 @@ class _Planner:
         except ModelError as error:
             return error
 
-    def offers(self, sketches: Sequence[_Sketch], say: Say) -> list[Offer]:
+    def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[Offer]:
         """Of one kind. Without a limit all are traced; else those near it, and from the smallest on while finer chunks are
         better."""
         memory = self._device.memory
@@ -184,7 +199,7 @@ class _Planner:
         peaks: dict[int, int] = {}
 
         def trace(at: int) -> Offer:
-            say(f"{sketches[at].told}tracing {sketches[at].size.kind}, {sketches[at].size.label}")
+            on_progress(f"{sketches[at].label}tracing {sketches[at].size.kind}, {sketches[at].size.label}")
             traced[at] = self.offer(sketches[at])
             peaks[at] = traced[at].memory_bytes
             return traced[at]
@@ -211,24 +226,27 @@ class _Planner:
 
     def offer(self, sketch: _Sketch) -> Offer:
         """With a trace of all that a round runs."""
-        size, (algorithm, prefix) = sketch.size, sketch.built
-        kind = size.kind if sketch.submodel.carrier else ""
-        forward = self._peak(kind, [part.forward for part in prefix])
+        size, algorithm, prefix = sketch.size, sketch.tier.algorithm, sketch.tier.prefix
+        forward = self._peak(sketch, [chunk.forward for chunk in prefix])
         steps = [phase.function for phase in algorithm.phases]
-        training = self._peak(kind, [algorithm.start, *steps, algorithm.finish])
+        training = self._peak(sketch, [algorithm.start, *steps, algorithm.finish])
         if size.finer and forward.bytes > training.bytes:
             return self.offer(self.sketch(size.finer))
         return self._offer(sketch, algorithm, max(training, forward, key=lambda peak: peak.bytes))
 
-    def _peak(self, kind: str, functions: Sequence[Function]) -> _Peak:
-        """Return the most that one of them needs. Equal ports mean equal graphs, which are traced once: within a kind whose
-        tensors travel in another form, and among all other kinds."""
+    def _peak(self, sketch: _Sketch, functions: Sequence[Function]) -> _Peak:
+        """Return the peak of the function that needs most.
+
+        Equal ports mean equal graphs, which are traced once: among sizes of equal training, within a kind whose tensors
+        travel in another form, and among all other kinds.
+        """
+        kind = sketch.size.kind if sketch.submodel.carrier else ""
         most = _Peak(0, "")
         for function in functions:
-            key = (kind, function.name, tuple(function.inputs.items()))
+            key = (kind, sketch.choices, function.name, tuple(function.inputs.items()))
             if key not in self._known:
                 with collecting_later():
-                    _, self._known[key] = lean_and_peak(capture_for(function))
+                    _, self._known[key] = lean_and_peak(OnnxTarget().capture(function))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 
@@ -305,3 +323,26 @@ def _problem(offer: Offer, device: Device) -> str:
     if device.round_seconds and offer.seconds > device.round_seconds:
         return f"a round takes {offer.seconds:.1f} s, {device.round_seconds:g} s are allowed"
     return ""
+
+
+def round_work(algorithm: Algorithm, cost: RoundCost, samples: int = 0) -> int:
+    """Return the multiplications of a round.
+
+    A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` are.
+
+    Args:
+        algorithm: the local training.
+        cost: the cost of its submodel.
+        samples: rows of the device; 0 for as many as the round's steps draw.
+    """
+    drawn = batch_size(algorithm) * sum(phase.steps for phase in algorithm.phases if not phase.over_data)
+    samples = samples or drawn
+    passed = [_in_whole_batches(samples, phase) for phase in algorithm.phases if phase.over_data]
+    return cost.round_macs(batch=1, steps=drawn + sum(passed), samples=samples)
+
+
+def _in_whole_batches(samples: int, phase: Phase) -> int:
+    """Return the rows of one pass: the last batch is filled up, and there is at least one."""
+    inputs = phase.function.inputs.items()
+    rows = next(spec.shape[0] for name, spec in inputs if name.startswith("batch.0."))
+    return max(1, math.ceil(samples / rows)) * rows

@@ -23,10 +23,9 @@ from edgefl.setup.training import check_versions, replaced_algorithm, tier_table
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import Bundle, write_bundle
 from edgefl.wire.tensors import Arrays
-from edgefl_export.front.algorithm import check_lies_like_weights
-from edgefl_export.front.cache import BundleCache, Found
-from edgefl_export.front.folder import bundle_name
-from edgefl_export.front.tier import Exchange, Tier, exchanges_of, trained_names
+from edgefl_export.compiler.algorithm import check_lies_like_weights
+from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
+from edgefl_export.compiler.request import Exchange, TierTraining, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
 from edgefl_server.aggregate.robust import SHARED, MeanRule, buffered_bytes
 from edgefl_server.coordinator.collapse import Rollback
@@ -63,7 +62,7 @@ def compose(
     return spec
 
 
-BundleFor = Callable[[Tier, Exchange, str], Bundle]
+BundleFor = Callable[[TierTraining, Exchange, str], Bundle]
 """The bundle of an exchange of a tier, in the format of that name."""
 
 
@@ -144,9 +143,9 @@ class _Bundles:
     ) -> None:
         self._federation, self._dataset, self._folder, self._emit = federation, dataset, folder, emit
         self._cache = BundleCache.of_user()
-        self._all: list[Found] = []
+        self._all: list[CompiledBundle] = []
 
-    def of(self, tier: Tier, exchange: Exchange, format: str) -> Bundle:
+    def of(self, tier: TierTraining, exchange: Exchange, format: str) -> Bundle:
         found = bundle_of(
             self._federation,
             self._dataset,
@@ -161,7 +160,7 @@ class _Bundles:
         return found.bundle
 
     def told(self) -> Compiled:
-        compiled = sum(found.compiled for found in self._all)
+        compiled = sum(not each.from_cache for each in self._all)
         return Compiled(
             compiled=compiled,
             reused=len(self._all) - compiled,
@@ -171,7 +170,7 @@ class _Bundles:
 
 
 def _exchange(
-    federation: Federation, tiers: Mapping[str, Tier], exchange: Exchange, bundle_for: BundleFor
+    federation: Federation, tiers: Mapping[str, TierTraining], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
     """``exchange`` of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
@@ -180,7 +179,9 @@ def _exchange(
     return ExchangeSpec(specs, hyper, exchange.algorithm.schedule, exchange.algorithm.server)
 
 
-def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_for: BundleFor) -> TierSpec:
+def _tier_spec(
+    federation: Federation, tier: TierTraining, exchange: Exchange, bundle_for: BundleFor
+) -> TierSpec:
     bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(tier.name))
     form = exchange.algorithm.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
@@ -196,7 +197,7 @@ def _tier_spec(federation: Federation, tier: Tier, exchange: Exchange, bundle_fo
 def _with_candidates(
     candidate: Federation,
     exchanges: Sequence[ExchangeSpec],
-    tiers: Mapping[str, Tier],
+    tiers: Mapping[str, TierTraining],
     bundle_for: BundleFor,
 ) -> list[ExchangeSpec]:
     """The exchanges, in which tasks may be of a tier's candidate, too."""
@@ -241,7 +242,7 @@ def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
     return hyper
 
 
-def _check_counting(federation: Federation, tiers: Mapping[str, Tier]) -> None:
+def _check_counting(federation: Federation, tiers: Mapping[str, TierTraining]) -> None:
     forms = {name: tier.algorithm.form for name, tier in tiers.items()}
     own = [name for name, tier in tiers.items() if not tier.submodel.units]
     check_counting(federation.round.count, federation.downlink.encoding, forms, own)
@@ -249,7 +250,7 @@ def _check_counting(federation: Federation, tiers: Mapping[str, Tier]) -> None:
 
 def _warnings(
     federation: Federation,
-    tiers: Mapping[str, Tier],
+    tiers: Mapping[str, TierTraining],
     model: Arrays,
     initial: Arrays,
     aggregate: AggregateSpec,
@@ -279,7 +280,7 @@ def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[
         yield Warned(tier=tier, text=text)
 
 
-def _check_sent(federation: Federation, tier: Tier, sends: Collection[str]) -> None:
+def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[str]) -> None:
     """Updates that hold more than weights: what is counted and measured of weights would be wrong of it."""
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:

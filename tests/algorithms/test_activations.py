@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.capture.trace import joint_graph
+from edgefl_export.capture.trace import trace
 from tests.exporters.examples import pointwise
 
 BATCH, HIDDEN = 256, 64
@@ -28,7 +28,7 @@ def algorithm(name: str = "sgd", **options: object) -> Algorithm:
 
 def halves(function: Function) -> list[fx.Node]:
     """What the first graph of a function makes in float16."""
-    nodes = joint_graph(function).module.graph.nodes
+    nodes = trace(function).module.graph.nodes
     return [node for node in nodes if node.kwargs.get("dtype") is torch.float16]
 
 
@@ -132,4 +132,4 @@ def test_ports_and_examples_are_those_of_the_step() -> None:
     plain = algorithm()
     half = stored(plain, "float16").phases[0].function
     assert dict(half.inputs) == dict(plain.phases[0].function.inputs)
-    assert all(isinstance(spec, TensorSpec) for spec in joint_graph(half).outputs.values())
+    assert all(isinstance(spec, TensorSpec) for spec in trace(half).outputs.values())

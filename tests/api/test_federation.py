@@ -20,7 +20,7 @@ from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tiers_of
 from edgefl.wire import tensors
-from edgefl_export.bundle.build import batch_size
+from edgefl_export.compiler.manifest import batch_size
 
 
 def own_model() -> nn.Module:

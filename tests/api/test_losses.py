@@ -20,7 +20,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models import losses
 from edgefl.objective.objective import Objective
-from edgefl.setup.bundles import origin_of
+from edgefl.setup.bundles import request_of
 from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.federation_options import parse_loss
@@ -283,7 +283,7 @@ def test_a_bundle_tells_devices_which_label_counts_for_nothing() -> None:
     )
     [port] = [each for each in bundle.manifest.graph("train").inputs_of("batch") if each.label == "0.y"]
     assert (port.dtype, port.shape, port.ignored) == ("int64", (4, LENGTH), -100)
-    again = origin_of(
+    again = request_of(
         bundle.manifest, edgefl.federation(speaker, training=edgefl.Training(loss=edgefl.losses.CausalLM()))
     )
     assert again.algorithm.phases[0].function.inputs["batch.0.y"].ignored == -100

@@ -15,7 +15,7 @@ from edgefl.contract.tensors import prefixed
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 
 BATCH = 4
 
@@ -58,7 +58,7 @@ def test_a_graph_is_run_by_turns_without_torch(tmp_path: Path) -> None:
     weights = prefixed("weights", submodel.suffix.state_dict())
     left = {**weights, **algorithm.start(weights)}
     device_graph.write_job(
-        tmp_path / "step", format_of("onnx"), algorithm.phases[0].function, left, algorithm.hyper
+        tmp_path / "step", target_of("onnx"), algorithm.phases[0].function, left, algorithm.hyper
     )
 
     with device_graph.worker(tmp_path / "step", 1) as worker:

@@ -40,7 +40,7 @@ from edgefl.models.losses import (
 from edgefl.models.losses.as_torch import loss_as_torch
 from edgefl.models.losses.loss import batch_mean
 from edgefl.objective.objective import Objective
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import Budget, beside_tensors, peak_bytes
 
 FIELDS = [
@@ -80,7 +80,7 @@ def test_a_row_has_what_the_machine_and_people_ask_for() -> None:
 def test_the_fastest_form_is_taken_and_what_fails_is_not(tmp_path: Path) -> None:
     submodel = built("resnet8", {}, "strong")
     function = algorithms.build("sgd", Objective.of(submodel), batch=2, **SGD).phases[0].function
-    form = format_of("onnx")
+    form = target_of("onnx")
     captured, artifact, _ = compile_step(function, None, form)
     example = function.example(0)
     write_graph(tmp_path, captured, artifact, "onnx")
@@ -165,8 +165,8 @@ def test_a_memory_budget_is_compiled_into_the_step() -> None:
     submodel = built("resnet8", {"size": 32, "widths": (8, 8, 8)}, "strong")
     step = algorithms.build("sgd", Objective.of(submodel), batch=32).phases[0].function
 
-    captured, plain, none = compile_step(step, None, format_of("onnx"))
-    _, tight, budget = compile_step(step, Budget(0.9, relative=True), format_of("onnx"))
+    captured, plain, none = compile_step(step, None, target_of("onnx"))
+    _, tight, budget = compile_step(step, Budget(0.9, relative=True), target_of("onnx"))
 
     beside = beside_tensors(captured)
     assert none == 0 and budget == int(0.9 * (peak_bytes(captured) - beside)) + beside

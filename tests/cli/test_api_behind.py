@@ -50,7 +50,7 @@ API = {
     "ls": "edgefl.catalog",
     "inspect": "edgefl.Bundle",
     "validate": "edgefl.config.reading.checked",
-    "cache": "edgefl_export.front.cache.BundleCache",
+    "cache": "edgefl_export.compiler.cache.BundleCache",
     "heterogeneity": "edgefl.heterogeneity",
     "personalize": "edgefl.personalize",
 }

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edgefl.cli import app
-from edgefl_export.front.cache import BundleCache
+from edgefl_export.compiler.cache import BundleCache
 from tests.cli.runner import runner
 
 CONFIG = """

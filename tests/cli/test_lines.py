@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from edgefl.cli.federation.lines import Repeats, line, text_of
-from edgefl_export.front import cache
+from edgefl_export.compiler import cache
 from edgefl_server import events
 from edgefl_server.events import AwaitedDevice
 
@@ -68,7 +68,7 @@ LINES: list[tuple[events.Event, str | None]] = [
     (events.Exporting(tier="weak", text="step"), "exporting tier weak: step"),
     (
         events.Compiled(compiled=1, reused=2, cache="c", cache_bytes=3 << 20),
-        cache.told(compiled=1, reused=2, folder=Path("c"), nbytes=3 << 20),
+        cache.cache_summary(compiled=1, reused=2, folder=Path("c"), nbytes=3 << 20),
     ),
     (events.Warned(tier="weak", text="look out"), "warning: look out"),
     (events.Noted(text="by the way"), "by the way"),

@@ -48,15 +48,15 @@ def pte(function: Body, inputs: Sequence[Port], *, planned: bool = False) -> byt
 
 def our_pte(function: Body, inputs: Sequence[Port]) -> bytes:
     """The same as our exporter writes it, delegated to XNNPACK where that pays."""
-    from edgefl_export.executorch import capture_for
-    from edgefl_export.executorch.program.write import to_executorch
+    from edgefl_export.executorch.target import ExecuTorchTarget
 
     def named(tensors: Tensors) -> Tensors:
         results = function(*(tensors[port.name] for port in inputs))
         return {f"record.{number}": result for number, result in enumerate(results)}
 
+    target = ExecuTorchTarget()
     specs = {port.name: TensorSpec(port.shape, getattr(torch, port.dtype)) for port in inputs}
-    return to_executorch(capture_for(Function("f", named, specs))).model
+    return target.emit(target.capture(Function("f", named, specs))).model
 
 
 def graph_of(name: str, data: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Graph:

@@ -14,7 +14,7 @@ from edgefl.facts import shipped
 from edgefl.facts.combinations import table
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog as kinds
-from edgefl_export.front.algorithm import coded_algorithm
+from edgefl_export.compiler.algorithm import coded_algorithm
 from tests.docs.documents import DOCS
 
 HINT = "`edgefl ls combinations` lists"

@@ -11,9 +11,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import capture
 from edgefl_export.executorch.check import programs
-from edgefl_export.executorch.passes.rewrite import rewritten
-from edgefl_export.executorch.program.write import to_executorch
-from edgefl_export.executorch.rules import table
+from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify import graphs
 from edgefl_export.verify.rounding import exactly
@@ -43,7 +41,8 @@ def on_engine(engine: str, function: Function, inputs: tuple[Tensor, ...]) -> li
     if engine == "onnx":
         run = graphs.load(function, to_onnx(capture(function)), ())
     else:
-        run = programs.load(function, to_executorch(rewritten(capture(function, table()))).model)
+        target = ExecuTorchTarget()
+        run = programs.load(function, target.emit(target.capture(function)).model)
     made = run({name: value.numpy() for name, value in zip(function.inputs, inputs, strict=True)})
     return [torch.from_numpy(value) for value in (made.values() if isinstance(made, dict) else made)]
 

@@ -14,8 +14,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.build import ports
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.manifest import ports
 
 BATCH = 4
 
@@ -67,13 +67,13 @@ def op_types(model: bytes) -> list[str]:
     return [node.op_type for node in onnx.load_from_string(model).graph.node]
 
 
-def entry_of(captured: Captured, artifact: Artifact) -> Graph:
+def entry_of(lowered: LoweredGraph, artifact: Artifact) -> Graph:
     """What a manifest says of an ONNX artifact."""
     return Graph(
         name="train",
         format="onnx",
         blob=describe(artifact.model, 1 << 17),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
+        inputs=ports(lowered.inputs),
+        outputs=ports(lowered.outputs),
         in_place=artifact.in_place,
     )

@@ -14,8 +14,8 @@ from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.select import open_engine
-from edgefl_export.bundle.build import ports
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
+from edgefl_export.compiler.manifest import ports
 from edgefl_export.verify.graphs import Verification
 from tests.pairs import FORMATS
 
@@ -24,7 +24,7 @@ NAMES = FORMATS
 
 def checked(form: str, function: Function, seed: int) -> Verification:
     """``function`` exported and compared with torch in the format's own runtime."""
-    return format_of(form).verify(function, written(form, function), seed)
+    return target_of(form).verify(function, written(form, function), seed)
 
 
 def written(form: str, function: Function) -> bytes:
@@ -45,9 +45,9 @@ class Made:
 
 
 def made(form: str, function: Function, outputs: Outputs = "caller") -> Made:
-    chosen = format_of(form, outputs)
+    chosen = target_of(form, outputs)
     captured = chosen.capture(function)
-    artifact = chosen.write(captured)
+    artifact = chosen.emit(captured)
     graph = Graph(
         name=function.name,
         format=chosen.name,

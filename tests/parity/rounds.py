@@ -30,10 +30,10 @@ from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler, WeightR
 from edgefl_device.round.job import Job
 from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_export.bundle.build import Label, Prefix, build_bundle
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.request import FrozenChunk
 from tests.parity.forms import engine_of
 from tests.support.reference import run_round
+from tests.support.bundles import build_bundle
 
 CHUNK_BYTES = 4096
 
@@ -100,11 +100,14 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: s
     forward = tuple(chunk_forward(chunk.module, chunk.sample, batch=batch) for chunk in submodel.prefix)
     bundle = build_bundle(
         algorithm,
-        [Prefix(chunk.units, function) for chunk, function in zip(submodel.prefix, forward, strict=True)],
         tuple(name for name, _ in submodel.suffix.named_children()),
-        label=Label(spec.name, "tier"),
+        prefix=tuple(
+            FrozenChunk(chunk.units, function)
+            for chunk, function in zip(submodel.prefix, forward, strict=True)
+        ),
+        model=spec.name,
         data=sample_spec(spec, None),
-        format=format_of(form),
+        format=form,
     )
     return Exported(spec, submodel, algorithm, forward, bundle)
 

@@ -22,13 +22,12 @@ from edgefl.wire.update.decode import decode
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
 from edgefl_device.round.trainer import RoundResult
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.front.tier import fetched
+from edgefl_export.compiler.request import fetched
 from tests.pairs import FORMATS, by_default, in_both, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import by_unit, device_round, local_data
+from tests.support.bundles import build_bundle
 
 ALL = {
     "float16": {},
@@ -144,11 +143,10 @@ class Tier:
         self.names = fetched(self.submodel, "tier")
         self.bundle: Bundle = build_bundle(
             self.algorithm,
-            [],
             self.names,
-            label=Label("fedbat_cnn", "tier"),
+            model="fedbat_cnn",
             data=DataSpec(shape=spec().sample.shape, dtype="float32", classes=spec().classes),
-            format=format_of(form),
+            format=form,
         )
         self.data = local_data(spec(), 9, seed=5).fitted(
             self.bundle.manifest.data, LabelSpec.of(self.bundle.manifest)

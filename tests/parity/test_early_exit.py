@@ -18,12 +18,12 @@ from edgefl.submodels.early_exit.submodel import EarlyExit
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data.samples import Batches, LabelSpec
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_both, in_turn
 from tests.parity.forms import checked, engine_of
 from tests.parity.rounds import by_unit, device_round, local_data
+from tests.support.bundles import build_bundle
 from tests.support.reference import run_round
 
 NAME = "tier/submodel"
@@ -57,7 +57,7 @@ def test_exits_on_tokens_export_too(model: str, options: dict[str, int], form: s
 @pytest.mark.parametrize("form", in_turn([()]))
 def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None:
     algorithm = multi_exit(Objective.of(EarlyExit(_spec(), 3)), batch=4)
-    unused = format_of(form).capture(algorithm.evaluate).unused
+    unused = target_of(form).capture(algorithm.evaluate).unused
     assert {name.split(".")[1] for name in unused} == {"block1_exit", "block2_exit"}
 
 
@@ -70,11 +70,10 @@ def test_a_round_on_the_device_equals_the_round_in_torch(
     fetched = level.units or (NAME,)
     bundle = build_bundle(
         algorithm,
-        [],
         fetched,
-        label=Label("resnet8", "tier"),
+        model="resnet8",
         data=DataSpec(shape=level.spec.sample.shape, dtype="float32", classes=level.spec.classes),
-        format=format_of(form),
+        format=form,
     )
     data = local_data(level.spec, 21, seed=5).fitted(bundle.manifest.data, LabelSpec.of(bundle.manifest))
     hyper = {"kd_weight": 0.2} if kd_weight else {}

@@ -19,13 +19,12 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
 from edgefl_device.round.trainer import RoundResult
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
 from tests.pairs import in_turn
 from tests.parity.forms import engine_of
 from tests.parity.rounds import by_unit, device_round
 from tests.parity.test_fafed import BATCH, CLASSES, SIDE, cnn, objective
 from tests.support import reference as simulation
+from tests.support.bundles import build_bundle
 from tests.support.reference import Feed
 
 SEED, ROWS = 7, 13
@@ -66,7 +65,7 @@ def on_device(
     exchange: Algorithm, given: Tensors, carry: Tensors, folder: Path, form: str
 ) -> tuple[RoundResult, Bundle]:
     data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
-    bundle = build_bundle(exchange, [], UNITS, label=Label("cnn", "all"), data=data, format=format_of(form))
+    bundle = build_bundle(exchange, UNITS, model="cnn", tier="all", data=data, format=form)
     contents = by_unit({name: tensor.numpy() for name, tensor in given.items()}, UNITS)
     hyper = dict(exchange.schedule(4, 9))
     made = device_round(bundle, contents, engine_of(form), folder, seed=SEED, hyper=hyper, checkpoint_steps=1)

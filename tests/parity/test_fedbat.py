@@ -18,9 +18,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.front.tier import fetched
+from edgefl_export.compiler.request import fetched
 from tests.invariants.fiarse.training import (
     BATCH,
     arrays_of,
@@ -33,6 +31,7 @@ from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import local_data
 from tests.support.arrays import as_tensors
+from tests.support.bundles import build_bundle
 from tests.support.reference import run_round
 
 STEPS, SEED = 4, 3
@@ -71,11 +70,10 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) 
     algorithm = algorithms.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
     bundle = build_bundle(
         algorithm,
-        [],
         fetched(submodel, "tier"),
-        label=Label(spec.name, "tier"),
+        model=spec.name,
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
-        format=format_of(form),
+        format=form,
     )
     placement, data = submodel.place(arrays_of(spec), 1), local_data(spec, 16, seed=5)
     found = train_on_device(bundle, blobs_for(bundle, placement, arrays_of(spec)), data, SEED, tmp_path)

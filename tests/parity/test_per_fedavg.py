@@ -26,12 +26,12 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data.samples import Batches
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from tests.invariants.embracingfl.tiny import tiny
 from tests.pairs import in_turn, pairs, slow
 from tests.parity.forms import checked
 from tests.parity.rounds import Exported, local_data, on_device
+from tests.support.bundles import build_bundle
 from tests.support.reference import run_round
 
 BATCH, STEPS = 4, 3
@@ -156,7 +156,7 @@ def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: st
 def test_a_layer_without_second_derivative_is_refused_with_a_remedy(form: str) -> None:
     algorithm = per_fedavg(Objective.of(OutputSide(tiny("lstm_lm"), 0)), batch=BATCH, **EXACT)
     with pytest.raises(ModelError, match=r"jvp.*mode 'hf'"):
-        format_of(form).capture(algorithm.phases[0].function)
+        target_of(form).capture(algorithm.phases[0].function)
 
 
 @pytest.mark.slow
@@ -182,11 +182,10 @@ def exported(form: str, spec: ModelSpec, **options: Any) -> Exported:
     data = DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes)
     bundle = build_bundle(
         algorithm,
-        [],
         tuple(name for name, _ in submodel.suffix.named_children()),
-        label=Label(spec.name, "tier"),
+        model=spec.name,
         data=data,
-        format=format_of(form),
+        format=form,
     )
     return Exported(spec, submodel, algorithm, (), bundle)
 

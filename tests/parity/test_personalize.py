@@ -16,7 +16,7 @@ from edgefl_device.data.samples import LocalData
 from edgefl_device.data.support import Protocol, batch_rows, held_out
 from edgefl_device.personal.personalize import Adaptation, Personalizer, graphs_of
 from edgefl_device.round.offline import offline_job, read_weights
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from tests.analysis.personal.tiers import BATCH, Tier, tier_of
 from tests.invariants.embracingfl.tiny import samples
 from tests.pairs import in_turn
@@ -38,7 +38,7 @@ def test_the_exported_step_equals_torch(model: str, kind: str, options: dict[str
     step = tier.algorithm.personalize
     assert step is not None
 
-    report = format_of(form).verify(step, tier.bundle.graph_bytes("personalize"), seed=5)
+    report = target_of(form).verify(step, tier.bundle.graph_bytes("personalize"), seed=5)
 
     assert report.worst <= 1e-4
 

@@ -13,7 +13,7 @@ from edgefl.setup.bundles import outline_of
 from edgefl.setup.candidate import candidate_of
 from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle.archive import Bundle
-from edgefl_export.front.tier import Exchange, Tier
+from edgefl_export.compiler.request import Exchange, TierTraining
 from edgefl_server.compose import BundleFor, composed
 from edgefl_server.run_spec import RunSpec
 
@@ -35,7 +35,7 @@ def federation(**changes: Any) -> Federation:
 def outlines(federation: Federation) -> BundleFor:
     """Bundles without graphs: nothing is compiled."""
 
-    def of(tier: Tier, exchange: Exchange, _format: str) -> Bundle:
+    def of(tier: TierTraining, exchange: Exchange, _format: str) -> Bundle:
         return outline_of(federation, DATASET, tier, exchange)
 
     return of

@@ -25,8 +25,8 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.training import replaced_algorithm
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl_export.front.cache import Found
-from edgefl_export.front.tier import Tier
+from edgefl_export.compiler.cache import CompiledBundle
+from edgefl_export.compiler.request import TierTraining
 from edgefl_export.memory.recompute import Budget
 from edgefl_server.compose import _rules, _scalars, compose
 from edgefl_server.coordinator.roster import tier_of
@@ -65,8 +65,8 @@ def plan(out: Path) -> RunSpec:
 def compiled(plan: RunSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled: a tier's bundle is that of the tier of this name in ``plan``, whatever it should be."""
 
-    def bundle_of(_: Federation, __: Any, tier: Tier, *___: Any, **____: Any) -> Found:
-        return Found(plan.tiers[tier.name].bundle, compiled=False)
+    def bundle_of(_: Federation, __: Any, tier: TierTraining, *___: Any, **____: Any) -> CompiledBundle:
+        return CompiledBundle(plan.tiers[tier.name].bundle, from_cache=True)
 
     monkeypatch.setattr("edgefl_server.compose.bundle_of", bundle_of)
 

@@ -17,7 +17,7 @@ from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
-from edgefl_export.front.folder import bundle_name
+from edgefl_export.compiler.cache import bundle_name
 from edgefl_server.events import Declined, RoundClosed
 from edgefl_server.run_spec import RunSpec, TierSpec
 from tests.conftest import Mosquitto

@@ -31,10 +31,10 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width, width
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData, noise
-from edgefl_export.bundle.build import Label, build_bundle
 from tests.parity.rounds import Exported, on_device
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import rows
+from tests.support.bundles import build_bundle
 from tests.support.reference import run_round
 
 RATIO = 0.5
@@ -219,7 +219,7 @@ def payload(submodel: Submodel) -> Tensors:
 def exported(submodel: Submodel, algorithm: Algorithm) -> Exported:
     spec = submodel.spec
     data = DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes)
-    bundle = build_bundle(algorithm, [], spec.units, label=Label(spec.name, "tier"), data=data)
+    bundle = build_bundle(algorithm, spec.units, model=spec.name, data=data)
     return Exported(spec, submodel, algorithm, (), bundle)  # type: ignore[arg-type]
 
 

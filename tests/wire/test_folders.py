@@ -7,7 +7,7 @@ import pytest
 from edgefl.data import datasets
 from edgefl.errors import ConfigError
 from edgefl.wire import folders
-from edgefl_export.front.cache import BundleCache
+from edgefl_export.compiler.cache import BundleCache
 
 
 @pytest.fixture

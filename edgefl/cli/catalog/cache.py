@@ -11,7 +11,7 @@ from edgefl.cli.output import console, print_json, print_table
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from edgefl_export.front.cache import BundleCache, Entry
+    from edgefl_export.compiler.cache import BundleCache, CacheEntry
 
 
 def cache(
@@ -33,7 +33,7 @@ def cache(
       edgefl cache --json
     """
 
-    from edgefl_export.front.cache import BundleCache, short
+    from edgefl_export.compiler.cache import BundleCache, short_path
 
     kept = BundleCache.of_user()
     if clear:
@@ -42,7 +42,7 @@ def cache(
         if as_json:
             print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
         else:
-            text = f"removed {_counted(removed)}, {size(nbytes)}, from {short(kept.folder)}"
+            text = f"removed {_counted(removed)}, {size(nbytes)}, from {short_path(kept.folder)}"
             console.print(text)
         return
     entries = kept.entries()
@@ -50,14 +50,14 @@ def cache(
         print_json(_as_object(kept, entries))
         return
     console.print(
-        f"{short(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
+        f"{short_path(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
         f"{size(kept.limit)}"
     )
     if entries:
         print_table("bundles", [_row(each) for each in entries])
 
 
-def _as_object(kept: BundleCache, entries: list[Entry]) -> dict[str, Any]:
+def _as_object(kept: BundleCache, entries: list[CacheEntry]) -> dict[str, Any]:
     return {
         "folder": str(kept.folder),
         "bytes": sum(each.nbytes for each in entries),
@@ -69,7 +69,7 @@ def _as_object(kept: BundleCache, entries: list[Entry]) -> dict[str, Any]:
     }
 
 
-def _row(entry: Entry) -> dict[str, Any]:
+def _row(entry: CacheEntry) -> dict[str, Any]:
     about = _about(entry)
     if not about["whole"]:
         return {"model": "damaged", "tier": "", "algorithm": "", "format": ""} | _last(entry)
@@ -83,11 +83,11 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _last(entry: Entry) -> dict[str, str]:
+def _last(entry: CacheEntry) -> dict[str, str]:
     return {"size": size(entry.nbytes), "last used": _date(entry).strftime("%Y-%m-%d %H:%M")}
 
 
-def _about(entry: Entry) -> dict[str, Any]:
+def _about(entry: CacheEntry) -> dict[str, Any]:
     manifest = entry.manifest
     if manifest is None:
         return {"whole": False}
@@ -105,5 +105,5 @@ def _counted(bundles: int) -> str:
     return f"{bundles} bundle{'' if bundles == 1 else 's'}"
 
 
-def _date(entry: Entry) -> datetime:
+def _date(entry: CacheEntry) -> datetime:
     return datetime.fromtimestamp(entry.used).astimezone()

@@ -21,8 +21,8 @@ from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
 from edgefl.setup.training import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
-from edgefl_export.bundle.formats import FORMATS
-from edgefl_export.front.algorithm import DEFAULT_ALGORITHM, coded_algorithm, trained_by
+from edgefl.wire.bundle.formats import FORMATS
+from edgefl_export.compiler.algorithm import DEFAULT_ALGORITHM, coded_algorithm, trained_by
 
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     WHOLE: ("output_side", {"cut": 0}),

@@ -10,7 +10,7 @@ from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.neighbours import named
 from edgefl.wire.text import headline_metric
-from edgefl_export.front import cache
+from edgefl_export.compiler import cache
 from edgefl_server import events
 
 _DIGITS = 12
@@ -60,7 +60,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             return f"exporting tier {event.tier}: {event.text}"
         case events.Compiled():
             folder, counts = Path(event.cache), {"compiled": event.compiled, "reused": event.reused}
-            return cache.told(**counts, folder=folder, nbytes=event.cache_bytes)
+            return cache.cache_summary(**counts, folder=folder, nbytes=event.cache_bytes)
         case events.Warned():
             return f"warning: {event.text}"
         case events.Noted():

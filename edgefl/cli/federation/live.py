@@ -18,7 +18,7 @@ from edgefl.config import Federation
 from edgefl.lab.lab import Restart, ServerEvent
 from edgefl.system.sizes import KIB, MIB, size
 from edgefl.wire.text import headline_metric
-from edgefl_export.front import cache
+from edgefl_export.compiler import cache
 
 if TYPE_CHECKING:
     from edgefl.wire.update.form import UpdateSize
@@ -193,7 +193,7 @@ def _note(event: dict[str, Any]) -> str:
     match event["event"]:
         case "compiled":
             counts = {key: event[key] for key in ("compiled", "reused")}
-            return cache.told(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
+            return cache.cache_summary(**counts, folder=Path(event["cache"]), nbytes=event["cache_bytes"])
         case "declined" | "rejected":
             return _refusal(event)
         case "devicelost":

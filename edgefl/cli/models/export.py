@@ -171,10 +171,12 @@ def _names(formats: list[Engine] | None) -> tuple[str, ...]:
 
 
 def _tell_cache(rows: list[dict[str, Any]]) -> None:
-    from edgefl_export.front.cache import BundleCache, told
+    from edgefl_export.compiler.cache import BundleCache, cache_summary
 
     compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
-    text = told(compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes)
+    text = cache_summary(
+        compiled=compiled, reused=len(rows) - compiled, folder=cache.folder, nbytes=cache.nbytes
+    )
     errors.print(text)
 
 
@@ -200,7 +202,7 @@ def _export_fitting(
     from edgefl.setup.samples import model_with_samples
     from edgefl.submodels.catalog import Size
     from edgefl.wire.mqtt.topics import checked_name
-    from edgefl_export.bundle.formats import check_installed
+    from edgefl_export.compiler.compiler import check_installed
 
     check_installed(forms)
     name, wishes = checked_name("tier", file.stem), read_device(file)

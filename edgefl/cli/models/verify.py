@@ -12,7 +12,7 @@ from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
     from edgefl.wire.bundle.manifest import Manifest
-    from edgefl_export.bundle.verify import BundleCheck, GraphCheck
+    from edgefl_export.compiler.verify import BundleCheck, GraphCheck
 
 
 def verify(

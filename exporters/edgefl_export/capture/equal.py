@@ -16,11 +16,12 @@ from torch import fx
 _SLICE = torch.ops.aten.slice.Tensor
 
 
-def merge_equal(graph: fx.Graph) -> None:
+def merge_equal(module: fx.GraphModule) -> None:
     """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay.
 
     Slices stay, too: the export joins a slice and the one slice that reads it.
     """
+    graph = module.graph
     first: dict[Hashable, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is _SLICE or not _is_pure(node.target):

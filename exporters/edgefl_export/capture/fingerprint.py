@@ -1,7 +1,7 @@
-"""What a function computes, as a digest: that of its first graph, before anything is rewritten.
+"""Digests of functions: that of the traced graph, before anything is rewritten.
 
 All that the compiler makes of a function follows from that graph and from the ports. So one digest means one artifact,
-wherever the code stands that the function comes from.
+wherever the code of the function comes from.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ from torch import Tensor, fx
 
 from edgefl.contract.algorithm import Function
 from edgefl.system.collecting import collecting_later
-from edgefl_export.capture.trace import Joint, joint_graph
+from edgefl_export.capture.trace import TracedFunction, trace
 
 
-class Joints:
-    """First graphs of functions: each is traced once, for its digest, and waits for the compiler."""
+class TraceCache:
+    """First passes of functions: each function is traced once, for its fingerprint, and its graph waits for the compiler."""
 
     def __init__(self) -> None:
-        self._traced: dict[int, tuple[Function, Joint]] = {}
+        self._traced: dict[int, TracedFunction] = {}
 
     def fingerprint(self, function: Function) -> str:
-        """:func:`fingerprint`, for which the function is traced."""
+        """Trace ``function``, keep the graph, and return its :func:`fingerprint`."""
         with collecting_later():
-            joint = joint_graph(function)
-            self._traced[id(function)] = function, joint
-            return fingerprint(function, joint)
+            traced = self._traced[id(function)] = trace(function)
+            return fingerprint(traced)
 
-    def take(self, function: Function) -> Joint | None:
-        """The graph, for one that uses it up; None where the function was not traced."""
-        _, joint = self._traced.pop(id(function), (function, None))
-        return joint
+    def take(self, function: Function) -> TracedFunction:
+        """Return the graph of ``function``, traced now if it does not wait here, for a caller who uses it up."""
+        return self._traced.pop(id(function), None) or trace(function)
 
 
-def fingerprint(function: Function, joint: Joint | None = None) -> str:
-    """SHA-256 of the function's name and ports, of every op that it runs with what that reads, and of its results.
+def fingerprint(traced: TracedFunction) -> str:
+    """Return the SHA-256 of a function's name and ports, of every op with its arguments, and of its results.
 
-    Constants count with their values, inputs by their names alone. ``joint``: the function's first graph where there is
-    one. ExportError for a function that cannot be traced.
+    Constants count with their values, inputs by their names alone.
     """
-    joint = joint or joint_graph(function)
-    ports = [(name, spec) for named in (function.inputs, joint.outputs) for name, spec in named.items()]
-    lines = [repr((function.name, ports)), *(_line(joint.module, node) for node in joint.module.graph.nodes)]
+    function = traced.function
+    ports = [(name, spec) for named in (function.inputs, traced.outputs) for name, spec in named.items()]
+    lines = [
+        repr((function.name, ports)),
+        *(_line(traced.module, node) for node in traced.module.graph.nodes),
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _line(module: fx.GraphModule, node: fx.Node) -> str:
-    """A node with all that it reads, in words that are the same in each process."""
+    """Return a node with its arguments as text that is the same in each process."""
     constant = _about(getattr(module, str(node.target))) if node.op == "get_attr" else ""
     return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {constant}"
 
 
 def _about(value: Tensor) -> str:
-    """A constant with its values; a weight of a skeleton has none."""
+    """Return shape, dtype and a digest of the values of a constant; a weight of a skeleton has no values."""
     about = f"{tuple(value.shape)} {value.dtype} {value.device}"
     if value.is_meta:
         return about

@@ -8,6 +8,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+PORT = "port"
+"""In ``meta`` of a placeholder: the name of its port."""
+
 
 def fake_value(argument: object) -> Tensor:
     """The fake result of a node with one result: its shape, its dtype and its strides."""

@@ -30,8 +30,9 @@ def stores(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in made if any(map(_restores, node.users))]
 
 
-def stored_at_once(graph: fx.Graph) -> None:
-    """Rewrite ``graph`` in place: each store comes right behind its value, in whatever order a runtime goes."""
+def store_early(module: fx.GraphModule) -> None:
+    """Rewrite ``module`` in place: each store comes right behind its value, whatever order a runtime chooses."""
+    graph = module.graph
     found = stores(graph)
     if not found:
         return

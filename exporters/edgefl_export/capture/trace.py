@@ -5,8 +5,9 @@ backward and update as one graph. The second makes that graph functional (an in-
 becomes a new tensor) and rewrites training ops by the rules of :mod:`edgefl_export.decompositions`. Autograd is
 gone by then, which is why one pass cannot do both. Last, what no output needs is removed::
 
-    captured = capture(algorithm.phases[0].function)
-    captured.inputs, captured.outputs       # the ports that are left, in order
+    traced = trace(algorithm.phases[0].function)    # first pass
+    lowered = decompose(traced)                     # second pass
+    lowered.inputs, lowered.outputs                 # the ports that are left, in order
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from edgefl_export.capture.checks import (
 from edgefl_export.capture.complex_pairs import NoComplexFormError, without_complex
 from edgefl_export.capture.gradients import rewrite_gradients
 from edgefl_export.capture.graph import Table, graph_of
-from edgefl_export.capture.nodes import copy_of, fake_value, read_inputs, results
+from edgefl_export.capture.nodes import PORT, copy_of, fake_value, read_inputs, results
 from edgefl_export.capture.patches import patched
 from edgefl_export.decompositions import core_table, first_table
 from edgefl_export.named import named
@@ -98,8 +99,17 @@ _Flat = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Captured:
-    """A function as a functional graph of core ops.
+class TracedFunction:
+    """Result of the first pass: forward, backward and update of ``function`` as they ran, and the specs of its outputs."""
+
+    function: Function
+    module: fx.GraphModule
+    outputs: Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True)
+class LoweredGraph:
+    """A function as a functional graph of core ops, which the passes of a target rewrite.
 
     ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
     in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
@@ -121,22 +131,41 @@ class Captured:
         return dict(zip(self.outputs, results, strict=True))
 
 
-@dataclass(frozen=True)
-class Joint:
-    """What the first pass makes of a function: forward, backward and update as they ran, and the outputs."""
+def capture(function: Function, table: Table | None = None) -> LoweredGraph:
+    """Trace ``function`` and decompose it to core ops, both passes in one call.
 
-    module: fx.GraphModule
-    outputs: Mapping[str, TensorSpec]
+    Args:
+        function: a function of the contract; its own example is never drawn, shapes and dtypes decide.
+        table: rules of the second pass; by default :func:`edgefl_export.decompositions.core_table`.
 
-
-def capture(function: Function, table: Table | None = None, joint: Joint | None = None) -> Captured:
-    """Trace ``function`` on its example; ExportError says which part of the contract it breaks.
-
-    ``table`` has the rules of the second pass, :func:`edgefl_export.decompositions.core_table` if none are given.
-    ``joint`` is the first pass of this function where it was made before; it is used up.
+    Raises:
+        ExportError: if the function breaks the contract; it names the rule.
     """
-    first = joint or joint_graph(function)
-    module, outputs = first.module, first.outputs
+    return decompose(trace(function), table)
+
+
+def trace(function: Function) -> TracedFunction:
+    """Run ``function`` once on inputs of equal numbers and record each op, gradients included.
+
+    No values decide the graph, so the inputs are all alike.
+
+    Raises:
+        ExportError: as :func:`capture`.
+    """
+    try:
+        return _trace_at(function, 0)
+    except ExportError as error:
+        if "ZeroDivisionError" not in str(error.__cause__):
+            raise
+    return _trace_at(function, 1)  # the function divides by a whole number that it reads
+
+
+def decompose(traced: TracedFunction, table: Table | None = None) -> LoweredGraph:
+    """Make ``traced`` functional and rewrite its ops by the rules of ``table``; arguments and errors as :func:`capture`.
+
+    ``traced`` is used up: its module is rewritten.
+    """
+    function, module = traced.function, traced.module
     module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too
     check_ops(function, module)
     drop_outside_writes(function, module)
@@ -152,13 +181,15 @@ def capture(function: Function, table: Table | None = None, joint: Joint | None 
     core.graph.eliminate_dead_code()
     _separate_outputs(core)
     used = read_inputs(core.graph, function.inputs)
+    for name, node in zip(used, core.graph.find_nodes(op="placeholder"), strict=True):
+        node.meta[PORT] = name
     check_constants(function, module, core)
     core.recompile()
-    return Captured(
+    return LoweredGraph(
         function=function,
         module=core,
         inputs={name: function.inputs[name] for name in used},
-        outputs=outputs,
+        outputs=traced.outputs,
         unused=tuple(name for name in function.inputs if name not in used),
     )
 
@@ -189,20 +220,7 @@ def _lift_written_constants(graph: fx.Graph) -> None:
                 reader.replace_input_with(node, lifted)
 
 
-def joint_graph(function: Function) -> Joint:
-    """The first pass. No values decide what it is, so the inputs are all alike.
-
-    ExportError as :func:`capture`.
-    """
-    try:
-        return _joint_graph(function, 0)
-    except ExportError as error:
-        if "ZeroDivisionError" not in str(error.__cause__):
-            raise
-    return _joint_graph(function, 1)  # the function divides by a whole number that it reads
-
-
-def _joint_graph(function: Function, whole: int) -> Joint:
+def _trace_at(function: Function, whole: int) -> TracedFunction:
     example = {name: _anything(spec, whole) for name, spec in function.inputs.items()}
     outputs: dict[str, TensorSpec] = {}
 
@@ -214,7 +232,7 @@ def _joint_graph(function: Function, whole: int) -> Joint:
 
     with patched(), plain_attention():
         module = _trace(function, flat, tuple(example.values()), first_table(), fake=False)
-    return Joint(module, outputs)
+    return TracedFunction(function, module, outputs)
 
 
 def _anything(spec: TensorSpec, whole: int) -> Tensor:
@@ -222,14 +240,14 @@ def _anything(spec: TensorSpec, whole: int) -> Tensor:
     return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else whole, dtype=spec.dtype)
 
 
-def exported_program(captured: Captured) -> ExportedProgram:
+def exported_program(lowered: LoweredGraph) -> ExportedProgram:
     """The graph as an ExportedProgram: plain user inputs and outputs, constants as constant tensors.
 
     Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is
     a USER_OUTPUT: exporters drop gradients and losses that carry any other kind, without a word.
     """
-    graph, _ = copy_of(captured.module.graph)
-    constants = _constants_to_placeholders(graph, captured.module)
+    graph, _ = copy_of(lowered.module.graph)
+    constants = _constants_to_placeholders(graph, lowered.module)
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     outputs = results(graph)
     signature = ExportGraphSignature(
@@ -244,7 +262,7 @@ def exported_program(captured: Captured) -> ExportedProgram:
         ],
     )
     _as_fake(nodes)
-    values = {target: getattr(captured.module, target) for target in constants.values()}
+    values = {target: getattr(lowered.module, target) for target in constants.values()}
     try:
         return ExportedProgram(
             root=torch.nn.Module(),
@@ -252,14 +270,14 @@ def exported_program(captured: Captured) -> ExportedProgram:
             graph_signature=signature,
             state_dict={},
             range_constraints={},
-            module_call_graph=[_call_entry(signature, len(captured.inputs), len(outputs))],
+            module_call_graph=[_call_entry(signature, len(lowered.inputs), len(outputs))],
             constants=values,
         )
     except SpecViolationError as error:
         raise ExportError(
-            f"function {captured.name!r} cannot be exported: expected operations that make new tensors, found one that "
+            f"function {lowered.name!r} cannot be exported: expected operations that make new tensors, found one that "
             f"writes in place ({error}); write into a clone of the tensor, such as one by torch.where or torch.cat",
-            function=captured.name,
+            function=lowered.name,
         ) from error
 
 

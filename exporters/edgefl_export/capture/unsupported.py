@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from edgefl.errors import ExportError
 from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate, locate_type, refusal
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.ordering import AFTER
 
 FLOATS = (torch.float32, torch.float64)
@@ -25,43 +25,43 @@ pass.
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
-def check_floats(captured: Captured) -> None:
+def check_floats(lowered: LoweredGraph) -> None:
     """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
-    node = _first(captured, _narrow, but=_is_stored_as_float16)
+    node = _first(lowered, _narrow, but=_is_stored_as_float16)
     if node is None:
         return
     remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
     dtype = str(_types(node, _narrow)[0]).removeprefix("torch.")
     if node.op == "placeholder":
-        nodes = captured.module.graph.find_nodes(op="placeholder")
-        name = dict(zip(nodes, captured.inputs, strict=True))[node]
+        nodes = lowered.module.graph.find_nodes(op="placeholder")
+        name = dict(zip(nodes, lowered.inputs, strict=True))[node]
         raise ExportError(
-            f"input {name!r} of function {captured.name!r} is {dtype}. {remedy} declare the port as float32",
-            function=captured.name,
+            f"input {name!r} of function {lowered.name!r} is {dtype}. {remedy} declare the port as float32",
+            function=lowered.name,
             input=name,
         )
-    place = locate_type(captured.function, _narrow)
+    place = locate_type(lowered.function, _narrow)
     raise refusal(
-        captured.function,
+        lowered.function,
         place.op or str(node.target),
         place,
         f"makes a {dtype} tensor ({place}). {remedy} leave out the conversion or autocast",
     )
 
 
-def unsupported(captured: Captured, error: BaseException) -> ExportError:
+def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
     """Return what to raise where torch.onnx gave up with ``error``."""
     texts = _texts(error)
     match = _NODE.search("\n".join(texts))
     if match is None:
         return ExportError(
-            f"function {captured.name!r} has no ONNX form: {texts[-1]}. Express it with other ops, or add a rule in "
+            f"function {lowered.name!r} has no ONNX form: {texts[-1]}. Express it with other ops, or add a rule in "
             "exporters/edgefl_export/decompositions",
-            function=captured.name,
+            function=lowered.name,
         )
-    place = locate(captured.function, match[1])
+    place = locate(lowered.function, match[1])
     return refusal(
-        captured.function,
+        lowered.function,
         place.op or match[1],
         place,
         f"has no ONNX form ({place}). "
@@ -87,9 +87,11 @@ def _narrow(dtype: torch.dtype) -> bool:
 
 
 def _first(
-    captured: Captured, types: Callable[[torch.dtype], bool], but: Callable[[fx.Node], bool] = lambda _: False
+    lowered: LoweredGraph,
+    types: Callable[[torch.dtype], bool],
+    but: Callable[[fx.Node], bool] = lambda _: False,
 ) -> fx.Node | None:
-    nodes = (node for node in captured.module.graph.nodes if _types(node, types) and not but(node))
+    nodes = (node for node in lowered.module.graph.nodes if _types(node, types) and not but(node))
     return next(nodes, None)
 
 

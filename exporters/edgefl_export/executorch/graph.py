@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from edgefl_export.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.named import named
 from edgefl_export.ordering import AFTER
@@ -63,10 +63,10 @@ FOLDED_BYTES = 1 << 16
 """A value made of constants alone is computed at export if it has at most so many bytes."""
 
 
-def lowered(captured: Captured) -> fx.GraphModule:
+def to_kernel_ops(lowered: LoweredGraph) -> fx.GraphModule:
     """A copy of the captured graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
-    graph, _ = copy_of(captured.module.graph)
-    module = fx.GraphModule(captured.module, graph)
+    graph, _ = copy_of(lowered.module.graph)
+    module = fx.GraphModule(lowered.module, graph)
     _merge_equal(module.graph)
     _drop_copies(module.graph)
     _name_axes(module.graph)

@@ -21,7 +21,7 @@ from edgefl.contract.tensors import role_of
 from edgefl.errors import ExportError
 from edgefl.system.sizes import mebibytes, mebibytes_up
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget, Plan, beside_tensors, lean, peak_bytes, plans
@@ -175,7 +175,7 @@ def _places(values: _Values, count: int) -> list[int]:
     return sorted({-1, *inner, count - 1})
 
 
-Form = tuple[Captured, ...]
+Form = tuple[LoweredGraph, ...]
 """A step as the graphs that it runs one after another: itself, or its segments."""
 Needed = Callable[[Form], int]
 """Bytes over the idle process that a device needs for a form."""
@@ -194,16 +194,16 @@ class Measures:
     likely: Needed | None = None
     least: Needed = lambda form: 0
     pages: bool = True
-    first: Callable[[Captured], Captured] = lambda captured: captured
+    first: Callable[[LoweredGraph], LoweredGraph] = lambda lowered: lowered
 
 
-def within(captured: Captured, budget: int, measures: Measures) -> Form:
-    """``captured`` in the cheapest form that needs at most ``budget`` bytes over the idle process.
+def within(lowered: LoweredGraph, budget: int, measures: Measures) -> Form:
+    """``lowered`` in the cheapest form that needs at most ``budget`` bytes over the idle process.
 
     Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
     device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
-    forms, found, passed = _Forms(captured, measures.first(captured)), list[int](), list[tuple[int, Form]]()
+    forms, found, passed = _Forms(lowered, measures.first(lowered)), list[int](), list[tuple[int, Form]]()
     passes = [(forms.recomputed(), measures.safe)]
     if measures.likely:
         passes.append((forms.recomputed(), measures.likely))
@@ -223,24 +223,24 @@ def within(captured: Captured, budget: int, measures: Measures) -> Form:
     means = "recomputation and paging" if measures.pages else "recomputation"
     without = mebibytes_up(measures.safe((forms.first,)))
     raise ExportError(
-        f"function {captured.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
+        f"function {lowered.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
         f"{mebibytes_up(smallest)} over the idle process, {without} without. Give "
         "that much, a smaller batch, or a later cut",
-        function=captured.name,
+        function=lowered.name,
         budget=budget,
         smallest=smallest,
     )
 
 
-def within_onnx(captured: Captured, budget: Budget) -> tuple[Form, int]:
+def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
     """:func:`within` for onnxruntime, and the budget in bytes.
 
     A share of the tensors is kept by the tensors; a number of bytes by the bound, or else by what is predicted, with a
     margin.
     """
-    count = budget.of(captured)
+    count = budget.of(lowered)
     measures = Measures(needed, None if budget.relative else _predicted, _bound, first=lean)
-    return within(captured, count, measures), count
+    return within(lowered, count, measures), count
 
 
 def _predicted(form: Form) -> int:
@@ -262,18 +262,18 @@ def _bound(form: Form) -> int:
     return own + sum(given.values()) + max(map(beside_tensors, form))
 
 
-def _given(captured: Captured) -> dict[str, int]:
+def _given(lowered: LoweredGraph) -> dict[str, int]:
     """Bytes of what a segment reads of the step's inputs."""
-    nodes = captured.module.graph.find_nodes(op="placeholder")
-    named = zip(captured.inputs, nodes, strict=True)
+    nodes = lowered.module.graph.find_nodes(op="placeholder")
+    named = zip(lowered.inputs, nodes, strict=True)
     return {name: size(node) for name, node in named if role_of(name) != "page"}
 
 
 class _Forms:
     """The forms of a step."""
 
-    def __init__(self, captured: Captured, first: Captured) -> None:
-        self._captured, self.first = captured, first
+    def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
+        self._captured, self.first = lowered, first
         self._plans: list[Plan] = []
 
     def recomputed(self) -> Iterator[Form]:

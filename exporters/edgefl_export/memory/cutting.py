@@ -18,34 +18,34 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import TensorSpec
 from edgefl_export.artifact import is_page
 from edgefl_export.capture.nodes import fake_value, node_argument, read_inputs, results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
 from edgefl_export.ordering import AFTER
 
 _clone = torch.ops.aten.clone.default
 
 
-def segments(captured: Captured, cuts: Sequence[int]) -> tuple[Captured, ...]:
-    """``captured`` cut behind the nodes at each of the positions ``cuts``, ascending; without any, ``captured`` alone.
+def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, ...]:
+    """``lowered`` cut behind the nodes at each of the positions ``cuts``, ascending; without any, ``lowered`` alone.
 
     A segment's ports are a part of the step's, in its order, and the pages behind them. Segments behind the one that
     rewrites a state go on reading what the step began with.
     """
     if not cuts:
-        return (captured,)
-    crossing = Crossing(captured, timeline(captured.module), cuts)
-    return tuple(_Segment(captured, crossing, number).written() for number in range(len(cuts) + 1))
+        return (lowered,)
+    crossing = Crossing(lowered, timeline(lowered.module), cuts)
+    return tuple(_Segment(lowered, crossing, number).written() for number in range(len(cuts) + 1))
 
 
 class Crossing:
     """Which segment makes each value, and which values later ones read: ``pages`` has their numbers."""
 
-    def __init__(self, captured: Captured, line: Timeline, cuts: Sequence[int]) -> None:
+    def __init__(self, lowered: LoweredGraph, line: Timeline, cuts: Sequence[int]) -> None:
         self.line, self._cuts = line, cuts
         self._constants = constants(line)
         self.segment = {node: self._place(node) for node in line.nodes}
         self.last_read: dict[fx.Node, int] = {}
-        self.outputs = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
+        self.outputs = dict(zip(lowered.outputs, results(lowered.module.graph), strict=True))
         for node in line.nodes:
             if node.op == "call_function" and not self.is_again(node):
                 for value in node.all_input_nodes:
@@ -72,15 +72,15 @@ class Crossing:
 class _Segment:
     """Writes one segment, node by node."""
 
-    def __init__(self, captured: Captured, crossing: Crossing, number: int) -> None:
-        self._captured, self._crossing, self._number = captured, crossing, number
+    def __init__(self, lowered: LoweredGraph, crossing: Crossing, number: int) -> None:
+        self._captured, self._crossing, self._number = lowered, crossing, number
         self._body = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}
         self._latest: fx.Node | None = None
         placeholders = [node for node in crossing.line.nodes if node.op == "placeholder"]
-        self._ports = dict(zip(placeholders, captured.inputs.items(), strict=True))
+        self._ports = dict(zip(placeholders, lowered.inputs.items(), strict=True))
 
-    def written(self) -> Captured:
+    def written(self) -> LoweredGraph:
         inputs = self._inputs()
         self._write()
         named = self._outputs()

@@ -18,7 +18,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl_export.capture.nodes import copy_of, fake_value, results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.usage import Behind, is_pointwise, is_read_within, unordered_readers
 from edgefl_export.ordering import AFTER
@@ -38,21 +38,21 @@ class _Update:
     factor: fx.Node
 
 
-def updated_last(captured: Captured, peak: int) -> tuple[Captured, int]:
-    """``captured``, whose ``peak`` is predicted, with updates that wait for what reads the old state, where one number in
+def updated_last(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
+    """``lowered``, whose ``peak`` is predicted, with updates that wait for what reads the old state, where one number in
     them can and it saves memory; and its predicted peak.
 
     A runtime that computes depth first may run all else in another order then, and keep more for it.
     """
-    if not any(map(_is_large, captured.outputs.items())):
-        return captured, peak
-    graph, _ = copy_of(captured.module.graph)
-    late = replace(captured, module=_LazyGraphModule(captured.module, graph))
+    if not any(map(_is_large, lowered.outputs.items())):
+        return lowered, peak
+    graph, _ = copy_of(lowered.module.graph)
+    late = replace(lowered, module=_LazyGraphModule(lowered.module, graph))
     if not _waited(late):
-        return captured, peak
+        return lowered, peak
     late.module.recompile()
     late_peak = predicted_peak(late)
-    return (late, late_peak) if late_peak < peak else (captured, peak)
+    return (late, late_peak) if late_peak < peak else (lowered, peak)
 
 
 def _is_large(port: tuple[str, TensorSpec]) -> bool:
@@ -60,14 +60,14 @@ def _is_large(port: tuple[str, TensorSpec]) -> bool:
     return role_of(name) == "state" and math.prod(spec.shape) * spec.dtype.itemsize >= LARGE_BYTES
 
 
-def _waited(captured: Captured) -> bool:
-    """Whether updates of ``captured`` wait now; its graph is changed."""
-    graph = captured.module.graph
+def _waited(lowered: LoweredGraph) -> bool:
+    """Whether updates of ``lowered`` wait now; its graph is changed."""
+    graph = lowered.module.graph
     behind = Behind(graph)
-    updates = _updates(captured, behind)
+    updates = _updates(lowered, behind)
     waiting: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
     for update in updates:
-        trigger = _trigger(captured, update, updates, behind)
+        trigger = _trigger(lowered, update, updates, behind)
         if trigger is None:
             continue
         key = update.factor, trigger
@@ -82,14 +82,14 @@ def _waited(captured: Captured) -> bool:
     return bool(waiting)
 
 
-def _updates(captured: Captured, behind: Behind) -> list[_Update]:
-    graph = captured.module.graph
-    inputs = dict(zip(captured.inputs, graph.find_nodes(op="placeholder"), strict=True))
+def _updates(lowered: LoweredGraph, behind: Behind) -> list[_Update]:
+    graph = lowered.module.graph
+    inputs = dict(zip(lowered.inputs, graph.find_nodes(op="placeholder"), strict=True))
     found = []
-    for name, new in zip(captured.outputs, results(graph), strict=True):
+    for name, new in zip(lowered.outputs, results(graph), strict=True):
         old = inputs.get(name)
-        spec = captured.outputs[name]
-        if old is None or captured.inputs[name] != spec or not _is_large((name, spec)):
+        spec = lowered.outputs[name]
+        if old is None or lowered.inputs[name] != spec or not _is_large((name, spec)):
             continue
         readers = unordered_readers(old, new, behind)
         place = _factor(new) if readers and not is_read_within(old, new) else None
@@ -117,13 +117,13 @@ def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _trigger(
-    captured: Captured, update: _Update, updates: Sequence[_Update], behind: Behind
+    lowered: LoweredGraph, update: _Update, updates: Sequence[_Update], behind: Behind
 ) -> fx.Node | None:
     """The first output, by what it is made of, that waits for nothing and that all readers of the old state lead to."""
     late = {each.new for each in updates}
     ends = [
         node
-        for node in results(captured.module.graph)
+        for node in results(lowered.module.graph)
         if node not in late
         and node.op == "call_function"
         and fake_value(node).dtype.is_floating_point

@@ -23,7 +23,7 @@ from torch import fx
 from edgefl.contract.tensors import role_of
 from edgefl_export.artifact import is_page
 from edgefl_export.capture.nodes import fake_value, int_argument, ints_argument
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import PRODUCTS, constants, has_many, rewritable, size, timeline, workspace
 from edgefl_export.named import named
 from edgefl_export.ordering import POSITIVE
@@ -126,7 +126,7 @@ _FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
 _STEPS = 2
 
 
-def predicted_peak(*steps: Captured) -> int:
+def predicted_peak(*steps: LoweredGraph) -> int:
     """Return the expected peak of anonymous memory above the idle agent, for a round that repeats ``steps``.
 
     These are one graph, or the segments that it was cut into, which run one after another.
@@ -143,33 +143,33 @@ def predicted_peak(*steps: Captured) -> int:
     return int(ROUND_BYTES + nodes + bound + turn + copied)
 
 
-def predicted_arena(captured: Captured) -> int:
-    """Return the bytes to reserve for onnxruntime's arena, a little more than a few runs of ``captured`` should take."""
-    found = _Run(captured).arena_bytes()
+def predicted_arena(lowered: LoweredGraph) -> int:
+    """Return the bytes to reserve for onnxruntime's arena, a little more than a few runs of ``lowered`` should take."""
+    found = _Run(lowered).arena_bytes()
     return found and int((1 + ARENA_SHARE) * found) + ARENA_BYTES
 
 
 class _Run:
     """One graph as onnxruntime runs it."""
 
-    def __init__(self, captured: Captured) -> None:
-        line = timeline(captured.module)
+    def __init__(self, lowered: LoweredGraph) -> None:
+        line = timeline(lowered.module)
         self.calls = [node for node in line.nodes if node.op == "call_function"]
         self._position = line.position
         result = next(node for node in line.nodes if node.op == "output")
         returned: tuple[fx.Node, ...] = result.args[0]  # type: ignore[assignment]
-        named = list(zip(captured.outputs, returned, strict=True))
+        named = list(zip(lowered.outputs, returned, strict=True))
         self._state = {
             node for name, node in named if role_of(name) == "state" and node.op == "call_function"
         }
-        in_place_names = rewritable(captured)
+        in_place_names = rewritable(lowered)
         in_place = {node for name, node in named if name in in_place_names}
         self._outputs = {node for _, node in named}
         pages = {node for name, node in named if is_page(name)}
         self._products = _through_transposes(self.calls)
         self._owner = {node: self._root(line.owner, node) for node in line.nodes}
         fixed = constants(line)
-        read = dict(zip(captured.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
+        read = dict(zip(lowered.inputs, (n for n in line.nodes if n.op == "placeholder"), strict=True))
         self.largest = max(map(size, self._state), default=0)
         """Bytes of the largest tensor of the new state: a checkpoint copies one after the other."""
         # Bound buffers and copies of inputs: the graph has them from its beginning to its end.

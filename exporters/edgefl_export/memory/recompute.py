@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 from edgefl.contract.tensors import role_of
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.late import updated_last
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.usage import (
@@ -80,11 +80,11 @@ class Budget:
             raise ConfigError(str(error), found=text) from error
         return cls(amount, relative)
 
-    def of(self, captured: Captured) -> int:
+    def of(self, lowered: LoweredGraph) -> int:
         """The budget of this graph in bytes, the runtime's own memory included."""
         if not self.relative:
             return int(self.count)
-        return int(self.count * timeline(captured.module).peak) + beside_tensors(captured)
+        return int(self.count * timeline(lowered.module).peak) + beside_tensors(lowered)
 
 
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
@@ -118,40 +118,40 @@ class _Cut:
     values: frozenset[fx.Node]
 
 
-def beside_tensors(captured: Captured) -> int:
+def beside_tensors(lowered: LoweredGraph) -> int:
     """What a device needs beside the tensors of one run, at most: the runtime's own, and a set of state buffers that the
     step does not read, into which it writes. State that is rewritten in place needs none of it: a budget has that to
     spare (see :class:`edgefl_device.engine.onnx.OnnxGraph`)."""
-    specs = [spec for name, spec in captured.outputs.items() if role_of(name) == "state"]
+    specs = [spec for name, spec in lowered.outputs.items() if role_of(name) == "state"]
     return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
-def peak_bytes(captured: Captured) -> int:
-    """Estimated peak of a device process that runs ``captured``, over its idle memory."""
-    return timeline(captured.module).peak + beside_tensors(captured)
+def peak_bytes(lowered: LoweredGraph) -> int:
+    """Estimated peak of a device process that runs ``lowered``, over its idle memory."""
+    return timeline(lowered.module).peak + beside_tensors(lowered)
 
 
-def lean(captured: Captured) -> Captured:
+def lean(lowered: LoweredGraph) -> LoweredGraph:
     """:func:`lean_and_peak`, the graph alone."""
-    return lean_and_peak(captured)[0]
+    return lean_and_peak(lowered)[0]
 
 
-def lean_and_peak(captured: Captured) -> tuple[Captured, int]:
-    """``captured`` with the recomputation and the waiting (:mod:`.late`) that cost next to nothing, where they are predicted
+def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
+    """``lowered`` with the recomputation and the waiting (:mod:`.late`) that cost next to nothing, where they are predicted
     to lower the peak; else itself. With its predicted peak.
 
     Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
     :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
     """
-    line = timeline(captured.module)
-    plan = _Planner(captured.module, line).cheap()
-    peak = predicted_peak(captured)
-    if _work(plan.module) <= (1 + NEXT_TO_NOTHING) * _work(captured.module):
-        leaner = replace(captured, module=plan.module)
+    line = timeline(lowered.module)
+    plan = _Planner(lowered.module, line).cheap()
+    peak = predicted_peak(lowered)
+    if _work(plan.module) <= (1 + NEXT_TO_NOTHING) * _work(lowered.module):
+        leaner = replace(lowered, module=plan.module)
         leaner_peak = predicted_peak(leaner)
         if leaner_peak < WORTH * peak:
-            captured, peak = leaner, leaner_peak
-    return updated_last(captured, peak)
+            lowered, peak = leaner, leaner_peak
+    return updated_last(lowered, peak)
 
 
 def _work(module: fx.GraphModule) -> float:
@@ -159,11 +159,11 @@ def _work(module: fx.GraphModule) -> float:
     return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
 
 
-def plans(captured: Captured) -> Iterator[Plan]:
-    """``captured`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
-    line = timeline(captured.module)
+def plans(lowered: LoweredGraph) -> Iterator[Plan]:
+    """``lowered`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
+    line = timeline(lowered.module)
     lowest = math.inf
-    for plan in sorted(_Planner(captured.module, line).plans(), key=lambda plan: plan.cost):
+    for plan in sorted(_Planner(lowered.module, line).plans(), key=lambda plan: plan.cost):
         if plan.peak < lowest:
             lowest = plan.peak
             yield plan

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
 from edgefl_export.capture.nodes import node_argument, results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.named import named
 from edgefl_export.ordering import AFTER
 
@@ -100,7 +100,7 @@ def size(node: fx.Node) -> int:
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
-def rewritable(captured: Captured) -> tuple[str, ...]:
+def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
     """State whose new value may be written over the old one, in whatever order onnxruntime runs the graph.
 
     Whatever reads the old value leads to the new one, so it has been read by then: also where nodes are fused, whose
@@ -108,15 +108,15 @@ def rewritable(captured: Captured) -> tuple[str, ...]:
     that does not read the old value. And what onnxruntime may fuse with the last node, so that one kernel reads the old
     value and writes the new one, goes entry by entry.
     """
-    nodes = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
-    inputs = dict(zip(captured.inputs, nodes, strict=True))
-    made = dict(zip(captured.outputs, results(captured.module.graph), strict=True))
+    nodes = [node for node in lowered.module.graph.nodes if node.op == "placeholder"]
+    inputs = dict(zip(lowered.inputs, nodes, strict=True))
+    made = dict(zip(lowered.outputs, results(lowered.module.graph), strict=True))
     both = [name for name in inputs if role_of(name) == "state" and name in made]
-    behind = Behind(captured.module.graph)
+    behind = Behind(lowered.module.graph)
     return tuple(
         name
         for name in both
-        if captured.inputs[name] == captured.outputs[name]
+        if lowered.inputs[name] == lowered.outputs[name]
         and not is_read_within(inputs[name], made[name])
         and unordered_readers(inputs[name], made[name], behind) == []
     )

@@ -19,10 +19,11 @@ from onnx_ir.passes import PassManager
 from onnx_ir.passes import common as passes
 
 from edgefl.errors import ExportError
+from edgefl_export.artifact import REWRITTEN
 from edgefl_export.capture.patches import patched
-from edgefl_export.capture.trace import Captured, exported_program
+from edgefl_export.capture.trace import LoweredGraph, exported_program
 from edgefl_export.capture.unsupported import check_floats, unsupported
-from edgefl_export.onnx import REWRITTEN, op_tables
+from edgefl_export.onnx import op_tables
 from edgefl_export.onnx.broadcasts import match_ranks
 from edgefl_export.onnx.one_hot import add_labels
 from edgefl_export.onnx.ops import OPSET, TRANSLATIONS
@@ -33,37 +34,37 @@ from edgefl_export.onnx.sums import multiply_from_the_left, multiply_ones
 IR_VERSION = 9
 
 
-def to_onnx(captured: Captured) -> bytes:
-    """The graph as a serialized ONNX model with the inputs and outputs of ``captured``, in order.
+def to_onnx(lowered: LoweredGraph) -> bytes:
+    """The graph as a serialized ONNX model with the inputs and outputs of ``lowered``, in order.
 
     Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
     """
-    check_floats(captured)
+    check_floats(lowered)
     with patched(op_tables.protocols()):
-        model = _translate(captured)
+        model = _translate(lowered)
         _clean(model)
         _separate_outputs(model.graph)
-        _name_ports(captured, model)
+        _name_ports(lowered, model)
         _name_the_rest(model)
         proto = ir.to_proto(model)
-    _check(captured, proto)
+    _check(lowered, proto)
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _translate(captured: Captured) -> ir.Model:
+def _translate(lowered: LoweredGraph) -> ir.Model:
     try:
-        return _export(captured, decomposed=True)
+        return _export(lowered, decomposed=True)
     except torch.onnx.errors.OnnxExporterError:
         pass  # an op outside the core set: let torch.onnx decompose it, which traces once more
     try:
-        return _export(captured, decomposed=False)
+        return _export(lowered, decomposed=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise unsupported(captured, error) from error
+        raise unsupported(lowered, error) from error
 
 
-def _export(captured: Captured, decomposed: bool) -> ir.Model:
+def _export(lowered: LoweredGraph, decomposed: bool) -> ir.Model:
     with patched(*op_tables.patches(decomposed)), _without_warnings():
-        algorithm = exported_program(captured)
+        algorithm = exported_program(lowered)
         if decomposed:
             algorithm.run_decompositions = lambda table=None: algorithm
         exported = torch.onnx.export(
@@ -131,20 +132,20 @@ def _separate_outputs(graph: ir.Graph) -> None:
         seen.add(graph.outputs[index])
 
 
-def output_names(captured: Captured) -> tuple[str, ...]:
+def output_names(lowered: LoweredGraph) -> tuple[str, ...]:
     """Names of the model's outputs, in the order of the ports.
 
     ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
     one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
     """
-    return tuple(name + REWRITTEN if name in captured.inputs else name for name in captured.outputs)
+    return tuple(name + REWRITTEN if name in lowered.inputs else name for name in lowered.outputs)
 
 
-def _name_ports(captured: Captured, model: ir.Model) -> None:
-    for value, name in zip(model.graph.inputs, captured.inputs, strict=True):
+def _name_ports(lowered: LoweredGraph, model: ir.Model) -> None:
+    for value, name in zip(model.graph.inputs, lowered.inputs, strict=True):
         value.name = name
-    specs = captured.outputs.values()
-    for value, name, spec in zip(model.graph.outputs, output_names(captured), specs, strict=True):
+    specs = lowered.outputs.values()
+    for value, name, spec in zip(model.graph.outputs, output_names(lowered), specs, strict=True):
         value.name = name
         value.shape = ir.Shape(spec.shape)
 
@@ -166,20 +167,15 @@ def _name_the_rest(model: ir.Model) -> None:
                 count += 1
 
 
-def _check(captured: Captured, proto: onnx.ModelProto) -> None:
+def _check(lowered: LoweredGraph, proto: onnx.ModelProto) -> None:
     """What must hold for every model that leaves this file; a failure is our bug, told plainly."""
     inputs = [value.name for value in proto.graph.input]
     outputs = [value.name for value in proto.graph.output]
     domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}
-    weights = [value.name for value in proto.graph.initializer if value.name in captured.inputs]
-    if (
-        inputs != list(captured.inputs)
-        or outputs != list(output_names(captured))
-        or domains - {""}
-        or weights
-    ):
+    weights = [value.name for value in proto.graph.initializer if value.name in lowered.inputs]
+    if inputs != list(lowered.inputs) or outputs != list(output_names(lowered)) or domains - {""} or weights:
         raise ExportError(
-            f"the ONNX form of function {captured.name!r} lost its ports, folded a weight or uses custom ops "
+            f"the ONNX form of function {lowered.name!r} lost its ports, folded a weight or uses custom ops "
             f"(domains {sorted(domains)}); report this with the function's source",
-            function=captured.name,
+            function=lowered.name,
         )

@@ -21,7 +21,7 @@ import onnx
 from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.graphs import rows_of_port
-from edgefl_export.onnx import REWRITTEN
+from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.values import BY_ENTRY, Shape, Values
 
 BLOCK_BYTES = 1 << 19

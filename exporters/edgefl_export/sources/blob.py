@@ -22,7 +22,7 @@ from edgefl.wire.blobs import BlobRef, compress
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, Phase
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.recompute import flops
 
 # What each node of a training graph is for, told by the graph itself: which module it serves, and in which phase.
@@ -198,20 +198,20 @@ _ELEMENTWISE = _words(
 )
 
 
-def onnx_nodes(captured: Captured, model: bytes) -> dict[str, Node]:
+def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
     """The nodes of an ONNX model by their names."""
     graph = onnx.load_from_string(model).graph
     shapes = _shapes(graph) | _held_back(graph)
     sizes = {name: shape for name, (shape, _) in shapes.items()}
     ops = tuple(_onnx_op(node, shapes, sizes) for node in graph.node)
     names = [value.name for value in graph.output]
-    return Nodes(ops, dict(zip(captured.outputs, names, strict=True))).attributed()
+    return Nodes(ops, dict(zip(lowered.outputs, names, strict=True))).attributed()
 
 
-def program_nodes(captured: Captured, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
-    """The nodes of ``graph``, rewritten from ``captured``, that an algorithm runs, named by the first of the
+def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
+    """The nodes of ``graph``, rewritten from ``lowered``, that an algorithm runs, named by the first of the
     ``instructions`` that run each: ``12:mul_3``."""
-    nodes = graph_nodes(captured, graph)
+    nodes = graph_nodes(lowered, graph)
     return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 
 
@@ -309,12 +309,12 @@ def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -
 # -- captured graphs ---------------------------------------------------------------------------------------------
 
 
-def graph_nodes(captured: Captured, graph: fx.Graph) -> dict[str, Node]:
-    """The nodes of ``graph``, which is that of ``captured`` or was rewritten from it, by their names."""
+def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
+    """The nodes of ``graph``, which is that of ``lowered`` or was rewritten from it, by their names."""
     ports = [node for node in graph.nodes if node.op == "placeholder"]
-    names = {node: name for node, name in zip(ports, captured.inputs, strict=True)}
+    names = {node: name for node, name in zip(ports, lowered.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")
-    outputs = {port: node.name for port, node in zip(captured.outputs, results(graph), strict=True)}
+    outputs = {port: node.name for port, node in zip(lowered.outputs, results(graph), strict=True)}
     return Nodes(ops, outputs).attributed()
 
 

@@ -15,8 +15,8 @@ import torch
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
 from edgefl.wire.bundle.graphs import RowRange, rows_in
-from edgefl_export.artifact import artifacts_in, is_page
-from edgefl_export.onnx import REWRITTEN
+from edgefl.wire.bundle.variants import strays
+from edgefl_export.artifact import REWRITTEN, artifacts_in, is_page
 from edgefl_export.verify import wide as wide_samples
 from edgefl_export.verify.rounding import Array, Rounding, distance
 
@@ -199,6 +199,25 @@ def _undecidable(function: Function, name: str, report: Verification) -> ExportE
         rounding=strayed,
         worst=report.worst,
     )
+
+
+def agrees(
+    function: Function, outputs: Sequence[str], load: Callable[[], Run], verification: Verification
+) -> bool:
+    """Return True if another form of a graph runs here and gives the outputs of the form that was verified.
+
+    Args:
+        function: the function that both compute.
+        outputs: names of its outputs, in order.
+        load: loads the form; ExportError if this runtime lacks one of its ops.
+        verification: result of the first form; its example is run again.
+    """
+    example = {name: value.numpy() for name, value in function.example(verification.seed).items()}
+    try:
+        results = in_order(load()(example), outputs)
+    except ExportError:
+        return False
+    return not strays(dict(zip(outputs, results, strict=True)), verification.found, example)
 
 
 def _relative(error: ExportError) -> float:

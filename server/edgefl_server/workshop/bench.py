@@ -13,8 +13,8 @@ from edgefl.setup.data import open_data
 from edgefl.setup.digests import run_digest
 from edgefl.setup.processor import processor
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl_export.front.folder import bundle_name
-from edgefl_export.front.tier import exchange_names
+from edgefl_export.compiler.cache import bundle_name
+from edgefl_export.compiler.request import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
 from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.events import Event

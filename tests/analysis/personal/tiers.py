@@ -18,11 +18,11 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl_device.round.job import Job
-from edgefl_export.bundle.build import Label, Prefix, build_bundle
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.request import FrozenChunk
 from tests.analysis.personal.users import personal
 from tests.invariants.embracingfl.tiny import tiny
 from tests.support.arrays import as_tensors
+from tests.support.bundles import build_bundle
 
 CHUNK, BATCH = 4096, 8
 
@@ -34,7 +34,7 @@ class Tier:
     spec: ModelSpec
     submodel: Submodel
     algorithm: Algorithm
-    prefix: tuple[Prefix, ...]
+    prefix: tuple[FrozenChunk, ...]
     bundle: Bundle
     form: str
     blobs: dict[str, bytes]
@@ -99,15 +99,16 @@ def made(
     submodel = build(spec, kind, **options)
     algorithm = personal(submodel, BATCH)
     prefix = tuple(
-        Prefix(part.units, chunk_forward(part.module, part.sample, batch=BATCH)) for part in submodel.prefix
+        FrozenChunk(part.units, chunk_forward(part.module, part.sample, batch=BATCH))
+        for part in submodel.prefix
     )
     bundle = build_bundle(
         algorithm,
-        prefix,
         submodel.units or ("tier/submodel",),
-        label=Label(spec.name, "tier"),
+        prefix=prefix,
+        model=spec.name,
         data=sample_spec(spec, None),
         chunk_bytes=chunk,
-        format=format_of(form),
+        format=form,
     )
     return Tier(spec, submodel, algorithm, prefix, bundle, form, dict(bundle.blobs))

@@ -11,16 +11,16 @@ from torch import nn
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
-from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.capture.trace import LoweredGraph, capture
 from tests.exporters.examples import pointwise, small_net, step_of
 
 
-def targets(captured: Captured) -> list[str]:
-    return [str(node.target) for node in captured.module.graph.nodes if node.op == "call_function"]
+def targets(lowered: LoweredGraph) -> list[str]:
+    return [str(node.target) for node in lowered.module.graph.nodes if node.op == "call_function"]
 
 
 @functools.cache
-def network() -> Captured:
+def network() -> LoweredGraph:
     return capture(step_of(small_net(), (3, 6, 6)))
 
 
@@ -83,10 +83,10 @@ def test_suffix_never_computes_the_gradient_of_its_boundary_input() -> None:
 def test_unused_inputs_are_dropped_and_reported() -> None:
     function = pointwise(lambda t: {"state.w": t["state.w"] * 2}, state__w=(3,), hyper__lr=())
 
-    captured = capture(function)
+    lowered = capture(function)
 
-    assert list(captured.inputs) == ["state.w"]
-    assert captured.unused == ("hyper.lr",)
+    assert list(lowered.inputs) == ["state.w"]
+    assert lowered.unused == ("hyper.lr",)
 
 
 def test_a_weight_in_the_closure_is_refused() -> None:

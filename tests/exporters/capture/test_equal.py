@@ -10,7 +10,7 @@ from torch import fx
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.equal import merge_equal
-from edgefl_export.onnx import capture_for
+from edgefl_export.onnx.target import OnnxTarget
 
 _aten = torch.ops.aten
 
@@ -22,7 +22,7 @@ def test_a_value_that_is_computed_twice_is_computed_once() -> None:
         return {"metric.loss": loss, "state.w": w - loss * w.abs()}
 
     wide = TensorSpec((8, 8))
-    found = capture_for(Function("f", fn, {"state.w": wide, "batch.0.x": wide}))
+    found = OnnxTarget().capture(Function("f", fn, {"state.w": wide, "batch.0.x": wide}))
 
     assert Counter(node.target for node in found.module.graph.nodes)[_aten.abs.default] == 1
 
@@ -37,7 +37,7 @@ def test_calls_that_differ_stay() -> None:
     ]
     graph.output(tuple(calls))
 
-    merge_equal(graph)
+    merge_equal(fx.GraphModule({}, graph))
 
     assert [node for node in graph.nodes if node.op == "call_function"] == calls
 
@@ -49,6 +49,6 @@ def test_what_is_equal_behind_equal_nodes_is_merged_too() -> None:
     sums = [graph.call_function(_aten.sum.dim_IntList, (each, [0, 1])) for each in (first, second)]
     graph.output(tuple(sums))
 
-    merge_equal(graph)
+    merge_equal(fx.GraphModule({}, graph))
 
     assert [node.target for node in graph.nodes][1:-1] == [_aten.abs.default, _aten.sum.dim_IntList]

@@ -18,11 +18,15 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.basic import mlp
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.capture.fingerprint import Joints, fingerprint
-from edgefl_export.capture.trace import capture
+from edgefl_export.capture.fingerprint import TraceCache
+from edgefl_export.capture.trace import capture, decompose
 from tests.exporters.examples import pointwise, step_of
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+def fingerprint(function: Function) -> str:
+    return TraceCache().fingerprint(function)
 
 
 def step(activation: Callable[[], nn.Module] = nn.ReLU, *, width: int = 4, stride: int = 1) -> Function:
@@ -54,13 +58,14 @@ def test_what_was_traced_for_the_digest_is_compiled_and_not_traced_again() -> No
         return made.fn(tensors)
 
     function = replace(made, fn=counted)
-    joints = Joints()
-    digest = joints.fingerprint(function)
-    captured = capture(function, joint=joints.take(function))
+    traces = TraceCache()
+    digest = traces.fingerprint(function)
+    lowered = decompose(traces.take(function))
     assert digest == fingerprint(made)
     assert len(runs) == 1
-    assert captured.module.code == capture(made).module.code
-    assert joints.take(function) is None  # it was used up
+    assert lowered.module.code == capture(made).module.code
+    traces.take(function)
+    assert len(runs) == 2, "a graph is used up"
 
 
 def test_a_constant_counts_with_its_value_and_a_number_too() -> None:
@@ -106,9 +111,7 @@ def test_algorithms_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
 @pytest.mark.slow  # the process imports torch
 def test_another_process_finds_the_same() -> None:
     script = (
-        "from tests.exporters.capture.test_fingerprint import step\n"
-        "from edgefl_export.capture.fingerprint import fingerprint\n"
-        "print(fingerprint(step()))"
+        "from tests.exporters.capture.test_fingerprint import fingerprint, step\nprint(fingerprint(step()))"
     )
     ended = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True

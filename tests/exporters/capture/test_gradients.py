@@ -12,9 +12,9 @@ from torch.nn import functional
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.formats import FormatName
-from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.gradients import _FACTORS, rewrite_gradients
-from edgefl_export.capture.trace import Captured, capture, joint_graph
+from edgefl_export.capture.trace import LoweredGraph, capture, trace
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.decompositions import core_table
 
 _aten = torch.ops.aten
@@ -39,21 +39,21 @@ def gradients(net: nn.Module, shape: tuple[int, ...]) -> Function:
 
 
 def rewritten(function: Function) -> fx.Graph:
-    module = joint_graph(function).module
+    module = trace(function).module
     rewrite_gradients(module, core_table())
     return module.graph
 
 
-def check(function: Function, example: Tensors) -> Captured:
+def check(function: Function, example: Tensors) -> LoweredGraph:
     """Both formats compute what torch does."""
     expected = function({name: value.clone() for name, value in example.items()})
     for form in FORMATS:
-        captured = format_of(form).capture(function)
-        found = captured(example)
+        lowered = target_of(form).capture(function)
+        found = lowered(example)
         for name, value in expected.items():
             scale = max(value.abs().max().item(), 1.0)  # of a bias before a norm it is zero
             assert (found[name] - value).abs().max().item() < 2e-5 * scale, (form, name)
-    return captured
+    return lowered
 
 
 def example_of(function: Function, net: nn.Module) -> dict[str, Tensor]:

@@ -18,9 +18,9 @@ from edgefl.submodels import catalog as submodels
 from edgefl_export.capture import trace
 from edgefl_export.capture.graph import Table, graph_of
 from edgefl_export.capture.trace import capture
+from edgefl_export.compiler.algorithm import coded_algorithm
 from edgefl_export.decompositions import core_table
 from edgefl_export.executorch.rules import table as executorch_table
-from edgefl_export.front.algorithm import coded_algorithm
 from tests.exporters.examples import pointwise, small_net, step_of
 from tests.pairs import slow
 

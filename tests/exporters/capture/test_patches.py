@@ -114,8 +114,8 @@ def test_ops_that_are_registered_after_the_first_export_decompose_too() -> None:
     def fn(tensors: Tensors) -> Tensors:
         return {"metric.loss": torch.ops.edgefl_test_once.twice(tensors["batch.0.x"]).sum()}
 
-    captured = capture(Function("after", fn, {"batch.0.x": ROWS}))
+    lowered = capture(Function("after", fn, {"batch.0.x": ROWS}))
 
     x = torch.arange(12.0).reshape(3, 4)
-    assert captured({"batch.0.x": x})["metric.loss"] == 2 * x.sum()
-    assert b"Add" in to_onnx(captured)
+    assert lowered({"batch.0.x": x})["metric.loss"] == 2 * x.sum()
+    assert b"Add" in to_onnx(lowered)

@@ -14,10 +14,10 @@ from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.storing import stores
-from edgefl_export.capture.trace import Captured
-from edgefl_export.executorch.graph import lowered
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.compiler import target_of
+from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.keep import end_of_forward, recomputed
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget
@@ -41,8 +41,8 @@ def step(model: str, activations: str) -> Function:
 
 
 @functools.cache
-def captured(model: str, activations: str, form: str = "onnx") -> Captured:
-    return format_of(form).capture(step(model, activations))
+def lowered(model: str, activations: str, form: str = "onnx") -> LoweredGraph:
+    return target_of(form).capture(step(model, activations))
 
 
 def waiting(module: fx.GraphModule, last: fx.Node) -> list[fx.Node]:
@@ -66,7 +66,7 @@ def _is_weight(node: fx.Node) -> bool:
     return node.target is torch.ops.aten.permute.default and node.all_input_nodes[0].op == "placeholder"
 
 
-def bytes_that_wait(made: Captured) -> int:
+def bytes_that_wait(made: LoweredGraph) -> int:
     last = end_of_forward(made, made.module)
     assert last is not None
     return sum(map(size, waiting(made.module, last)))
@@ -75,7 +75,7 @@ def bytes_that_wait(made: Captured) -> int:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model", sorted(MODELS))
 def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
-    plain, half = captured(model, "float32"), captured(model, "float16")
+    plain, half = lowered(model, "float32"), lowered(model, "float16")
     before, after = bytes_that_wait(plain), bytes_that_wait(half)
 
     assert after <= SHARE[model] * before
@@ -84,7 +84,7 @@ def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
 
 
 def test_every_store_comes_right_behind_its_value_and_the_forward_pass_goes_on_behind_it() -> None:
-    graph = captured("resnet8", "float16").module.graph
+    graph = lowered("resnet8", "float16").module.graph
     assert stores(graph)
     for store in stores(graph):
         value = store.args[0]
@@ -94,7 +94,7 @@ def test_every_store_comes_right_behind_its_value_and_the_forward_pass_goes_on_b
 
 
 def test_masks_of_dropout_wait_as_a_byte_for_each_entry() -> None:
-    half = captured("vit", "float16")
+    half = lowered("vit", "float16")
     last = end_of_forward(half, half.module)
     assert last is not None
     kinds = {node.meta["val"].dtype for node in waiting(half.module, last)}
@@ -102,7 +102,7 @@ def test_masks_of_dropout_wait_as_a_byte_for_each_entry() -> None:
 
 
 def test_a_step_without_halves_is_left_alone() -> None:
-    targets = {node.target for node in captured("vit", "float32").module.graph.nodes}
+    targets = {node.target for node in lowered("vit", "float32").module.graph.nodes}
     assert AFTER not in targets
 
 
@@ -111,8 +111,8 @@ def test_a_step_without_halves_is_left_alone() -> None:
 def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None:
     kept = {}
     for activations in ("float32", "float16"):
-        made = captured(model, activations, "executorch")
-        module = lowered(made)
+        made = lowered(model, activations, "executorch")
+        module = to_kernel_ops(made)
         last = end_of_forward(made, module)
         assert last is not None
         recomputed(module, last)
@@ -134,9 +134,9 @@ def test_graphs_round_as_torch_rounds(model: str, form: str) -> None:
 
 @pytest.mark.slow
 def test_a_budget_takes_a_step_with_halves_further() -> None:
-    form, function = format_of("onnx"), step("resnet8", "float16")
-    plain = form.write(form.capture(function))
-    tight, _ = form.write_within(form.capture(function), Budget(0.9, relative=True))
+    form, function = target_of("onnx"), step("resnet8", "float16")
+    plain = form.emit(form.capture(function))
+    tight = form.emit(form.capture(function), Budget(0.9, relative=True))
 
     assert tight.planned_bytes < plain.planned_bytes
     assert form.verify(function, tight.model, 1, tight.in_place).worst <= 1e-3

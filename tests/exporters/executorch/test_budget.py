@@ -13,7 +13,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.executorch.program.write import LEAST_BYTES
 from edgefl_export.memory.recompute import Budget
 
@@ -26,36 +26,36 @@ def step() -> Function:
 
 @functools.cache
 def plain() -> Artifact:
-    form = format_of("executorch")
-    return form.write(form.capture(step()))
+    form = target_of("executorch")
+    return form.emit(form.capture(step()))
 
 
-def within(budget: Budget) -> tuple[Artifact, int]:
-    form = format_of("executorch")
-    return form.write_within(form.capture(step()), budget)
+def within(budget: Budget) -> Artifact:
+    form = target_of("executorch")
+    return form.emit(form.capture(step()), budget)
 
 
 @pytest.mark.slow
 def test_a_budget_that_the_program_keeps_anyway_changes_nothing() -> None:
-    artifact, count = within(Budget(plain().planned_bytes))
+    artifact = within(Budget(plain().planned_bytes))
 
-    assert count == plain().planned_bytes
+    assert artifact.memory_budget == plain().planned_bytes
     assert artifact.model == plain().model
 
 
 @pytest.mark.slow
 def test_a_share_is_one_of_what_the_program_plans() -> None:
-    artifact, count = within(Budget(0.97, relative=True))
+    artifact = within(Budget(0.97, relative=True))
 
-    assert count == int(0.97 * plain().planned_bytes)
-    assert artifact.planned_bytes <= count < plain().planned_bytes
+    assert artifact.memory_budget == int(0.97 * plain().planned_bytes)
+    assert artifact.planned_bytes <= artifact.memory_budget < plain().planned_bytes
 
 
 @pytest.mark.slow
 def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
-    artifact, _ = within(Budget(0.97, relative=True))
+    artifact = within(Budget(0.97, relative=True))
 
-    assert format_of("executorch").verify(step(), artifact.model, 1).worst < 1e-4
+    assert target_of("executorch").verify(step(), artifact.model, 1).worst < 1e-4
 
 
 @pytest.mark.slow
@@ -65,4 +65,4 @@ def test_a_budget_that_no_plan_keeps_is_refused_with_the_smallest_that_one_does(
 
     smallest = int(caught.value.details["smallest"])  # type: ignore[call-overload]
     assert LEAST_BYTES < smallest < plain().planned_bytes
-    assert within(Budget(smallest))[0].planned_bytes == smallest
+    assert within(Budget(smallest)).planned_bytes == smallest

@@ -21,11 +21,12 @@ from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.manifest import BlobRef, Graph
-from edgefl_export.bundle.build import ports
-from edgefl_export.bundle.formats import ExecuTorch, format_of
+from edgefl_export.compiler.compiler import target_of
+from edgefl_export.compiler.manifest import ports
 from edgefl_export.executorch.check.isolated import IsolatedRunner
 from edgefl_export.executorch.check.ports import TENSOR, read_ports
 from edgefl_export.executorch.check.programs import verify_isolated
+from edgefl_export.executorch.target import ExecuTorchTarget
 from tests.exporters.examples import step_of
 
 ROUNDS = 100
@@ -35,16 +36,16 @@ ROUNDS = 100
 def written() -> tuple[Function, Graph, bytes]:
     torch.manual_seed(0)
     function = step_of(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), (3, 2, 2))
-    form = format_of("executorch")
-    captured = form.capture(function)
-    model = form.write(captured).model
+    form = target_of("executorch")
+    lowered = form.capture(function)
+    model = form.emit(lowered).model
     blob = BlobRef(sha256="", size=len(model), chunk=1)
     graph = Graph(
         name=function.name,
         format="executorch",
         blob=blob,
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
+        inputs=ports(lowered.inputs),
+        outputs=ports(lowered.outputs),
     )
     return function, graph, model
 
@@ -68,14 +69,14 @@ def test_ports_are_read_from_the_bytes_as_they_were_written(written: tuple[Funct
 def test_a_program_that_is_cut_off_is_told(written: tuple[Function, Graph, bytes], kept: int) -> None:
     _, graph, model = written
 
-    assert "export it again" in format_of("executorch").differs(graph, model[:kept])
+    assert "export it again" in target_of("executorch").port_mismatch(graph, model[:kept])
 
 
 def test_a_byte_that_flips_is_told_or_changes_no_port(written: tuple[Function, Graph, bytes]) -> None:
     _, graph, model = written
-    form = format_of("executorch")
+    form = target_of("executorch")
 
-    told = [form.differs(graph, flipped(model, seed)) for seed in range(20 * ROUNDS)]
+    told = [form.port_mismatch(graph, flipped(model, seed)) for seed in range(20 * ROUNDS)]
 
     assert sum("export it again" in each for each in told) > ROUNDS // 20
     assert sum(not each for each in told) > ROUNDS
@@ -84,18 +85,18 @@ def test_a_byte_that_flips_is_told_or_changes_no_port(written: tuple[Function, G
 @pytest.mark.slow
 def test_a_damaged_program_ends_no_process_but_its_own(written: tuple[Function, Graph, bytes]) -> None:
     function, _, model = written
-    form = ExecuTorch()
+    form = ExecuTorchTarget()
     wild = model.replace(struct.pack("<f", 1.0), b"\xff" * 4).replace(b"mm", b"m?")
 
     with pytest.raises(ExportError, match="cannot read the program of function 'train'"):
-        form.verify_again(function, model[:400], 1)
-    apart = form._isolated
+        form.verify_untrusted(function, model[:400], 1)
+    apart = form._runner
     assert apart is not None
     with pytest.raises(ExportError, match="cannot run the program of function 'train'"):
         apart.run(function.name, model, [np.zeros((0, 4), np.float32)] * len(read_ports(model)[0]))
     with pytest.raises(ExportError):
-        form.verify_again(function, wild, 1)
-    assert form.verify_again(function, model, 1).worst < 1e-4
+        form.verify_untrusted(function, wild, 1)
+    assert form.verify_untrusted(function, model, 1).worst < 1e-4
 
 
 @pytest.mark.slow

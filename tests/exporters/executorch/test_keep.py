@@ -8,14 +8,14 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl_export.capture.trace import Captured
-from edgefl_export.executorch import capture_for
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.check.programs import verify
-from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.emit import Program, emit
 from edgefl_export.executorch.program.keep import HELD, end_of_forward, recomputed
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.executorch.xnnpack.region import costs, delegate, supported
 from tests.exporters.examples import step_of
 
@@ -43,31 +43,31 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def _step(shape: tuple[int, ...] = SHAPE) -> Captured:
-    return capture_for(step_of(Residual(), shape))
+def _step(shape: tuple[int, ...] = SHAPE) -> LoweredGraph:
+    return ExecuTorchTarget().capture(step_of(Residual(), shape))
 
 
-def _rewritten(captured: Captured) -> fx.GraphModule:
-    module = lowered(captured)
-    recomputed(module, end_of_forward(captured, module))
+def _rewritten(lowered: LoweredGraph) -> fx.GraphModule:
+    module = to_kernel_ops(lowered)
+    recomputed(module, end_of_forward(lowered, module))
     return module
 
 
-def _written(captured: Captured, module: fx.GraphModule) -> Program:
-    return emit(module, steps_of(module), captured.inputs, captured.outputs)
+def _written(lowered: LoweredGraph, module: fx.GraphModule) -> Program:
+    return emit(module, steps_of(module), lowered.inputs, lowered.outputs)
 
 
 def test_a_residual_network_keeps_much_less_for_its_backward_pass() -> None:
-    captured = _step()
-    plain, less = _written(captured, lowered(captured)), _written(captured, _rewritten(captured))
+    lowered = _step()
+    plain, less = _written(lowered, to_kernel_ops(lowered)), _written(lowered, _rewritten(lowered))
 
     assert less.arena_bytes < 0.5 * plain.arena_bytes
 
 
 def test_a_step_that_computes_again_equals_torch() -> None:
-    captured = _step()
+    lowered = _step()
 
-    assert verify(captured.function, to_executorch(captured).model, 1).worst < 1e-4
+    assert verify(lowered.function, to_executorch(lowered).model, 1).worst < 1e-4
 
 
 def test_the_program_to_compare_with_takes_more_memory_and_equals_torch() -> None:
@@ -80,7 +80,7 @@ def test_the_program_to_compare_with_takes_more_memory_and_equals_torch() -> Non
 
 
 def test_no_product_is_computed_twice() -> None:
-    captured = _step()
+    lowered = _step()
 
     def products(module: fx.GraphModule) -> int:
         return sum(
@@ -88,7 +88,7 @@ def test_no_product_is_computed_twice() -> None:
             for node in module.graph.nodes
         )
 
-    assert products(_rewritten(captured)) == products(lowered(captured)) > 0
+    assert products(_rewritten(lowered)) == products(to_kernel_ops(lowered)) > 0
 
 
 def test_what_is_held_back_runs_behind_the_gradient_that_it_waits_for() -> None:
@@ -104,7 +104,7 @@ def test_what_is_held_back_runs_behind_the_gradient_that_it_waits_for() -> None:
 
 
 def test_a_function_without_a_metric_stays_as_it_is() -> None:
-    module = lowered(_step())
+    module = to_kernel_ops(_step())
     before = len(module.graph.nodes)
 
     recomputed(module, None)
@@ -136,8 +136,8 @@ def test_a_long_chain_of_cheap_ops_is_computed_again_whole() -> None:
         loss = (x * x).mean()
         return {"metric.loss": loss.detach(), "update.x": torch.autograd.grad(loss, leaf)[0]}
 
-    captured = capture_for(Function("f", step, {"batch.0.x": TensorSpec((32, 1024))}))
-    module = _rewritten(captured)
+    lowered = ExecuTorchTarget().capture(Function("f", step, {"batch.0.x": TensorSpec((32, 1024))}))
+    module = _rewritten(lowered)
 
     sines = [node for node in module.graph.nodes if node.target is torch.ops.aten.sin.default]
     assert len(sines) > 600

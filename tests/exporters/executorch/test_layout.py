@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from edgefl_export.executorch.passes.layout import transpositions_moved
+from edgefl_export.executorch.layout import move_transpositions
 from edgefl_export.executorch.rules import table
 
 _aten = torch.ops.aten
@@ -24,8 +24,10 @@ def _moved(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     graph.output(graph.graph_copy(module.graph, mapping := {}))
     graph.output_node().args = (tuple(mapping[node] for node in module.graph.output_node().args[0]),)
-    transpositions_moved(graph)
-    return fx.GraphModule(module, graph)
+    copy = fx.GraphModule(module, graph)
+    move_transpositions(copy)
+    copy.recompile()
+    return copy
 
 
 def _of_images(module: fx.GraphModule) -> list[list[int]]:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ExportError
-from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.capture.trace import LoweredGraph, capture
 from edgefl_export.executorch.check.programs import verify
-from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program import partition
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import to_executorch
@@ -27,8 +27,8 @@ def function(fn: Callable[..., Tensor], *shapes: tuple[int, ...]) -> Function:
     return Function("example", lambda t: {"metric.y": fn(*(t[name] for name in ports))}, ports)
 
 
-def delegated(captured: Captured) -> list[bool]:
-    return [step.delegated for step in steps_of(lowered(captured))]
+def delegated(lowered: LoweredGraph) -> list[bool]:
+    return [step.delegated for step in steps_of(to_kernel_ops(lowered))]
 
 
 def positive(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -115,10 +115,10 @@ def test_xnnpack_computes_what_torch_does(name: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(partition, "LEAST", 0.0)
     fn, shapes = ON_XNNPACK[name]
     example = function(fn, *shapes)
-    captured = capture(example)
+    lowered = capture(example)
 
-    assert delegated(captured) == [True]
-    verify(example, to_executorch(captured).model, 3)
+    assert delegated(lowered) == [True]
+    verify(example, to_executorch(lowered).model, 3)
 
 
 @pytest.mark.sample(17)
@@ -137,17 +137,17 @@ def test_kernels_compute_the_same_where_nothing_is_delegated(
 def test_kernels_compute_what_xnnpack_has_not(name: str) -> None:
     fn, shapes = ON_KERNELS[name]
     example = function(fn, *shapes)
-    captured = capture(example)
+    lowered = capture(example)
 
-    verify(example, to_executorch(captured).model, 3)
+    verify(example, to_executorch(lowered).model, 3)
 
 
 def test_sums_of_whole_numbers_are_whole() -> None:
     example = function(lambda x: (torch.floor(100 * x) * 2 + 1).sum((0, 1)), (31, 49, 3))
-    captured = capture(example)
+    lowered = capture(example)
 
-    assert delegated(captured) == [True]
-    assert verify(example, to_executorch(captured).model, 3).worst == 0
+    assert delegated(lowered) == [True]
+    assert verify(example, to_executorch(lowered).model, 3).worst == 0
 
 
 def test_few_cheap_nodes_are_not_worth_a_delegate() -> None:

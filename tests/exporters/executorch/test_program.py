@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,12 +13,12 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import Captured, capture
-from edgefl_export.executorch import capture_for
+from edgefl_export.capture.trace import LoweredGraph, capture
 from edgefl_export.executorch.check.programs import load, verify
-from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
+from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.ordering import AFTER
 from edgefl_export.verify.graphs import compare
 from tests.exporters.examples import pointwise, small_net, step_of
@@ -49,17 +48,17 @@ def swap() -> Function:
 
 
 @functools.cache
-def network(of: Callable[[Function], Captured]) -> Captured:
-    return of(step_of(small_net(), (3, 8, 8)))
+def network() -> LoweredGraph:
+    return ExecuTorchTarget().capture(step_of(small_net(), (3, 8, 8)))
 
 
 @functools.cache
-def network_program(of: Callable[[Function], Captured]) -> Artifact:
-    return to_executorch(network(of))
+def network_program() -> Artifact:
+    return to_executorch(network())
 
 
 def test_a_step_of_a_network_equals_torch() -> None:
-    assert verify(network(capture_for).function, network_program(capture_for).model, 1).worst < 1e-4
+    assert verify(network().function, network_program().model, 1).worst < 1e-4
 
 
 def test_equal_functions_give_equal_bytes() -> None:
@@ -70,7 +69,7 @@ def test_equal_functions_give_equal_bytes() -> None:
 
 
 def test_a_network_runs_on_few_delegates_with_all_of_its_products() -> None:
-    steps = steps_of(lowered(network(capture_for)))
+    steps = steps_of(to_kernel_ops(network()))
 
     delegates = [step for step in steps if step.delegated]
     assert len(delegates) <= 4
@@ -79,7 +78,7 @@ def test_a_network_runs_on_few_delegates_with_all_of_its_products() -> None:
 
 
 def test_reads_come_after_writes_in_every_order() -> None:
-    module = lowered(network(capture_for))
+    module = to_kernel_ops(network())
     written: set[object] = set(module.graph.find_nodes(op="placeholder"))
     done = {node for step in steps_of(module) for node in step.nodes}
     for step in steps_of(module):
@@ -105,7 +104,7 @@ def test_state_in_place_gives_the_values_of_state_apart(function: Function) -> N
     expected = function(given)
     found = runner_of("executorch", function)(given)
 
-    assert to_executorch(capture_for(function)).in_place
+    assert to_executorch(ExecuTorchTarget().capture(function)).in_place
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value.detach().numpy(), rtol=1e-5, atol=1e-6)
 
@@ -239,8 +238,8 @@ def test_a_view_that_is_an_output_keeps_its_value_while_others_are_made() -> Non
 
 
 def test_a_loaded_program_outlives_the_bytes_it_was_loaded_from() -> None:
-    function = network(capture_for).function
-    run = load(function, bytes(bytearray(network_program(capture_for).model)))
+    function = network().function
+    run = load(function, bytes(bytearray(network_program().model)))
     taken = [bytes(40_000) for _ in range(200)]
 
     assert compare(function, run, 1).worst < 1e-4

@@ -30,12 +30,13 @@ from edgefl_device.engine.executorch.binding import NativeProgram as Loaded
 from edgefl_device.engine.executorch.places import places
 from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.build import ports
-from edgefl_export.bundle.formats import ROWS, format_of
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.compiler.compiler import target_of
+from edgefl_export.compiler.manifest import ports
 from edgefl_export.executorch.check.ports import read_ports
 from edgefl_export.executorch.program import rows
 from edgefl_export.executorch.program.write import in_rows, to_executorch
+from edgefl_export.executorch.target import ROWS
 
 WIDE, BATCH, STEPS = 1024, 4, 3
 STEP = rows.BLOCK_BYTES // 4 // WIDE
@@ -45,14 +46,14 @@ ENGINE = ExecuTorchEngine()
 
 
 @functools.cache
-def captured(name: str, width: int = WIDE) -> tuple[Algorithm, Captured]:
+def lowered(name: str, width: int = WIDE) -> tuple[Algorithm, LoweredGraph]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = nn.Sequential(nn.Linear(width, width), nn.ReLU())
         net = nn.Sequential(OrderedDict(body=body, head=nn.Linear(width, 4)))
         spec = split(net, sample=TensorSpec((width,)), classes=4)
     program = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
-    return program, format_of("executorch").capture(program.phases[0].function)
+    return program, target_of("executorch").capture(program.phases[0].function)
 
 
 class Forms(NamedTuple):
@@ -66,15 +67,15 @@ class Forms(NamedTuple):
 
 @functools.cache
 def written(name: str) -> Forms:
-    found = forms(captured(name)[1])
+    found = forms(lowered(name)[1])
     assert found is not None
     return found
 
 
-def forms(graph: Captured) -> Forms | None:
+def forms(graph: LoweredGraph) -> Forms | None:
     """None where there is no form by rows."""
-    form = format_of("executorch")
-    artifact = form.write(graph)
+    form = target_of("executorch")
+    artifact = form.emit(graph)
     verified = form.verify(graph.function, artifact.model, 0, artifact.in_place)
     other = form.variants(graph, artifact, verified).get(ROWS)
     if other is None:
@@ -126,7 +127,7 @@ def test_steps_leave_the_bits_of_the_whole_program(name: str, in_place: bool) ->
     found = written(name)
     graph = found.graph if in_place else msgspec.structs.replace(found.graph, in_place=())
 
-    check_same_bits(captured(name)[0].phases[0].function, found, graph)
+    check_same_bits(lowered(name)[0].phases[0].function, found, graph)
 
 
 Step = Callable[[Tensors, Tensor], Tensors]
@@ -181,7 +182,7 @@ def test_state_that_blocks_read_is_not_rewritten_before(kind: str) -> None:
     step, others, has_form = ODD[kind]
     inputs = {"state.w": SQUARE, "batch.0.x": TensorSpec((BATCH, WIDE)), **others}
     function = Function("train", of_a_layer(step), inputs)
-    found = forms(format_of("executorch").capture(function))
+    found = forms(target_of("executorch").capture(function))
 
     assert (found is not None) == has_form
     if found is not None:
@@ -213,7 +214,7 @@ def test_it_needs_no_more_memory() -> None:
 
 
 def test_small_state_planned_outputs_and_a_tight_plan_stay_as_they_are() -> None:
-    small, large = captured("sgd", 64)[1], captured("sgd")[1]
+    small, large = lowered("sgd", 64)[1], lowered("sgd")[1]
 
     assert in_rows(small, to_executorch(small)) is None
     assert in_rows(large, to_executorch(large, planned_outputs=True)) is None
@@ -230,7 +231,7 @@ def test_a_device_tries_it() -> None:
     _, other, graph, frame = written("sgd")
     assert unfolded(graph.variants[0], frame, base=written("sgd")[0].model) == other
 
-    given = example(captured("sgd")[0].phases[0].function)
+    given = example(lowered("sgd")[0].phases[0].function)
     state = ENGINE.write_state({port: array for port, array in given.items() if port.startswith("state.")})
     trial = StepTrial(ENGINE, graph, _Frames(), given, state)
     choice = Autotuner(MemoryTuningStore()).fastest(trial)

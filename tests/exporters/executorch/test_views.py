@@ -19,12 +19,12 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_device.engine.select import open_engine
 from edgefl_export.capture.trace import capture
-from edgefl_export.executorch import capture_for
 from edgefl_export.executorch.check.programs import load, verify
-from edgefl_export.executorch.graph import lowered
+from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program import partition
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import to_executorch
+from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.executorch.xnnpack.builder import Builder
 from tests.exporters.executorch.test_ops import Case, function
 from tests.parity.forms import made
@@ -89,10 +89,10 @@ def test_what_reads_a_view_meets_what_torch_meets(name: str, monkeypatch: pytest
     monkeypatch.setattr(partition, "LEAST", 0.0)
     fn, shapes = COMBINED[name]
     example = function(fn, *shapes)
-    captured = capture_for(example)
+    lowered = ExecuTorchTarget().capture(example)
 
-    assert all(step.delegated for step in steps_of(lowered(captured)))
-    assert verify(example, to_executorch(captured).model, 1).worst < 1e-5
+    assert all(step.delegated for step in steps_of(to_kernel_ops(lowered)))
+    assert verify(example, to_executorch(lowered).model, 1).worst < 1e-5
 
 
 GRADIENTS: dict[str, Case] = {
@@ -106,7 +106,7 @@ def test_gradients_at_the_edges_are_those_of_torch(name: str) -> None:
     fn, shapes = GRADIENTS[name]
     example = function(fn, *shapes)
 
-    assert verify(example, to_executorch(capture_for(example)).model, 1).worst < 1e-5
+    assert verify(example, to_executorch(ExecuTorchTarget().capture(example)).model, 1).worst < 1e-5
 
 
 @st.composite

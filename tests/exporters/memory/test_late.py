@@ -19,8 +19,8 @@ from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.late import updated_last
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import lean
@@ -33,7 +33,7 @@ ALGORITHMS = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}, "fedp
 
 
 @functools.cache
-def captured(name: str) -> tuple[Captured, Captured]:
+def lowered(name: str) -> tuple[LoweredGraph, LoweredGraph]:
     """As it is for onnxruntime, and as it is written."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -42,14 +42,14 @@ def captured(name: str) -> tuple[Captured, Captured]:
         spec = split(net, sample=TensorSpec((16,)), classes=4)
     algorithm = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
     function = algorithm.phases[0].function
-    plain = format_of("onnx").capture(function)
+    plain = target_of("onnx").capture(function)
     return plain, lean(plain)
 
 
 @functools.cache
 def forms(name: str) -> tuple[Graph, dict[str, bytes]]:
-    form, graph = format_of("onnx"), captured(name)[0]
-    artifact = form.write(graph)
+    form, graph = target_of("onnx"), lowered(name)[0]
+    artifact = form.emit(graph)
     verified = form.verify(graph.function, artifact.model, 0, artifact.in_place)
     entry = entry_of(graph, artifact)
     return entry, {"": artifact.model, **form.variants(graph, artifact, verified)}
@@ -59,7 +59,7 @@ def trained(name: str, graph: Graph, model: bytes) -> Arrays:
     """The state after a few steps in the device's engine."""
     engine = OnnxEngine()
     loaded = engine.load(graph, model)
-    given = {port: value.numpy() for port, value in captured(name)[1].function.example(0).items()}
+    given = {port: value.numpy() for port, value in lowered(name)[1].function.example(0).items()}
     state = engine.write_state({port: array for port, array in given.items() if port.startswith("state.")})
     for _ in range(STEPS):
         state = {**state, **loaded.run(given, state).state}
@@ -71,7 +71,7 @@ def trained(name: str, graph: Graph, model: bytes) -> Arrays:
 def test_steps_in_one_memory_leave_the_bits_of_steps_in_two(name: str) -> None:
     graph, models = forms(name)
     assert LARGE in graph.in_place
-    assert LARGE not in rewritable(captured(name)[0])
+    assert LARGE not in rewritable(lowered(name)[0])
 
     for form, model in models.items():
         found = trained(name, graph, model)
@@ -81,7 +81,7 @@ def test_steps_in_one_memory_leave_the_bits_of_steps_in_two(name: str) -> None:
 
 
 def test_a_step_needs_less_memory() -> None:
-    plain, late = captured("sgd")
+    plain, late = lowered("sgd")
 
     assert predicted_peak(late) < predicted_peak(plain) - 2 * WIDE * WIDE
 

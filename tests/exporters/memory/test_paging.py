@@ -26,15 +26,16 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
-from edgefl_export.bundle.build import Label, build_bundle, ports, segments_of
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.compiler.compiler import target_of
+from edgefl_export.compiler.manifest import ports, segments_of
 from edgefl_export.memory.budget import cuts, within_onnx
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget, plans
 from edgefl_export.memory.usage import timeline
 from tests.rings.rows import mostly_slow
+from tests.support.bundles import build_bundle
 
 OPTIONS: dict[str, tuple[dict[str, object], int]] = {
     "resnet8": ({"size": 32}, 16),
@@ -52,11 +53,11 @@ def algorithm_of(model: str) -> Algorithm:
 
 
 @functools.cache
-def step_of(model: str) -> Captured:
+def step_of(model: str) -> LoweredGraph:
     return capture(algorithm_of(model).phases[0].function)
 
 
-def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def in_turn(parts: tuple[LoweredGraph, ...], given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What the segments leave, each reading what the step began with and the pages of those before it."""
     made: dict[str, torch.Tensor] = {}
     for part in parts:
@@ -71,15 +72,15 @@ def in_turn(parts: tuple[Captured, ...], given: dict[str, torch.Tensor]) -> dict
     mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)]),
 )
 def test_a_step_cut_anywhere_computes_the_same(model: str, recomputed: bool) -> None:
-    captured = step_of(model)
+    lowered = step_of(model)
     if recomputed:
-        captured = replace(captured, module=next(plans(captured)).module)
-    given = captured.function.example(3)
-    whole = captured(given)
-    count = len(captured.module.graph.nodes)
+        lowered = replace(lowered, module=next(plans(lowered)).module)
+    given = lowered.function.example(3)
+    whole = lowered(given)
+    count = len(lowered.module.graph.nodes)
 
     for number in (2, 5, 16):
-        parts = segments(captured, [count * place // number for place in range(1, number)])
+        parts = segments(lowered, [count * place // number for place in range(1, number)])
 
         found = in_turn(parts, given)
         assert found.keys() == whole.keys()
@@ -95,10 +96,10 @@ def test_cuts_hold_less_the_more_they_cost() -> None:
 
 
 def test_what_lies_between_cuts_holds_what_was_counted() -> None:
-    captured = step_of("resnet8")
-    *_, tightest = cuts(timeline(captured.module))
+    lowered = step_of("resnet8")
+    *_, tightest = cuts(timeline(lowered.module))
 
-    for part in segments(captured, tightest.places):
+    for part in segments(lowered, tightest.places):
         nodes = zip(part.inputs, part.module.graph.find_nodes(op="placeholder"), strict=True)
         given = sum(node.meta["val"].nbytes for name, node in nodes if not is_page(name))
         assert timeline(part.module).peak - given <= 1.2 * tightest.held
@@ -109,19 +110,19 @@ def test_what_lies_between_cuts_holds_what_was_counted() -> None:
 
 @functools.cache
 def written(budget: Budget | None) -> Artifact:
-    form = format_of("onnx")
-    captured = form.capture(algorithm_of("resnet8").phases[0].function)
-    return form.write(captured) if budget is None else form.write_within(captured, budget)[0]
+    form = target_of("onnx")
+    lowered = form.capture(algorithm_of("resnet8").phases[0].function)
+    return form.emit(lowered, budget)
 
 
 def graph_of(artifact: Artifact) -> Graph:
-    captured = step_of("resnet8")
+    lowered = step_of("resnet8")
     return Graph(
         name="train",
         format="onnx",
         blob=describe(artifact.model, Limits().chunk_bytes),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
+        inputs=ports(lowered.inputs),
+        outputs=ports(lowered.outputs),
         in_place=artifact.in_place,
         segments=segments_of(artifact),
     )
@@ -148,7 +149,7 @@ def trained(artifact: Artifact, folder: Path, steps: int = 4) -> tuple[Arrays, l
 @pytest.mark.slow
 def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
     tight = written(TIGHT)
-    assert len(tight.parts) > 1 and tight.in_place, "the budget is met in one graph"
+    assert len(tight.segments) > 1 and tight.in_place, "the budget is met in one graph"
 
     state, losses = trained(tight, tmp_path)
     expected, expected_losses = trained(written(None), tmp_path)
@@ -164,10 +165,10 @@ def test_steps_in_segments_train_as_one_graph_does(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
     """Cut at one recomputation plan, here none."""
-    form = format_of("onnx")
-    captured = form.capture(algorithm_of("resnet8").phases[0].function)
-    *_, tightest = cuts(timeline(captured.module))
-    parts = [(part.inputs, part.outputs, form.write(part)) for part in segments(captured, tightest.places)]
+    form = target_of("onnx")
+    lowered = form.capture(algorithm_of("resnet8").phases[0].function)
+    *_, tightest = cuts(timeline(lowered.module))
+    parts = [(part.inputs, part.outputs, form.emit(part)) for part in segments(lowered, tightest.places)]
     cut = in_segments(parts, 0, {})
 
     state, losses = trained(cut, tmp_path)
@@ -183,24 +184,24 @@ def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
 def test_a_step_in_segments_is_compared_with_torch() -> None:
     tight = written(TIGHT)
 
-    report = format_of("onnx").verify(
+    report = target_of("onnx").verify(
         algorithm_of("resnet8").phases[0].function, tight.model, 1, tight.in_place
     )
 
     assert report.worst <= 1e-4
-    assert len(artifacts_in(tight.model)) == len(tight.parts)
+    assert len(artifacts_in(tight.model)) == len(tight.segments)
     assert tight.paged_bytes > 0
 
 
 @pytest.mark.slow
 def test_segments_are_predicted_to_need_less_than_the_step_in_one_graph() -> None:
-    captured = format_of("onnx").capture(algorithm_of("resnet8").phases[0].function)
+    lowered = target_of("onnx").capture(algorithm_of("resnet8").phases[0].function)
 
-    parts, _ = within_onnx(captured, Budget(0.7, relative=True))
-    alone, (*_, tightest) = predicted_peak(captured), cuts(timeline(captured.module))
+    parts, _ = within_onnx(lowered, Budget(0.7, relative=True))
+    alone, (*_, tightest) = predicted_peak(lowered), cuts(timeline(lowered.module))
 
     assert len(parts) == 1, "recomputation is enough for this"
-    assert max(predicted_peak(part) for part in segments(captured, tightest.places)) < 0.85 * alone
+    assert max(predicted_peak(part) for part in segments(lowered, tightest.places)) < 0.85 * alone
 
 
 # -- in a bundle ---------------------------------------------------------------------------------------------------
@@ -210,9 +211,9 @@ def test_segments_are_predicted_to_need_less_than_the_step_in_one_graph() -> Non
 def bundled() -> wire.Manifest:
     made = build_bundle(
         algorithm_of("resnet8"),
-        [],
         ("all",),
-        label=Label("resnet8", "weak"),
+        model="resnet8",
+        tier="weak",
         data=DataSpec(shape=(3, 32, 32), dtype="float32", classes=10),
         memory_budget=TIGHT,
     )

@@ -184,8 +184,8 @@ def test_a_convolution_copies_windows(filters: int, window: tuple[int, int], tak
         return {"metric.loss": found.sum()}
 
     specs = {"batch.0.x": TensorSpec((1, 8, 6, 6)), "batch.0.y": TensorSpec((filters, 8, *window))}
-    captured = capture(Function("f", convolved, specs))
-    [node] = [node for node in captured.module.graph.nodes if "convolution" in str(node.target)]
+    lowered = capture(Function("f", convolved, specs))
+    [node] = [node for node in lowered.module.graph.nodes if "convolution" in str(node.target)]
 
     assert sum(predict._buffers(node)) == taken
 
@@ -196,7 +196,7 @@ def test_a_transposed_convolution_makes_the_windows_of_its_output() -> None:
         return {"metric.loss": functional.conv_transpose2d(x, weight, stride=2, groups=2).sum()}
 
     specs = {"batch.0.x": TensorSpec((1, 8, 6, 6)), "batch.0.y": TensorSpec((8, 5, 3, 3))}
-    captured = capture(Function("f", convolved, specs))
-    [node] = [node for node in captured.module.graph.nodes if "convolution" in str(node.target)]
+    lowered = capture(Function("f", convolved, specs))
+    [node] = [node for node in lowered.module.graph.nodes if "convolution" in str(node.target)]
 
     assert predict._buffers(node) == [4 * 5 * 3 * 3 * 36]

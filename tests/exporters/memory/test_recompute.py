@@ -22,8 +22,8 @@ from edgefl.errors import ConfigError, ExportError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.capture.trace import Captured, capture
+from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.budget import within_onnx
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
@@ -46,7 +46,7 @@ on_each_model = pytest.mark.parametrize("model", by_default(MODELS, ["lstm_lm"])
 
 
 @functools.cache
-def captured_step(model: str) -> Captured:
+def captured_step(model: str) -> LoweredGraph:
     options, batch = MODELS[model]
     return capture(step_of_model(model, options, batch))
 
@@ -57,10 +57,10 @@ def step_of_model(model: str, options: dict[str, object], batch: int) -> Functio
 
 
 @functools.cache
-def tight_step(model: str) -> Captured:
+def tight_step(model: str) -> LoweredGraph:
     """The step with less room for its tensors than it takes without a budget."""
-    captured = captured_step(model)
-    return within(captured, room(captured, SHARE[model]))
+    lowered = captured_step(model)
+    return within(lowered, room(lowered, SHARE[model]))
 
 
 @functools.cache
@@ -68,15 +68,15 @@ def tight_bytes(model: str) -> bytes:
     return to_onnx(tight_step(model))
 
 
-def within(captured: Captured, budget: int) -> Captured:
+def within(lowered: LoweredGraph, budget: int) -> LoweredGraph:
     """The step in the form that the budget allows, which is to be one graph."""
-    (form,), _ = within_onnx(captured, Budget(budget))
+    (form,), _ = within_onnx(lowered, Budget(budget))
     return form
 
 
-def room(captured: Captured, share: float) -> int:
+def room(lowered: LoweredGraph, share: float) -> int:
     """A budget that leaves ``share`` of the tensors' peak."""
-    return beside_tensors(captured) + int(share * timeline(captured.module).peak)
+    return beside_tensors(lowered) + int(share * timeline(lowered.module).peak)
 
 
 def optimized(model: bytes, folder: Path) -> onnx.ModelProto:
@@ -97,8 +97,8 @@ def convolutions(model: onnx.ModelProto) -> int:
     return sum("Conv" in node.op_type for node in model.graph.node)
 
 
-def targets(captured: Captured) -> Counter[object]:
-    return Counter(node.target for node in captured.module.graph.nodes)
+def targets(lowered: LoweredGraph) -> Counter[object]:
+    return Counter(node.target for node in lowered.module.graph.nodes)
 
 
 # -- the numbers ---------------------------------------------------------------------------------------------
@@ -114,9 +114,9 @@ def test_a_step_with_a_budget_equals_torch(model: str) -> None:
 @pytest.mark.slow
 @on_each_model
 def test_noise_is_read_again_and_not_drawn_again(model: str) -> None:
-    captured, tight = captured_step(model), tight_step(model)
+    lowered, tight = captured_step(model), tight_step(model)
 
-    assert tight.inputs == captured.inputs and tight.outputs == captured.outputs
+    assert tight.inputs == lowered.inputs and tight.outputs == lowered.outputs
     if model != "resnet8":
         assert any(name.startswith("noise.") for name in tight.inputs)
 
@@ -126,61 +126,61 @@ def test_noise_is_read_again_and_not_drawn_again(model: str) -> None:
 
 @on_each_model
 def test_the_estimate_falls_below_the_budget(model: str) -> None:
-    captured = captured_step(model)
+    lowered = captured_step(model)
 
-    assert peak_bytes(tight_step(model)) <= room(captured, SHARE[model]) < peak_bytes(captured)
+    assert peak_bytes(tight_step(model)) <= room(lowered, SHARE[model]) < peak_bytes(lowered)
 
 
 @pytest.mark.slow
 def test_less_room_costs_more_computation() -> None:
-    captured = captured_step("resnet8")
+    lowered = captured_step("resnet8")
     kept = torch.ops.aten.convolution.default
 
-    counts = [targets(within(captured, room(captured, share)))[kept] for share in (1.0, 0.8, 0.6)]
+    counts = [targets(within(lowered, room(lowered, share)))[kept] for share in (1.0, 0.8, 0.6)]
 
     assert counts == sorted(counts) and counts[0] < counts[-1]
 
 
 @pytest.mark.slow
 def test_a_budget_that_is_met_already_changes_nothing() -> None:
-    captured = captured_step("resnet8")
+    lowered = captured_step("resnet8")
 
-    for budget in (peak_bytes(captured), 10**15):
-        assert within(captured, budget).module is captured.module
-    assert to_onnx(within(captured, 10**15)) == to_onnx(captured)
+    for budget in (peak_bytes(lowered), 10**15):
+        assert within(lowered, budget).module is lowered.module
+    assert to_onnx(within(lowered, 10**15)) == to_onnx(lowered)
 
 
 @pytest.mark.slow
 def test_recomputation_leaves_the_captured_graph_alone() -> None:
-    captured = captured_step("resnet8")
-    before = str(captured.module.graph)
+    lowered = captured_step("resnet8")
+    before = str(lowered.module.graph)
 
-    within(captured, room(captured, SHARE["resnet8"]))
+    within(lowered, room(lowered, SHARE["resnet8"]))
 
-    assert str(captured.module.graph) == before
+    assert str(lowered.module.graph) == before
 
 
 @pytest.mark.slow
 def test_equal_steps_with_equal_budgets_give_equal_bytes() -> None:
-    captured = captured_step("lstm_lm")
+    lowered = captured_step("lstm_lm")
 
-    assert to_onnx(within(captured, room(captured, SHARE["lstm_lm"]))) == tight_bytes("lstm_lm")
+    assert to_onnx(within(lowered, room(lowered, SHARE["lstm_lm"]))) == tight_bytes("lstm_lm")
 
 
 @pytest.mark.slow
 def test_a_budget_that_cannot_be_met_is_told_with_what_would_do() -> None:
-    captured = captured_step("resnet8")
-    budget = predicted_peak(captured) // 4
+    lowered = captured_step("resnet8")
+    budget = predicted_peak(lowered) // 4
 
     with pytest.raises(ExportError) as caught:
-        within(captured, budget)
+        within(lowered, budget)
 
     smallest = caught.value.details["smallest"]
-    assert caught.value.details["budget"] == budget < smallest < peak_bytes(captured)
+    assert caught.value.details["budget"] == budget < smallest < peak_bytes(lowered)
     assert f"budget of {budget / 2**20:.1f} MiB" in caught.value.message
     told = math.ceil(10 * smallest / 2**20) / 10  # what is told is enough
     assert f"needs {told:.1f} MiB" in caught.value.message
-    within(captured, smallest)
+    within(lowered, smallest)
 
 
 # -- what runtimes make of it ----------------------------------------------------------------------------------
@@ -188,15 +188,15 @@ def test_a_budget_that_cannot_be_met_is_told_with_what_would_do() -> None:
 
 @pytest.mark.slow
 def test_second_convolutions_are_in_the_file_and_in_what_onnxruntime_runs(tmp_path: Path) -> None:
-    captured, tight = captured_step("resnet8"), tight_step("resnet8")
+    lowered, tight = captured_step("resnet8"), tight_step("resnet8")
     again = targets(tight)[torch.ops.aten.convolution.default]
-    once = targets(captured)[torch.ops.aten.convolution.default]
+    once = targets(lowered)[torch.ops.aten.convolution.default]
 
     found = onnx.load_from_string(tight_bytes("resnet8"))
     run = optimized(tight_bytes("resnet8"), tmp_path)
 
     assert again > once + 3
-    assert ops(found)["Conv"] - ops(onnx.load_from_string(to_onnx(captured)))["Conv"] == again - once
+    assert ops(found)["Conv"] - ops(onnx.load_from_string(to_onnx(lowered)))["Conv"] == again - once
     assert convolutions(run) == convolutions(found)
 
 
@@ -302,11 +302,11 @@ def test_a_size_is_read(text: str, count: float) -> None:
 
 
 def test_a_share_is_one_of_what_the_tensors_take_without() -> None:
-    captured = captured_step("lstm_lm")
+    lowered = captured_step("lstm_lm")
 
-    assert Budget.parse("50%").of(captured) == beside_tensors(captured) + timeline(captured.module).peak // 2
-    assert Budget.parse("100%").of(captured) == peak_bytes(captured)
-    assert Budget.parse("48MiB").of(captured) == 48 * 2**20
+    assert Budget.parse("50%").of(lowered) == beside_tensors(lowered) + timeline(lowered.module).peak // 2
+    assert Budget.parse("100%").of(lowered) == peak_bytes(lowered)
+    assert Budget.parse("48MiB").of(lowered) == 48 * 2**20
 
 
 @pytest.mark.parametrize(
@@ -336,29 +336,29 @@ def test_what_a_device_is_told_to_have_ready_fits_the_budget_too() -> None:
     def chain(tensors: Tensors) -> Tensors:
         return {"metric.loss": (((tensors["batch.0.x"] + 1.0) * 2.0).exp() - 3.0).sum()}
 
-    captured = capture(Function("f", chain, {"batch.0.x": TensorSpec((8192, 4096))}))
-    form = format_of("onnx")
-    needed = form.write(captured).planned_bytes
-    assert peak_bytes(captured) < 300 * 2**20 < needed
+    lowered = capture(Function("f", chain, {"batch.0.x": TensorSpec((8192, 4096))}))
+    form = target_of("onnx")
+    needed = form.emit(lowered).planned_bytes
+    assert peak_bytes(lowered) < 300 * 2**20 < needed
 
     with pytest.raises(ExportError, match=r"does not fit a memory budget of 300\.0 MiB"):
-        form.write_within(captured, Budget(300 * 2**20))
-    artifact, count = form.write_within(captured, Budget(needed))
-    assert artifact.planned_bytes <= count
+        form.emit(lowered, Budget(300 * 2**20))
+    artifact = form.emit(lowered, Budget(needed))
+    assert artifact.planned_bytes <= artifact.memory_budget
 
 
 @pytest.mark.slow
 def test_what_costs_next_to_nothing_is_computed_again_without_a_budget() -> None:
-    captured = capture(step_of_model("resnet20", {}, 16))
-    leaner = lean(captured)
+    lowered = capture(step_of_model("resnet20", {}, 16))
+    leaner = lean(lowered)
 
-    assert predicted_peak(leaner) < WORTH * predicted_peak(captured)
+    assert predicted_peak(leaner) < WORTH * predicted_peak(lowered)
     products = Counter(
-        node.target for node in captured.module.graph.nodes if "convolution" in str(node.target)
+        node.target for node in lowered.module.graph.nodes if "convolution" in str(node.target)
     )
     again = Counter(node.target for node in leaner.module.graph.nodes if "convolution" in str(node.target))
     assert again == products, "no convolution is computed twice"
-    assert verify(captured.function, to_onnx(leaner), seed=0).worst < 1e-4
+    assert verify(lowered.function, to_onnx(leaner), seed=0).worst < 1e-4
 
 
 def test_a_masked_weight_does_not_go_around_a_product() -> None:
@@ -380,6 +380,6 @@ def test_a_masked_weight_does_not_go_around_a_product() -> None:
 
 @pytest.mark.parametrize("model", ["mlp", "resnet8"], ids=["saves little", "would take its time"])
 def test_a_graph_that_would_gain_little_stays_as_it_is(model: str) -> None:
-    captured = capture(step_of_model(model, {}, 16))
+    lowered = capture(step_of_model(model, {}, 16))
 
-    assert lean(captured) is captured
+    assert lean(lowered) is lowered

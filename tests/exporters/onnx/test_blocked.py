@@ -11,9 +11,9 @@ import pytest
 from onnx import TensorProto, helper
 from torch import nn
 
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.blocked import blocked
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import BATCH, step_of
@@ -117,7 +117,7 @@ def test_the_input_gradient_of_a_large_kernel_is_a_convolution_there() -> None:
     """A transposed one, with the attributes that torch.onnx writes."""
     layers = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 32, 5, padding=2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
     function = step_of(nn.Sequential(*layers), (3, 12, 12))
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = blocked(own)
 
@@ -141,7 +141,7 @@ def test_weight_gradients_of_depthwise_convolutions_are_convolutions_there(case:
     channels, side = 32, 18
     layer = nn.Conv2d(channels, channels, groups=channels, bias=False, **DEPTHWISE[case])
     function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (channels, side, side))
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = blocked(own)
 
@@ -159,7 +159,7 @@ def test_sums_that_are_no_gradient_of_a_convolution_are_left_alone() -> None:
     """Windows in another order than a kernel's positions have."""
     layer = nn.Conv2d(32, 32, 3, groups=32, bias=False)
     function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (32, 18, 18))
-    proto = onnx.load_from_string(to_onnx(capture_for(function)))
+    proto = onnx.load_from_string(to_onnx(OnnxTarget().capture(function)))
     [joined] = [node for node in proto.graph.node if node.op_type == "Concat" and len(node.input) == 9]
     joined.input[0], joined.input[1] = joined.input[1], joined.input[0]
 

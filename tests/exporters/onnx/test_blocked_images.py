@@ -14,10 +14,10 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl.models.layers.recurrent import Gru
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.blocked import blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.peak import live_peak
+from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import Values
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of
@@ -283,7 +283,7 @@ def test_a_step_is_the_same_step(
 ) -> None:
     """``norms``: before and after; one whose result no convolution reads stays outside."""
     function = step_of(module(), shape)
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = blocked(own)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 
 N = 64
 W, X, B, LOSS = "state.w", "batch.0.x", "batch.0.b", "metric.loss"
@@ -50,8 +50,8 @@ LOSSES: dict[str, Formula] = {
 
 def checked(function: Function) -> tuple[str, ...]:
     """Exported, run with its state written where it was read, and compared with torch; that state."""
-    form = format_of("onnx")
-    artifact = form.write(form.capture(function))
+    form = target_of("onnx")
+    artifact = form.emit(form.capture(function))
     form.verify(function, artifact.model, 1, artifact.in_place)
     return artifact.in_place
 
@@ -99,8 +99,8 @@ def test_state_of_another_form_has_memory_of_its_own() -> None:
 
 def test_export_refuses_state_that_is_written_too_early() -> None:
     """What a device would compute is what is compared with torch."""
-    form, function = format_of("onnx"), updated(*FUSED["product and bias"])
-    artifact = form.write(form.capture(function))
+    form, function = target_of("onnx"), updated(*FUSED["product and bias"])
+    artifact = form.emit(form.capture(function))
 
     form.verify(function, artifact.model, 1)
     with pytest.raises(ExportError, match=r"'state\.w'.*differs"):

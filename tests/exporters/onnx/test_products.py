@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.blocked import blocked
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise, step_of
@@ -61,7 +61,7 @@ def test_a_step_is_the_same_step(name: str) -> None:
     """The gradient of what goes in is read by nothing, so that a layer has two products or three."""
     module, count = INSIDE[name]
     function = step_of(module, (ROWS, WIDTH))
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = blocked(own, room=math.inf)
 
@@ -87,7 +87,7 @@ OUTSIDE: dict[str, nn.Module] = {
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_needs_its_numbers_in_order_is_left(name: str) -> None:
-    own = to_onnx(capture_for(step_of(OUTSIDE[name], (ROWS, WIDTH))))
+    own = to_onnx(OnnxTarget().capture(step_of(OUTSIDE[name], (ROWS, WIDTH))))
 
     assert blocked(own, room=math.inf) is None
 
@@ -129,7 +129,7 @@ FACTORS: dict[str, tuple[Callable[[Tensors], Tensors], dict[str, tuple[int, ...]
 def test_what_is_read_in_its_order_too_is_left(name: str) -> None:
     fn, shapes = FACTORS[name]
     function = pointwise(fn, **shapes)
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = blocked(own, room=math.inf) or own
 
@@ -139,6 +139,6 @@ def test_what_is_read_in_its_order_too_is_left(name: str) -> None:
 def test_products_give_way_to_memory() -> None:
     """Ways into the layout need some beside what is there."""
     module = Layers(nn.Tanh(), *[INNER // 2] * 5)
-    own = to_onnx(capture_for(step_of(module, (2 * ROWS, INNER // 2))))
+    own = to_onnx(OnnxTarget().capture(step_of(module, (2 * ROWS, INNER // 2))))
 
     assert blocked(own) is not None and blocked(own, room=0.5) is None

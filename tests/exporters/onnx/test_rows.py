@@ -24,7 +24,7 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.onnx import rows
 from edgefl_export.onnx.rows import by_rows
 from edgefl_export.verify.graphs import verify
@@ -43,10 +43,10 @@ def written(name: str) -> tuple[Algorithm, Artifact, Graph]:
         net = nn.Sequential(OrderedDict(body=body, head=nn.Linear(WIDE, 4)))
         spec = split(net, sample=TensorSpec((WIDE,)), classes=4)
     algorithm = catalog.build(name, Objective(spec.module, spec.sample), batch=BATCH, **ALGORITHMS[name])
-    form = format_of("onnx")
-    captured = form.capture(algorithm.phases[0].function)
-    artifact = form.write(captured)
-    graph = entry_of(captured, artifact)
+    form = target_of("onnx")
+    lowered = form.capture(algorithm.phases[0].function)
+    artifact = form.emit(lowered)
+    graph = entry_of(lowered, artifact)
     return algorithm, artifact, graph
 
 

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.memory.recompute import _is_expensive
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx import model as model_module
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.ordering import POSITIVE
 
 SMALLEST = float(np.finfo(np.float32).tiny)
@@ -54,7 +54,7 @@ def gradient(fn: Callable[[Tensor], Tensor]) -> Function:
 
 @functools.cache
 def model(name: str) -> bytes:
-    return to_onnx(capture_for(gradient(MASKED[name])))
+    return to_onnx(OnnxTarget().capture(gradient(MASKED[name])))
 
 
 @functools.cache
@@ -104,18 +104,18 @@ def test_torch_onnx_needs_to_decompose_nothing(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         model_module,
         "_export",
-        lambda captured, decomposed: tries.append(decomposed) or export(captured, decomposed),
+        lambda lowered, decomposed: tries.append(decomposed) or export(lowered, decomposed),
     )
 
-    to_onnx(capture_for(gradient(MASKED[name])))
+    to_onnx(OnnxTarget().capture(gradient(MASKED[name])))
 
     assert tries == [True]
 
 
 def test_a_mask_may_be_computed_twice() -> None:
-    captured = capture_for(gradient(torch.relu))
+    lowered = OnnxTarget().capture(gradient(torch.relu))
 
-    [mask] = captured.module.graph.find_nodes(op="call_function", target=POSITIVE)
+    [mask] = lowered.module.graph.find_nodes(op="call_function", target=POSITIVE)
 
     assert not _is_expensive(mask)
 

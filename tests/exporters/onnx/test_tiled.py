@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from edgefl_export.onnx import capture_for
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.tiled import chains, tiled
 from edgefl_export.onnx.values import Values, read_by
 from edgefl_export.verify.graphs import verify
@@ -272,7 +272,7 @@ class Net(nn.Module):
 
 def test_a_step_is_the_same_step() -> None:
     function = step_of(Net(), (3, 128, 32))
-    own = to_onnx(capture_for(function))
+    own = to_onnx(OnnxTarget().capture(function))
 
     other = tiled(own)
 

@@ -19,7 +19,7 @@ from edgefl.wire.bundle.graphs import rows_in
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_export.bundle.formats import format_of
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.onnx.blocked.updates import summed
 from edgefl_export.onnx.rows import by_rows
 from edgefl_export.onnx.values import LAYOUT
@@ -118,10 +118,10 @@ def written(name: str) -> tuple[Function, Graph, bytes]:
 
     ported = {**inputs, "batch.0.x": TensorSpec((BATCH, shape[1])), "hyper.lr": TensorSpec(())}
     whole = Function("train", function, ported)
-    form = format_of("onnx")
-    captured = form.capture(whole)
-    artifact = form.write(captured)
-    entry = entry_of(captured, artifact)
+    form = target_of("onnx")
+    lowered = form.capture(whole)
+    artifact = form.emit(lowered)
+    entry = entry_of(lowered, artifact)
     return whole, entry, artifact.model
 
 

@@ -19,14 +19,12 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as kinds
-from edgefl_export.executorch import capture_for
 from edgefl_export.executorch.check.programs import load, verify
-from edgefl_export.executorch.passes.rewrite import step
 from edgefl_export.executorch.program.write import to_executorch
 from edgefl_export.executorch.rules import table
-from edgefl_export.onnx import capture_for as capture_for_onnx
+from edgefl_export.executorch.target import ExecuTorchTarget, StepMasks
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.selections.multiply import selections_multiplied
+from edgefl_export.onnx.target import OnnxTarget
 from tests.exporters.examples import small_net, step_of
 from tests.pairs import by_default, slow
 
@@ -77,13 +75,13 @@ Run = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 
 def _on_onnx(function: Function) -> Run:
-    model = to_onnx(capture_for_onnx(function))
+    model = to_onnx(OnnxTarget().capture(function))
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     return lambda arrays: session.run(None, dict(arrays))
 
 
 def _on_executorch(function: Function) -> Run:
-    return load(function, to_executorch(capture_for(function)).model)
+    return load(function, to_executorch(ExecuTorchTarget().capture(function)).model)
 
 
 ENGINES = {"onnx": _on_onnx, "executorch": _on_executorch}
@@ -121,14 +119,14 @@ def test_an_entry_that_is_selected_away_has_no_gradient_even_where_that_is_infin
 )
 def test_no_gradient_of_an_ordinary_network_needs_a_selection(net: nn.Module) -> None:
     function = step_of(net, (3, 8, 8))
-    captured = capture_for(function)
-    on_onnx = capture_for_onnx(function)
+    lowered = ExecuTorchTarget().capture(function)
+    on_onnx = OnnxTarget().capture(function)
 
-    losses = [node for node in captured.module.graph.nodes if node.target is _aten._log_softmax.default]
-    images = [node for node in captured.module.graph.nodes if node.target in SELECTIONS and _is_large(node)]
+    losses = [node for node in lowered.module.graph.nodes if node.target is _aten._log_softmax.default]
+    images = [node for node in lowered.module.graph.nodes if node.target in SELECTIONS and _is_large(node)]
     selected = on_onnx.module.graph.find_nodes(op="call_function", target=_aten.where.self)
     assert losses and not images and not any(map(_is_large, selected))
-    assert verify(function, to_executorch(captured).model, 1).worst < 1e-4
+    assert verify(function, to_executorch(lowered).model, 1).worst < 1e-4
 
 
 def _is_large(node: fx.Node) -> bool:
@@ -140,8 +138,7 @@ def _traced(function: object, *example: Tensor) -> fx.GraphModule:
     module = make_fx(function, tracing_mode="fake", decomposition_table=table())(*example)  # type: ignore[arg-type]
     output = module.graph.output_node()
     output.args = ((output.args[0],),)
-    names = [f"batch.{number}" for number in range(len(example))]
-    selections_multiplied(module, names, step)
+    StepMasks()(module)
     module.recompile()
     return module
 
@@ -250,7 +247,9 @@ def test_a_logarithm_near_zero_of_a_weight_is_guarded_too() -> None:
 
     function = Function("example", fn, ports)
     w = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
-    found = load(function, to_executorch(capture_for(function)).model)({"state.weights.w": w.numpy()})
+    found = load(function, to_executorch(ExecuTorchTarget().capture(function)).model)(
+        {"state.weights.w": w.numpy()}
+    )
 
     torch.testing.assert_close(torch.from_numpy(found[0]), fn({"state.weights.w": w})["metric.y"])
 
@@ -270,7 +269,7 @@ def test_no_gradient_of_an_algorithm_with_steps_of_its_own_needs_a_selection(nam
     algorithm = algorithms.build(name, Objective.of(kinds.build(net, "output_side", cut=0)), batch=5, steps=2)
     steps = [f for part in algorithm.exchanges for f in part.functions if f.name in ("binarize", "train")]
 
-    graphs = [capture_for(function).module.graph for function in steps]
+    graphs = [ExecuTorchTarget().capture(function).module.graph for function in steps]
 
     assert graphs
     for graph in graphs:
@@ -292,7 +291,7 @@ def test_a_mean_over_the_labels_that_count_leaves_no_selection_in_the_gradient()
 
     labels = TensorSpec((4,), torch.int64)
     ports = {"batch.0.x": TensorSpec((4, 8)), "weights.w": TensorSpec((8, 3)), "batch.0.y": labels}
-    captured = capture_for(Function("example", step, ports, label_range=3))
+    lowered = ExecuTorchTarget().capture(Function("example", step, ports, label_range=3))
 
-    masked = captured.module.graph.find_nodes(op="call_function", target=_aten.where.self)
+    masked = lowered.module.graph.find_nodes(op="call_function", target=_aten.where.self)
     assert not [node for node in masked if tuple(node.meta["val"].shape) == (4, 8)]

@@ -19,8 +19,8 @@ from edgefl.wire.blobs import decompress
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, NodeRecord, Sources
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.trace import capture
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import plans
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.sources.blob import Nodes, Op, graph_nodes, onnx_nodes, packed_sources
@@ -44,8 +44,8 @@ def as_algorithm(step: Function) -> Function:
 def written(format: str) -> Artifact:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    made = format_of(format)
-    return made.write(made.capture(as_algorithm(step_of(net, (WIDTH,)))))
+    made = target_of(format)
+    return made.emit(made.capture(as_algorithm(step_of(net, (WIDTH,)))))
 
 
 @pytest.fixture(scope="module", params=["onnx", "captured", "executorch"])
@@ -54,11 +54,11 @@ def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
         return dict(written("executorch").nodes)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    captured = capture(as_algorithm(step_of(net, (WIDTH,))))
-    model = to_onnx(captured) if request.param == "onnx" else b""
+    lowered = capture(as_algorithm(step_of(net, (WIDTH,))))
+    model = to_onnx(lowered) if request.param == "onnx" else b""
     if request.param == "onnx":
-        return onnx_nodes(captured, model)
-    return graph_nodes(captured, captured.module.graph)
+        return onnx_nodes(lowered, model)
+    return graph_nodes(lowered, lowered.module.graph)
 
 
 def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
@@ -124,8 +124,8 @@ def test_a_conversion_of_the_captured_graph_moves_data_and_keeps_its_name() -> N
         return {"metric.loss": (t["state.weights.0.weight"].to(torch.float64) * 2).to(torch.float32).sum()}
 
     ports = {"state.weights.0.weight": TensorSpec((3,))}
-    captured = capture(Function("half", fn, ports))
-    found = graph_nodes(captured, captured.module.graph)
+    lowered = capture(Function("half", fn, ports))
+    found = graph_nodes(lowered, lowered.module.graph)
 
     conversions = [node for node in found.values() if "to" in node.op.split("_")]
     assert {(node.op, node.module) for node in conversions} == {("_to_copy", "0")}
@@ -149,11 +149,11 @@ def test_what_is_kept_beside_a_weight_belongs_to_its_layer(format: str, kept: st
         moment: TensorSpec((3, 3)),
         scalar: TensorSpec(()),
     }
-    captured = capture(Function("train", fn, specs))
+    lowered = capture(Function("train", fn, specs))
     found = (
-        onnx_nodes(captured, to_onnx(captured))
+        onnx_nodes(lowered, to_onnx(lowered))
         if format == "onnx"
-        else graph_nodes(captured, captured.module.graph)
+        else graph_nodes(lowered, lowered.module.graph)
     )
 
     assert {node.module for node in found.values()} <= {"", "stem.fc"}
@@ -173,13 +173,13 @@ def test_a_memory_that_is_sent_belongs_to_its_layer_also_where_no_weight_is_read
 def test_recomputed_products_count_their_multiplications() -> None:
     """Their weights wait for a gradient, and then tell no shape."""
     spec = build_model("resnet8")
-    captured = capture(
+    lowered = capture(
         algorithms.build("sgd", Objective.of(catalog.build(spec, "output_side", cut=0)), batch=8)
         .phases[0]
         .function
     )
-    plain = onnx_nodes(captured, to_onnx(captured))
-    lean = replace(captured, module=list(plans(captured))[-1].module)
+    plain = onnx_nodes(lowered, to_onnx(lowered))
+    lean = replace(lowered, module=list(plans(lowered))[-1].module)
     again = onnx_nodes(lean, to_onnx(lean))
 
     products = [node for node in again.values() if node.op in ("MatMul", "Gemm", "Conv", "ConvTranspose")]

@@ -29,12 +29,12 @@ from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
 from edgefl_device.engine.select import open_engine
-from edgefl_export.bundle.build import Label, build_bundle
 from edgefl_export.capture.trace import capture
-from edgefl_export.front.tier import fetched
+from edgefl_export.compiler.request import fetched
 from edgefl_export.onnx.model import to_onnx
 from edgefl_server.publish.publisher import unit_blobs
 from tests.parity.rounds import device_round
+from tests.support.bundles import build_bundle
 
 Run = Callable[[Tensors], Tensors]
 Masks = Mapping[str, Mask]
@@ -218,9 +218,9 @@ def bundle_of(submodel: Submodel, tier: str, **options: Any) -> Bundle:
     spec = submodel.spec
     return build_bundle(
         algorithm_of(submodel, **options),
-        [],
         fetched(submodel, tier),
-        label=Label(spec.name, tier),
+        model=spec.name,
+        tier=tier,
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
     )
 

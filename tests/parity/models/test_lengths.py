@@ -25,12 +25,11 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import Bucket
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
 from edgefl_device.round.inputs import RoundInputs
-from edgefl_export.bundle.build import Label, build_bundle
-from edgefl_export.bundle.formats import format_of
-from edgefl_export.front.algorithm import with_shorter
+from edgefl_export.compiler.algorithm import with_shorter
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WIDTH, WORDS, reader
 from tests.pairs import in_turn
 from tests.parity.rounds import Exported, in_torch, on_device
+from tests.support.bundles import build_bundle
 
 SHORT = (2, 4)
 
@@ -56,14 +55,7 @@ def tier(form: str = "onnx", make: Callable[[], nn.Module] = Bag) -> Exported:
     torch.manual_seed(0)
     spec = split(make(), sample=TEXT, classes=CLASSES)
     algorithm = with_shorter(trained(spec), {length: trained(spec.shortened(length)) for length in SHORT})
-    bundle = build_bundle(
-        algorithm,
-        (),
-        spec.units,
-        label=Label(spec.name, "tier"),
-        data=sample_spec(spec, None),
-        format=format_of(form),
-    )
+    bundle = build_bundle(algorithm, spec.units, model=spec.name, data=sample_spec(spec, None), format=form)
     return Exported(spec, OutputSide(spec, 0), algorithm, (), bundle)
 
 

@@ -17,8 +17,8 @@ from edgefl.models.torch_functions.random_inputs import RandomInputMode
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import tiers
-from edgefl_export.bundle.formats import format_of
 from edgefl_export.capture.trace import capture
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.executorch.rules.recurrent import STEPS
 from edgefl_export.onnx.model import to_onnx
 from tests.pairs import by_default, in_turn
@@ -101,7 +101,7 @@ def test_the_exported_step_equals_torch_s_layer(
 
     for seed in SEEDS:
         for reference in (step, training_step(theirs, dtype=torch.float64)):
-            assert format_of(form).verify(reference, model, seed).set_aside == ()
+            assert target_of(form).verify(reference, model, seed).set_aside == ()
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_projections_are_exported(form: str) -> None:
     theirs = Outputs(nn.LSTM(E, H, 2, bidirectional=True, batch_first=True, proj_size=3))
     model = written(form, training_step(theirs, functional=True))
 
-    assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, 1).set_aside == ()
+    assert target_of(form).verify(training_step(theirs, dtype=torch.float64), model, 1).set_aside == ()
 
 
 @pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS))
@@ -122,7 +122,7 @@ def test_gradients_by_torch_func_are_exported_too(kind: Any, form: str) -> None:
     model = written(form, training_step(theirs, functional=True))
 
     for seed in SEEDS:
-        assert format_of(form).verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
+        assert target_of(form).verify(training_step(theirs, dtype=torch.float64), model, seed).set_aside == ()
 
 
 @pytest.mark.parametrize(("kind", "form"), in_turn([], rare=KINDS[::-1]))
@@ -130,11 +130,11 @@ def test_dropout_noise_and_missing_biases_are_exported(kind: Any, form: str) -> 
     layer = kind(E, H, 2, bidirectional=True, batch_first=True, dropout=0.4, bias=False)
     step = training_step(Outputs(layer).train())
 
-    captured = format_of(form).capture(step)
+    captured = target_of(form).capture(step)
     assert "noise.layer.uniform" in captured.inputs
-    model = format_of(form).write(captured).model
+    model = target_of(form).emit(captured).model
     for seed in SEEDS:
-        format_of(form).verify(step, model, seed)
+        target_of(form).verify(step, model, seed)
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch
     ours = Outputs(nn.LSTM(E, H, batch_first=True))
 
     with pytest.raises(ExportError, match=f"LSTM layer over {STEPS + 1} steps.*at most {STEPS}.*for onnx"):
-        format_of("executorch").capture(training_step(ours, STEPS + 1))
+        target_of("executorch").capture(training_step(ours, STEPS + 1))
 
 
 @pytest.mark.parametrize(("tier", "form"), in_turn([], rare=["strong", "moderate", "weak"]))
@@ -186,4 +186,4 @@ def test_each_tier_of_the_bidirectional_lstm_is_exported(tier: str, form: str) -
     if form == "onnx":
         assert _operators(onnx.load_from_string(model).graph).count("Scan") == 4
     for seed in SEEDS:
-        format_of(form).verify(step, model, seed)
+        target_of(form).verify(step, model, seed)

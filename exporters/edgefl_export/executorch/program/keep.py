@@ -15,7 +15,7 @@ from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.graph import is_name
 from edgefl_export.executorch.xnnpack.region import costs, supported
 from edgefl_export.memory.usage import SMALL_BYTES, around_products
@@ -25,9 +25,9 @@ PRODUCT = 10.0
 """From this work on (:func:`edgefl_export.executorch.xnnpack.region.costs`) a node is not computed twice."""
 
 
-def end_of_forward(captured: Captured, module: fx.GraphModule) -> fx.Node | None:
+def end_of_forward(lowered: LoweredGraph, module: fx.GraphModule) -> fx.Node | None:
     """The first metric of ``module``, the loss: what comes behind it in the trace is the backward pass."""
-    made = dict(zip(captured.outputs, results(module.graph), strict=True))
+    made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     metrics = {node for name, node in made.items() if role_of(name) == "metric"}
     return next((node for node in module.graph.nodes if node in metrics), None)
 

@@ -12,7 +12,7 @@ from edgefl.errors import ExportError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate, locate_type, refusal
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.program.kernels import kernel_of
 from edgefl_export.executorch.program.partition import Step
 
@@ -31,26 +31,26 @@ MOST_AXES: dict[object, int] = {torch.ops.aten.convolution.default: 4}
 """Kernels that take results of so many axes only, and say so no earlier than when they run."""
 
 
-def check(captured: Captured, module: fx.GraphModule, steps: Iterable[Step]) -> None:
+def check(lowered: LoweredGraph, module: fx.GraphModule, steps: Iterable[Step]) -> None:
     """Raises ExportError for the first node whose type or op ExecuTorch does not have, or for an empty port."""
-    for kind, ports in (("input", captured.inputs), ("output", captured.outputs)):
+    for kind, ports in (("input", lowered.inputs), ("output", lowered.outputs)):
         for name, spec in ports.items():
             if 0 in spec.shape and len(spec.shape) > 1:  # shape [0] is taken and returned
-                raise _empty(captured, kind, name, spec.shape)
+                raise _empty(lowered, kind, name, spec.shape)
     for node in module.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("val")):
             if isinstance(value, Tensor) and value.dtype not in TYPES and not _leaves(node, value):
-                raise _no_type(captured, node, value.dtype)
+                raise _no_type(lowered, node, value.dtype)
     for step in steps:
         if not step.delegated and not _has_kernel(step.nodes[0]):
-            raise _no_kernel(captured, step.nodes[0])
+            raise _no_kernel(lowered, step.nodes[0])
 
 
-def _empty(captured: Captured, kind: str, name: str, shape: tuple[int, ...]) -> ExportError:
+def _empty(lowered: LoweredGraph, kind: str, name: str, shape: tuple[int, ...]) -> ExportError:
     return ExportError(
-        f"{kind} {name!r} of function {captured.name!r} has no entries (shape {list(shape)}), and ExecuTorch neither takes "
+        f"{kind} {name!r} of function {lowered.name!r} has no entries (shape {list(shape)}), and ExecuTorch neither takes "
         "nor returns such tensors of several axes. Leave it out, flatten it, or export for onnx",
-        function=captured.name,
+        function=lowered.name,
         port=name,
     )
 
@@ -66,10 +66,10 @@ def _leaves(node: fx.Node, value: Tensor) -> bool:
     return value.dtype in LEAVING and all(user.op == "output" for user in node.users)
 
 
-def _no_kernel(captured: Captured, node: fx.Node) -> ExportError:
-    place = locate(captured.function, str(node.target))
+def _no_kernel(lowered: LoweredGraph, node: fx.Node) -> ExportError:
+    place = locate(lowered.function, str(node.target))
     return refusal(
-        captured.function,
+        lowered.function,
         place.op or str(node.target),
         place,
         f"has no kernel in ExecuTorch ({place}). "
@@ -80,12 +80,12 @@ def _no_kernel(captured: Captured, node: fx.Node) -> ExportError:
     )
 
 
-def _no_type(captured: Captured, node: fx.Node, dtype: torch.dtype) -> ExportError:
-    place = locate_type(captured.function, lambda found: found is dtype)
+def _no_type(lowered: LoweredGraph, node: fx.Node, dtype: torch.dtype) -> ExportError:
+    place = locate_type(lowered.function, lambda found: found is dtype)
     name = str(dtype).removeprefix("torch.")
     op = place.op or str(node.target)
     return refusal(
-        captured.function,
+        lowered.function,
         op,
         place,
         f"makes a {name} tensor ({place}), which ExecuTorch does not have. Use another type there",

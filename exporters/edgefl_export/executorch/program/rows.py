@@ -18,7 +18,7 @@ from torch import fx
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.wire.bundle.graphs import rows_of_port
 from edgefl_export.capture.nodes import fake_value, node_argument, results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.xnnpack.region import supported
 from edgefl_export.memory.usage import is_pointwise
 
@@ -33,27 +33,27 @@ LARGE_BYTES = 1 << 21
 Shape = tuple[int, ...]
 
 
-def has_large_state(captured: Captured) -> bool:
+def has_large_state(lowered: LoweredGraph) -> bool:
     """Whether there is state to divide."""
-    return bool(_large(captured))
+    return bool(_large(lowered))
 
 
-def by_rows(captured: Captured, module: fx.GraphModule) -> Captured | None:
-    """The ports of ``module``, the graph of ``captured`` lowered, once the updates of its large state are in blocks of rows;
+def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | None:
+    """The ports of ``module``, the graph of ``lowered`` lowered, once the updates of its large state are in blocks of rows;
     None where none are. Rewrites ``module`` in place."""
-    updates = [each for shape in sorted(_large(captured)) for each in _updates(captured, module, shape)]
+    updates = [each for shape in sorted(_large(lowered)) for each in _updates(lowered, module, shape)]
     if not updates:
         return None
-    return _Divided(captured, module).written(updates)
+    return _Divided(lowered, module).written(updates)
 
 
-def _large(captured: Captured) -> set[Shape]:
+def _large(lowered: LoweredGraph) -> set[Shape]:
     """Shapes of large state that has a new value."""
     return {
         spec.shape
-        for name, spec in captured.outputs.items()
+        for name, spec in lowered.outputs.items()
         if role_of(name) == "state"
-        and captured.inputs.get(name) == spec
+        and lowered.inputs.get(name) == spec
         and spec.dtype == torch.float32
         and len(spec.shape) == 2
         and spec.shape[0] > 1
@@ -70,10 +70,10 @@ class _Update:
     products: frozenset[fx.Node]
 
 
-def _updates(captured: Captured, module: fx.GraphModule, shape: Shape) -> Iterator[_Update]:
+def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Iterator[_Update]:
     """Of each tensor whose gradient is a product: one that is made whole in another way gains nothing."""
-    made = dict(zip(captured.outputs, results(module.graph), strict=True))
-    ends = {node for name, node in made.items() if role_of(name) == "state" and name in captured.inputs}
+    made = dict(zip(lowered.outputs, results(module.graph), strict=True))
+    ends = {node for name, node in made.items() if role_of(name) == "state" and name in lowered.inputs}
     kept = {node for name, node in made.items() if node not in ends}
     chosen: dict[fx.Node, None] = {}
     for node in reversed(module.graph.nodes):
@@ -116,15 +116,15 @@ def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
 class _Divided:
     """Writes the updates of a graph anew, behind all else."""
 
-    def __init__(self, captured: Captured, module: fx.GraphModule) -> None:
-        self._captured, self._module = captured, module
+    def __init__(self, lowered: LoweredGraph, module: fx.GraphModule) -> None:
+        self._captured, self._module = lowered, module
         self._graph = module.graph
         self._end = self._graph.output_node()
-        self._ports = dict(zip(self._graph.find_nodes(op="placeholder"), captured.inputs, strict=True))
+        self._ports = dict(zip(self._graph.find_nodes(op="placeholder"), lowered.inputs, strict=True))
         self._rows: dict[str, fx.Node] = {}
         self._made: dict[fx.Node, list[fx.Node]] = {}
 
-    def written(self, updates: Sequence[_Update]) -> Captured:
+    def written(self, updates: Sequence[_Update]) -> LoweredGraph:
         for update in updates:
             for start, stop in _blocks(update.shape):
                 self._block(update, start, stop)

@@ -21,9 +21,9 @@ from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.wire.bundle.graphs import rows_in
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import Captured
+from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.capture.unsupported import check_floats
-from edgefl_export.executorch.graph import VIEWS, base_of, lowered
+from edgefl_export.executorch.graph import VIEWS, base_of, to_kernel_ops
 from edgefl_export.executorch.program.emit import Program, emit
 from edgefl_export.executorch.program.keep import end_of_forward, recomputed
 from edgefl_export.executorch.program.missing import check
@@ -44,13 +44,13 @@ CLAMPS = frozenset({_aten.relu.default, _aten.hardtanh.default, _aten.clamp.defa
 Time = tuple[int, int]
 
 
-def in_place(captured: Captured, module: fx.GraphModule, steps: Sequence[Step]) -> tuple[str, ...]:
+def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[Step]) -> tuple[str, ...]:
     """State ports whose output may have the memory of their input, in the order of the outputs."""
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
     written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
-    old = dict(zip(captured.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
+    old = dict(zip(lowered.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
     held: dict[str, bool] = {}
-    for name, new in zip(captured.outputs, results(module.graph), strict=True):
+    for name, new in zip(lowered.outputs, results(module.graph), strict=True):
         free = name in old and _is_alike(old[name], new) and role_of(name) == "state"
         places = [node for port, node in old.items() if _meet(port, name)]
         free = free and all(_is_free(each, written.get(new, [new]), times) for each in places)
@@ -119,27 +119,27 @@ VALUE_BYTES = 1500
 """What XNNPACK keeps about each value of a delegate and the node that makes it."""
 
 
-def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: bool = False) -> Artifact:
-    """``captured`` as a program of ExecuTorch 1.5. Raises ExportError naming the op, the module and the source line
+def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: bool = False) -> Artifact:
+    """``lowered`` as a program of ExecuTorch 1.5. Raises ExportError naming the op, the module and the source line
     of an op without a kernel.
 
     Not ``lean``: everything is kept from forward to backward pass and the workspace grows as it may, to compare with.
     ``planned_outputs``: outputs lie in the program's own arena.
     """
-    check_floats(captured)
-    module = lowered(captured)
+    check_floats(lowered)
+    module = to_kernel_ops(lowered)
     if lean:
-        recomputed(module, end_of_forward(captured, module))
+        recomputed(module, end_of_forward(lowered, module))
     steps = steps_of(module)
-    check(captured, module, steps)
+    check(lowered, module, steps)
     program = emit(
-        module, steps, captured.inputs, captured.outputs, reserve=lean, planned_outputs=planned_outputs
+        module, steps, lowered.inputs, lowered.outputs, reserve=lean, planned_outputs=planned_outputs
     )
-    written = rewritten_state(captured) if planned_outputs else in_place(captured, module, steps)
-    nodes = program_nodes(captured, module.graph, program.instructions)
+    written = rewritten_state(lowered) if planned_outputs else in_place(lowered, module, steps)
+    nodes = program_nodes(lowered, module.graph, program.instructions)
     return Artifact(
         program.model,
-        planned_bytes(captured, program, written),
+        planned_bytes(lowered, program, written),
         written,
         nodes,
         planned_outputs=planned_outputs,
@@ -147,31 +147,31 @@ def to_executorch(captured: Captured, *, lean: bool = True, planned_outputs: boo
     )
 
 
-def in_rows(captured: Captured, artifact: Artifact) -> bytes | None:
-    """``artifact``, the program of ``captured``, with the updates of large state in blocks of rows (:mod:`.rows`).
+def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
+    """``artifact``, the program of ``lowered``, with the updates of large state in blocks of rows (:mod:`.rows`).
 
     None where there are none, or it needs more memory than ``artifact``, or another place for state that this has in place.
     """
-    if artifact.planned_outputs or not has_large_state(captured):
+    if artifact.planned_outputs or not has_large_state(lowered):
         return None
-    module = lowered(captured)
-    divided = by_rows(captured, module)
+    module = to_kernel_ops(lowered)
+    divided = by_rows(lowered, module)
     if divided is None:
         return None
     recomputed(module, end_of_forward(divided, module))
     steps = steps_of(module)
     program = emit(module, steps, divided.inputs, divided.outputs, named=True)
-    needs = planned_bytes(captured, program, artifact.in_place)
+    needs = planned_bytes(lowered, program, artifact.in_place)
     is_in_place = set(artifact.in_place) <= set(in_place(divided, module, steps))
     return program.model if is_in_place and needs <= artifact.planned_bytes else None
 
 
-def rewritten_state(captured: Captured) -> tuple[str, ...]:
+def rewritten_state(lowered: LoweredGraph) -> tuple[str, ...]:
     """State that is read and left in one form: a caller who copies outputs after the call may copy it over the old one."""
     return tuple(
         name
-        for name, spec in captured.outputs.items()
-        if role_of(name) == "state" and name in captured.inputs and _same_form(spec, captured.inputs[name])
+        for name, spec in lowered.outputs.items()
+        if role_of(name) == "state" and name in lowered.inputs and _same_form(spec, lowered.inputs[name])
     )
 
 
@@ -179,15 +179,15 @@ def _same_form(one: TensorSpec, other: TensorSpec) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def planned_bytes(captured: Captured, program: Program, written: Collection[str]) -> int:
+def planned_bytes(lowered: LoweredGraph, program: Program, written: Collection[str]) -> int:
     """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
 
     State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.
     A checkpoint copies the tensors of the state one after the other.
     """
-    state = [_bytes(spec) for name, spec in captured.outputs.items() if role_of(name) == "state"]
-    inputs = sum(_bytes(spec) for spec in captured.inputs.values())
-    outputs = sum(_bytes(spec) for name, spec in captured.outputs.items() if name not in written)
+    state = [_bytes(spec) for name, spec in lowered.outputs.items() if role_of(name) == "state"]
+    inputs = sum(_bytes(spec) for spec in lowered.inputs.values())
+    outputs = sum(_bytes(spec) for name, spec in lowered.outputs.items() if name not in written)
     own = program.arena_bytes + program.workspace_bytes + len(program.model)
     needed = (
         own

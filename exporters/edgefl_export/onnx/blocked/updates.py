@@ -24,7 +24,7 @@ import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.graphs import rows_in, rows_of_port
-from edgefl_export.onnx import REWRITTEN
+from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
 from edgefl_export.onnx.peak import live_peak
 from edgefl_export.onnx.values import LAYOUT, Shape, Sizes, Values, read_by

@@ -20,7 +20,8 @@ from edgefl.errors import BundleError, ConfigError, EdgeflError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl_export.bundle.verify import Origin, verify_bundle
+from edgefl_export.compiler.verify import verify_bundle
+from tests.support.bundles import request_of
 
 CHUNK = 1 << 17
 CONFIG = """
@@ -212,7 +213,7 @@ def test_a_port_of_another_role_is_told(exported: Path) -> None:
     graph = Graph(name="f", format="onnx", blob=blob, inputs=(port,), outputs=())
     manifest = msgspec.structs.replace(read_bundle(exported).manifest, graphs=(graph,))
 
-    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), Origin(algorithm, (), ()))
+    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), request_of(algorithm, (), data=manifest.data))
 
     assert check.graphs[0].problem == (
         "input 'weights.w' is state float32[3] in the manifest and float32[3] in torch"

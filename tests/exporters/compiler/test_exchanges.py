@@ -17,13 +17,15 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl_device.data.samples import Batches
 from edgefl_export.artifact import Artifact
-from edgefl_export.bundle.build import Label, batch_size, build_bundle, trained_entries
-from edgefl_export.bundle.formats import Onnx
-from edgefl_export.capture.trace import Captured, Joint
+from edgefl_export.capture.trace import LoweredGraph, TracedFunction
+from edgefl_export.compiler.manifest import batch_size, trained_entries
+from edgefl_export.memory.recompute import Budget
+from edgefl_export.onnx.target import OnnxTarget
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import WIDTH, World
 from tests.pairs import by_default
+from tests.support.bundles import build_bundle
 
 SHAPE = TensorSpec((WIDTH, 1))
 LABELS = torch.int64
@@ -84,30 +86,32 @@ ALGORITHM = Algorithm(
 SWEEPING = replace(ALGORITHM, phases=(Phase("all", SWEEP, 1, over_data=True), *ALGORITHM.phases))
 
 
-class Once(Onnx):
-    """Each function is traced and written once, in however many algorithms it stands."""
+class Once(OnnxTarget):
+    """Each function is lowered and emitted once, in however many algorithms it stands."""
 
     def __init__(self) -> None:
-        self._captured: dict[int, tuple[Function, Captured]] = {}
-        self._written: dict[int, tuple[Captured, Artifact]] = {}
+        self._lowered: dict[int, tuple[Function, LoweredGraph]] = {}
+        self._emitted: dict[int, tuple[LoweredGraph, Artifact]] = {}
 
-    def capture(self, function: Function, joint: Joint | None = None) -> Captured:
-        if id(function) not in self._captured:
-            self._captured[id(function)] = function, super().capture(function, joint)
-        return self._captured[id(function)][1]
+    def lower(self, traced: TracedFunction) -> LoweredGraph:
+        key = id(traced.function)
+        if key not in self._lowered:
+            self._lowered[key] = traced.function, super().lower(traced)
+        return self._lowered[key][1]
 
-    def write(self, captured: Captured) -> Artifact:
-        if id(captured) not in self._written:
-            self._written[id(captured)] = captured, super().write(captured)
-        return self._written[id(captured)][1]
+    def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
+        if id(lowered) not in self._emitted:
+            self._emitted[id(lowered)] = lowered, super().emit(lowered, budget)
+        return self._emitted[id(lowered)][1]
 
 
 FORMAT = Once()
 
 
 def build(algorithm: Algorithm) -> Bundle:
-    label = Label("net", "weak")
-    return build_bundle(algorithm, [], ("head", "m/head"), label=label, data=tiny.DATA, format=FORMAT)
+    return build_bundle(
+        algorithm, ("head", "m/head"), model="net", tier="weak", data=tiny.DATA, format=FORMAT
+    )
 
 
 # -- the manifest -----------------------------------------------------------------------------------------------

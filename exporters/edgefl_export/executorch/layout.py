@@ -32,8 +32,9 @@ _REDUCTIONS = frozenset(
 SMALL = 8
 
 
-def transpositions_moved(graph: fx.Graph) -> None:
-    """Rewrite ``graph`` in place. Afterwards every value counts as contiguous, and views are reshapes."""
+def move_transpositions(module: fx.GraphModule) -> None:
+    """Rewrite ``module`` in place. Afterwards every value counts as contiguous, as in ExecuTorch, and views are reshapes."""
+    graph = module.graph
     _drop_clones(graph)
     for node in list(graph.nodes):
         if node.op == "call_function" and not node._erased:

@@ -1,4 +1,4 @@
-"""Whether the graphs of a manifest fit together: what one reads, an earlier one left behind."""
+"""Check that the graphs of a manifest fit together: each tensor that one reads, an earlier one or the device provides."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from itertools import pairwise
 from edgefl.errors import ExportError
 from edgefl.wire.bundle.manifest import SAMPLE, DataSpec, Graph, Input, Manifest, Port
 
-_GIVEN = ("hyper", "data", "noise")
+_ALWAYS_FED = ("hyper", "data", "noise")
 _SAMPLES = ("x", "y")
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a device runs a graph: the roles it feeds there, the parts of a batch, and what to do about any other.
+    """Place where a device runs a graph.
 
-    ``first_only``: of the streams of batches there is the first.
+    Attributes:
+        what: the place in words.
+        roles: roles of the ports that the device feeds there.
+        remedy: advice for a port that it does not feed.
+        parts: parts of a batch that it feeds.
+        first_only: only the first stream of batches is fed.
     """
 
     what: str
@@ -27,7 +32,7 @@ class _Place:
     first_only: bool = False
 
     def feeds(self, port: Port, others: Collection[str] = ()) -> bool:
-        """Whether a device whose samples have the inputs ``others`` beside x feeds ``port`` here."""
+        """Return True if a device whose samples have the inputs ``others`` beside x feeds ``port`` here."""
         if port.role != "batch":
             return port.role in self.roles
         stream, _, part = port.label.partition(".")
@@ -35,23 +40,23 @@ class _Place:
         return "batch" in self.roles and known and (stream == "0" or not self.first_only)
 
 
-_KEEP = "return it from start as state.*, which steps read"
-_BEGINS = _Place("start", ("weights", "carry", *_GIVEN), "read it in a step")
-_STEP = _Place("a step", ("state", "batch", *_GIVEN), _KEEP, _SAMPLES)
-_PASS = _Place("a step over the data", ("state", "batch", *_GIVEN), _KEEP, (*_SAMPLES, "mask"))
-_ENDS = _Place(
-    "finish", ("weights", "carry", "state", *_GIVEN), "return what it needs from a step as state.*"
+_KEEP_STATE = "return it from start as state.*, which steps read"
+_START = _Place("start", ("weights", "carry", *_ALWAYS_FED), "read it in a step")
+_STEP = _Place("a step", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, _SAMPLES)
+_PASS = _Place("a step over the data", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, (*_SAMPLES, "mask"))
+_FINISH = _Place(
+    "finish", ("weights", "carry", "state", *_ALWAYS_FED), "return what it needs from a step as state.*"
 )
-_JUDGES = _Place(
+_EVALUATE = _Place(
     "evaluate",
     ("weights", "batch"),
     "evaluate by weights and batch.0 alone",
     (*_SAMPLES, "mask"),
     first_only=True,
 )
-_ADAPTS = _Place(
+_PERSONALIZE = _Place(
     "personalize",
-    ("weights", "batch", *_GIVEN),
+    ("weights", "batch", *_ALWAYS_FED),
     "make the step from weights and batch.0 alone",
     _SAMPLES,
     first_only=True,
@@ -80,15 +85,15 @@ def check_wiring(manifest: Manifest) -> None:
 
 
 def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
-    """Every graph that a device feeds by roles, where it runs it. Chunks of a frozen prefix have one port."""
-    yield _BEGINS, manifest.graph(manifest.start)
+    """Yield every graph that a device feeds by roles, with its place. Chunks of a frozen prefix have one port."""
+    yield _START, manifest.graph(manifest.start)
     for phase in manifest.phases:
         for name in (phase.graph, *(bucket.graph for bucket in phase.shorter)):
             yield _PASS if phase.over_data else _STEP, manifest.graph(name)
-    yield _ENDS, manifest.graph(manifest.finish)
-    yield _JUDGES, manifest.graph(manifest.evaluate)
+    yield _FINISH, manifest.graph(manifest.finish)
+    yield _EVALUATE, manifest.graph(manifest.evaluate)
     if manifest.personalize:
-        yield _ADAPTS, manifest.graph(manifest.personalize)
+        yield _PERSONALIZE, manifest.graph(manifest.personalize)
 
 
 def _check_fed(place: _Place, graph: Graph, others: Collection[str]) -> None:
@@ -103,7 +108,7 @@ def _check_fed(place: _Place, graph: Graph, others: Collection[str]) -> None:
 
 
 def _check_in_place(graph: Graph) -> None:
-    """What is written into the memory of an input takes as much, and stays in the engine."""
+    """Check that state written into the memory of an input has the type and shape of that input."""
     read = {port.name: port for port in graph.inputs_of("state")}
     left = {port.name: port for port in graph.outputs_of("state")}
     for name in graph.in_place:
@@ -118,13 +123,13 @@ def _check_in_place(graph: Graph) -> None:
 
 
 def _whole(manifest: Manifest) -> list[str]:
-    """Names of the graphs that read samples of full length."""
+    """Return the names of the graphs that read samples of full length."""
     shorter = {bucket.graph for phase in manifest.phases for bucket in phase.shorter}
     return [graph.name for graph in manifest.graphs if graph.name not in shorter]
 
 
 def _check_shorter(whole: Graph, shorter: Graph) -> None:
-    """A step for shorter samples reads and leaves the same state, of as many rows."""
+    """Check that a step for shorter samples reads and returns the same state, and as many rows."""
     states = [(each.inputs_of("state"), each.outputs_of("state")) for each in (whole, shorter)]
     rows = [[(port.name, port.shape[:1]) for port in each.inputs_of("batch")] for each in (whole, shorter)]
     if states[0] != states[1] or rows[0] != rows[1]:
@@ -136,14 +141,14 @@ def _check_shorter(whole: Graph, shorter: Graph) -> None:
 
 
 def _check_others(graph: Graph, data: DataSpec) -> None:
-    """An input beside x has the shape and the dtype that the manifest tells devices."""
-    told: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
+    """Check that inputs of samples have the shape and the dtype of the manifest."""
+    listed: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
     for port in graph.inputs_of("batch"):
         part = port.label.partition(".")[2]
-        if part in told and (port.dtype, port.shape[1:]) != (told[part].dtype, told[part].shape):
+        if part in listed and (port.dtype, port.shape[1:]) != (listed[part].dtype, listed[part].shape):
             raise ExportError(
-                f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, samples have {part} as {told[part].dtype}"
-                f"{list(told[part].shape)}; describe the data as the model reads them",
+                f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, samples have {part} as {listed[part].dtype}"
+                f"{list(listed[part].shape)}; describe the data as the model reads them",
                 function=graph.name,
                 port=port.name,
             )
@@ -186,7 +191,7 @@ def _check_hyper(manifest: Manifest) -> None:
 
 
 def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
-    """A chunk leaves one row per row it reads; rows are what the next chunk, and at last the steps, read."""
+    """Check that each chunk records rows of the shape that the next chunk, or the first step, reads."""
     for writer, reader in pairwise([*chunks, *steps[:1]] if chunks else []):
         left = next(iter(writer.outputs_of("record")), None)
         read = next((port for port in reader.inputs_of("batch") if port.label == "0.x"), None)
@@ -200,7 +205,7 @@ def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
 
 
 def _check_pass(graph: Graph, data: DataSpec) -> None:
-    """A step over all the data has one batch, and heeds which of its rows are there for the first time."""
+    """Check that a step over all the data has one batch and reads its mask, by which it ignores repeated rows."""
     labels = {port.label for port in graph.inputs_of("batch")}
     allowed = {"0.x", "0.y", "0.mask", f"0.{SAMPLE}", *(f"0.{each.name}" for each in data.others)}
     if "0.mask" not in labels or not labels <= allowed:
@@ -213,7 +218,7 @@ def _check_pass(graph: Graph, data: DataSpec) -> None:
 
 
 def _check_personalize(graph: Graph) -> None:
-    """What it returns can be fed to it again: the next step of adaptation."""
+    """Check that the weights that an adaptation returns can be fed to it again, for its next step."""
     read = {port.name: port for port in graph.inputs_of("weights")}
     roles = {port.role for port in graph.outputs}
     if "weights" not in roles or roles - {"weights", "metric"}:

@@ -15,14 +15,14 @@ from edgefl.errors import BundleError, ConfigError, ExportError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, Graph, decode_manifest, encode_manifest
-from edgefl_export.bundle.build import Label, ports
-from edgefl_export.bundle.build import build_bundle as build
-from edgefl_export.bundle.formats import check_installed, format_of
-from edgefl_export.bundle.verify import Origin, verify_bundle
-from edgefl_export.bundle.wiring import check_wiring
-from tests.exporters.bundle.test_bundle import DATA, algorithm_of
+from edgefl_export.compiler.compiler import check_installed, target_of
+from edgefl_export.compiler.manifest import ports
+from edgefl_export.compiler.verify import verify_bundle
+from edgefl_export.compiler.wiring import check_wiring
+from tests.exporters.compiler.test_bundle import DATA, algorithm_of
 from tests.exporters.examples import step_of
 from tests.pairs import by_default
+from tests.support.bundles import build_bundle, request_of
 
 both = pytest.mark.parametrize("name", FORMATS)
 NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
@@ -31,9 +31,9 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
 @pytest.fixture(scope="module")
 def bundles() -> dict[str, Bundle]:
     """One algorithm's bundle in each format."""
-    label, algorithm = Label("net", "weak"), algorithm_of(NET, (4, 4, 4))
+    algorithm = algorithm_of(NET, (4, 4, 4))
     return {
-        name: build(algorithm, [], ("head",), label=label, data=DATA, format=format_of(name))
+        name: build_bundle(algorithm, ("head",), model="net", tier="weak", data=DATA, format=name)
         for name in FORMATS
     }
 
@@ -45,15 +45,15 @@ def step() -> Function:
 
 
 def graph_of(name: str, function: Function) -> tuple[Graph, bytes]:
-    form = format_of(name)
-    captured = form.capture(function)
-    artifact = form.write(captured)
+    form = target_of(name)
+    lowered = form.capture(function)
+    artifact = form.emit(lowered)
     listed = Graph(
         name=function.name,
         format=form.name,
         blob=BlobRef(sha256="", size=0, chunk=1),
-        inputs=ports(captured.inputs),
-        outputs=ports(captured.outputs),
+        inputs=ports(lowered.inputs),
+        outputs=ports(lowered.outputs),
     )
     return listed, artifact.model
 
@@ -61,10 +61,10 @@ def graph_of(name: str, function: Function) -> tuple[Graph, bytes]:
 @pytest.mark.slow
 @both
 def test_a_function_is_written_alike_twice_and_agrees_with_torch(name: str, step: Function) -> None:
-    form = format_of(name)
-    artifact = form.write(form.capture(step))
+    form = target_of(name)
+    artifact = form.emit(form.capture(step))
 
-    assert form.write(form.capture(step)) == artifact
+    assert form.emit(form.capture(step)) == artifact
     assert artifact.planned_bytes > 0
     assert form.verify(step, artifact.model, seed=3).worst <= 1e-4
 
@@ -75,22 +75,22 @@ def test_a_graph_of_another_function_is_found_out(name: str, step: Function) -> 
         return {key: value * (2 if key == "metric.loss" else 1) for key, value in step.fn(t).items()}
 
     wrong = Function(step.name, twice, step.inputs)
-    form = format_of(name)
+    form = target_of(name)
 
     with pytest.raises(ExportError, match=r"'metric\.loss' of function"):
-        form.verify(step, form.write(form.capture(wrong)).model, seed=3)
+        form.verify(step, form.emit(form.capture(wrong)).model, seed=3)
 
 
 @pytest.mark.slow
 @both
 def test_a_graph_agrees_with_its_ports_and_with_no_others(name: str, step: Function) -> None:
-    form = format_of(name)
+    form = target_of(name)
     graph, model = graph_of(name, step)
     fewer = msgspec.structs.replace(graph, inputs=graph.inputs[1:])
 
-    assert form.differs(graph, model) == ""
-    assert graph.inputs[0].name in form.differs(fewer, model)
-    assert "export" in form.differs(graph, b"no model at all")
+    assert form.port_mismatch(graph, model) == ""
+    assert graph.inputs[0].name in form.port_mismatch(fewer, model)
+    assert "export" in form.port_mismatch(graph, b"no model at all")
 
 
 @pytest.mark.slow
@@ -99,14 +99,16 @@ def test_a_port_of_another_shape_in_an_algorithm_is_found_out(step: Function) ->
     first = msgspec.structs.replace(graph.inputs[0], shape=(7, 7))
     wrong = msgspec.structs.replace(graph, inputs=(first, *graph.inputs[1:]))
 
-    assert f"{first.name!r} is float32[7, 7] in the manifest" in format_of("executorch").differs(wrong, model)
+    assert f"{first.name!r} is float32[7, 7] in the manifest" in target_of("executorch").port_mismatch(
+        wrong, model
+    )
 
 
 @pytest.mark.parametrize("name", [b"batch.0.x", b"metric.loss"])
 def test_an_algorithm_whose_names_are_no_text_is_found_out(name: bytes, step: Function) -> None:
     graph, model = graph_of("executorch", step)
 
-    assert "export it again" in format_of("executorch").differs(
+    assert "export it again" in target_of("executorch").port_mismatch(
         graph, model.replace(name, b"\xff" * len(name))
     )
 
@@ -134,7 +136,9 @@ def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: st
 def test_a_bundle_of_either_format_is_verified_in_its_own_runtime(
     bundles: dict[str, Bundle], name: str
 ) -> None:
-    check = verify_bundle(bundles[name], Origin(algorithm_of(NET, (4, 4, 4)), [], ("head",)), seed=5)
+    check = verify_bundle(
+        bundles[name], request_of(algorithm_of(NET, (4, 4, 4)), ("head",), data=DATA), seed=5
+    )
 
     assert check.ok
     assert [each.graph for each in check.graphs] == ["start", "train", "finish", "evaluate"]
@@ -148,7 +152,7 @@ def test_a_bundle_with_the_graphs_of_another_format_is_found_out(
     graphs = tuple(msgspec.structs.replace(graph, format=name) for graph in other.manifest.graphs)
     wrong = Bundle(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
 
-    check = verify_bundle(wrong, Origin(algorithm_of(NET, (4, 4, 4)), [], ("head",)))
+    check = verify_bundle(wrong, request_of(algorithm_of(NET, (4, 4, 4)), ("head",), data=DATA))
 
     assert not check.ok and all(each.problem for each in check.graphs)
 
@@ -212,14 +216,14 @@ def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
 
 def test_a_format_that_there_is_not_is_told_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match="no format 'tflite'; there are: onnx, executorch"):
-        format_of("tflite")
+        target_of("tflite")
 
 
 def test_a_format_whose_package_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("edgefl_export.bundle.formats.metadata.version", missing)
+    monkeypatch.setattr("edgefl_export.executorch.target.metadata.version", missing)
 
     check_installed(["onnx"])
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[executorch\]'"):
@@ -234,4 +238,4 @@ def test_a_spec_of_any_type_that_ports_may_have_is_told_alike_by_both() -> None:
 
     for name in FORMATS:
         graph, model = graph_of(name, function)
-        assert format_of(name).differs(graph, model) == ""
+        assert target_of(name).port_mismatch(graph, model) == ""

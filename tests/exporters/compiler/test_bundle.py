@@ -14,8 +14,9 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ExportError
 from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl_export.bundle.build import Label, Prefix, build_bundle
+from edgefl_export.compiler.request import FrozenChunk
 from tests.exporters.examples import BATCH, step_of
+from tests.support.bundles import build_bundle
 
 DATA = DataSpec(shape=(3, 6, 6), dtype="float32", classes=3)
 
@@ -56,8 +57,8 @@ def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
     return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
 
 
-def build(algorithm: Algorithm, prefix: list[Prefix], tier: str = "weak") -> Bundle:
-    return build_bundle(algorithm, prefix, ("head",), label=Label("net", tier), data=DATA)
+def build(algorithm: Algorithm, prefix: tuple[FrozenChunk, ...], tier: str = "weak") -> Bundle:
+    return build_bundle(algorithm, ("head",), prefix=prefix, model="net", tier=tier, data=DATA)
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +67,18 @@ def suffix() -> nn.Sequential:
 
 
 @pytest.fixture(scope="module")
-def conv() -> Prefix:
-    return Prefix(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
+def conv() -> FrozenChunk:
+    return FrozenChunk(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
 
 
 @pytest.fixture(scope="module")
-def built(suffix: nn.Sequential, conv: Prefix) -> tuple[Bundle, list[str]]:
+def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[Bundle, list[str]]:
     """A bundle with a prefix, and what was said while it was built."""
     said: list[str] = []
-    label, algorithm = Label("net", "weak"), algorithm_of(suffix, (4, 4, 4))
-    return build_bundle(algorithm, [conv], ("head",), label=label, data=DATA, progress=said.append), said
+    algorithm = algorithm_of(suffix, (4, 4, 4))
+    return build_bundle(
+        algorithm, ("head",), prefix=(conv,), model="net", tier="weak", data=DATA, on_progress=said.append
+    ), said
 
 
 def test_bundle_lists_every_graph_and_survives_its_file(
@@ -99,7 +102,7 @@ def test_equal_functions_of_two_tiers_share_their_blobs(
     suffix: nn.Sequential, built: tuple[Bundle, list[str]]
 ) -> None:
     weak, _ = built
-    other = build(algorithm_of(suffix, (4, 4, 4)), [], tier="other")
+    other = build(algorithm_of(suffix, (4, 4, 4)), (), tier="other")
 
     assert {graph.blob.sha256 for graph in other.manifest.graphs} < set(weak.blobs)
     assert other.encoded != weak.encoded
@@ -116,25 +119,25 @@ def test_a_state_nobody_leaves_is_told(suffix: nn.Sequential) -> None:
     start = Function("start", lambda t: {"state.other": t["weights.x"] + 1}, {"weights.x": TensorSpec((1,))})
 
     with pytest.raises(ExportError, match=r"'train' reads 'state\.1\.weight' .* nothing of that name"):
-        build(replace(algorithm, start=start), [])
+        build(replace(algorithm, start=start), ())
 
 
 def test_a_hyper_parameter_without_default_is_told(suffix: nn.Sequential) -> None:
     with pytest.raises(ExportError, match=r"reads \['lr'\] but gives no default"):
-        build(replace(algorithm_of(suffix, (4, 4, 4)), hyper={}), [])
+        build(replace(algorithm_of(suffix, (4, 4, 4)), hyper={}), ())
 
 
 def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
-    wrong = Prefix(("conv",), forward_of(nn.Conv2d(3, 4, 5), (3, 6, 6)))
+    wrong = FrozenChunk(("conv",), forward_of(nn.Conv2d(3, 4, 5), (3, 6, 6)))
 
     with pytest.raises(
         ExportError, match=r"records float32\[4, 4, 2, 2\], 'train' reads float32\[4, 4, 4, 4\]"
     ):
-        build(algorithm_of(suffix, (4, 4, 4)), [wrong])
+        build(algorithm_of(suffix, (4, 4, 4)), (wrong,))
 
 
 def test_two_functions_of_one_name_are_told(suffix: nn.Sequential) -> None:
     algorithm = algorithm_of(suffix, (4, 4, 4))
 
     with pytest.raises(ExportError, match="two functions named 'start'"):
-        build(replace(algorithm, finish=replace(algorithm.finish, name="start")), [])
+        build(replace(algorithm, finish=replace(algorithm.finish, name="start")), ())

@@ -12,10 +12,13 @@ from edgefl.errors import ExportError
 from edgefl.submodels.cost import TRAINING, RoundCost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
-from edgefl_export.bundle.verify import Origin, verify_bundle
-from edgefl_export.bundle.wiring import check_wiring
-from edgefl_export.work import round_work
-from tests.exporters.bundle.test_exchanges import ADAPT, ALGORITHM, SWEEP, SWEEPING, build
+from edgefl_export.compiler.request import CompileRequest
+from edgefl_export.compiler.verify import verify_bundle
+from edgefl_export.compiler.wiring import check_wiring
+from edgefl_export.fit import round_work
+from tests.device_runtime import tiny
+from tests.exporters.compiler.test_exchanges import ADAPT, ALGORITHM, SWEEP, SWEEPING, build
+from tests.support.bundles import request_of
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +99,18 @@ def test_what_a_device_does_feed_may_be_read(listed: Manifest, function: str, po
 # -- the bundle beside its algorithm ------------------------------------------------------------------------------
 
 
-def problems(manifest: Manifest, origin: Origin) -> list[str]:
+def problems(manifest: Manifest, request: CompileRequest) -> list[str]:
     bare = msgspec.structs.replace(manifest, graphs=())
-    told = verify_bundle(Bundle(bare, {}), origin).problems
+    told = verify_bundle(Bundle(bare, {}), request).problems
     return [each for each in told if not each.startswith("graphs:")]
 
 
 @pytest.fixture(scope="module")
-def whole() -> tuple[Manifest, Origin]:
+def whole() -> tuple[Manifest, CompileRequest]:
     algorithm = replace(
         SWEEPING, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2, needed=True)
     )
-    return build(algorithm).manifest, Origin(algorithm, (), ("head", "m/head"))
+    return build(algorithm).manifest, request_of(algorithm, ("head", "m/head"), data=tiny.DATA)
 
 
 @pytest.mark.parametrize(
@@ -121,20 +124,20 @@ def whole() -> tuple[Manifest, Origin]:
     ],
 )
 def test_what_a_device_would_do_otherwise_than_the_algorithm_says_is_told(
-    whole: tuple[Manifest, Origin], changes: dict[str, object], problem: str
+    whole: tuple[Manifest, CompileRequest], changes: dict[str, object], problem: str
 ) -> None:
-    manifest, origin = whole
+    manifest, request = whole
 
-    assert problems(manifest, origin) == []
-    assert problems(msgspec.structs.replace(manifest, **changes), origin) == [problem]
+    assert problems(manifest, request) == []
+    assert problems(msgspec.structs.replace(manifest, **changes), request) == [problem]
 
 
-def test_a_phase_that_no_longer_passes_over_the_data_is_told(whole: tuple[Manifest, Origin]) -> None:
-    manifest, origin = whole
+def test_a_phase_that_no_longer_passes_over_the_data_is_told(whole: tuple[Manifest, CompileRequest]) -> None:
+    manifest, request = whole
     first, *others = manifest.phases
     stepped = PhaseSpec(name=first.name, graph=first.graph, steps=first.steps)
 
-    (told,) = problems(msgspec.structs.replace(manifest, phases=(stepped, *others)), origin)
+    (told,) = problems(msgspec.structs.replace(manifest, phases=(stepped, *others)), request)
 
     assert (
         told.startswith("phases: [('all', 'sweep', 1)") and "('all', 'sweep', 'once over the data')" in told

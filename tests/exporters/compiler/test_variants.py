@@ -17,10 +17,10 @@ from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.variants import unfolded
-from edgefl_export.bundle import formats
-from edgefl_export.bundle.build import Label, build_bundle
+from edgefl_export.onnx import target
 from edgefl_export.onnx.blocked import blocked
 from edgefl_export.verify.graphs import verify
+from tests.support.bundles import build_bundle
 
 SHAPE = (3, 8, 8)
 
@@ -37,7 +37,7 @@ def algorithm() -> Algorithm:
 
 def built(algorithm: Algorithm) -> Bundle:
     data = DataSpec(shape=SHAPE, dtype="float32", classes=4)
-    return build_bundle(algorithm, (), ("body", "head"), label=Label("net", "strong"), data=data)
+    return build_bundle(algorithm, ("body", "head"), model="net", tier="strong", data=data)
 
 
 def test_a_variant_computes_what_torch_does_and_travels_as_changes(algorithm: Algorithm) -> None:
@@ -67,6 +67,6 @@ def test_one_that_computes_something_else_is_left_out(
                 node.op_type = "NobodyHasIt"
         return bytes(proto.SerializeToString())
 
-    monkeypatch.setattr(formats, "blocked", damaged)
+    monkeypatch.setattr(target, "blocked", damaged)
 
     assert not built(algorithm).manifest.graph("train").variants

@@ -1,17 +1,18 @@
-"""The algorithm that trains a submodel, with its codec and the server's optimizer: refused where these do not go
-together."""
+"""Algorithms with a codec and the server's optimizer, and the errors for combinations that do not work."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgefl.algorithms import catalog
+from edgefl.codecs import catalog as codecs
 from edgefl.codecs.apply import applied
 from edgefl.codecs.codec import Codec
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.choice import AlgorithmChoice, CodecChoice, OptimizerChoice
 from edgefl.contract.tensors import role_of
 from edgefl.errors import ConfigError
 from edgefl.facts.combinations import ROLLING, WHOLE, combination_error
@@ -20,7 +21,26 @@ from edgefl.optimizers.catalog import NONE, with_optimizer
 from edgefl.submodels.submodel import Submodel
 
 DEFAULT_ALGORITHM = "sgd"
-"""What a codec that belongs to a local training may put its own in place of."""
+"""The algorithm that a codec with a local training of its own may replace."""
+
+
+class TrainingChoices(NamedTuple):
+    """Algorithm, codec and the server's optimizer of a training; None for the optimizer that the algorithm brings."""
+
+    algorithm: AlgorithmChoice
+    codec: CodecChoice
+    optimizer: OptimizerChoice | None = None
+
+    def build(self, submodel: Submodel) -> Algorithm:
+        """Return the local training of a submodel; arguments and errors as of :func:`coded_algorithm`."""
+        return coded_algorithm(
+            submodel,
+            self.algorithm.name,
+            self.algorithm.options,
+            codecs.build(self.codec.name, **self.codec.options),
+            optimizer=self.optimizer.name if self.optimizer else NONE,
+            optimizer_options=self.optimizer.options if self.optimizer else None,
+        )
 
 
 def coded_algorithm(
@@ -32,10 +52,18 @@ def coded_algorithm(
     optimizer: str = NONE,
     optimizer_options: Mapping[str, Any] | None = None,
 ) -> Algorithm:
-    """The local training ``name`` of a submodel, its update coded by ``codec``.
+    """Return the local training of a submodel, its update coded.
 
-    A codec that belongs to a local training has it in place of ``sgd`` (:func:`trained_by`). ``optimizer``: one of the
-    server's, ``none`` for what the algorithm itself says. ConfigError where algorithm, codec and kind do not go together.
+    Args:
+        submodel: the submodel to train.
+        name: the algorithm. A codec with a local training of its own replaces ``sgd`` by that (:func:`trained_by`).
+        options: options of the algorithm.
+        codec: the codec of the update.
+        optimizer: the server's optimizer; ``none`` for the algorithm's own.
+        optimizer_options: options of that optimizer.
+
+    Raises:
+        ConfigError: if algorithm, codec and the kind of submodel cannot be combined.
     """
     if codec.feedback and submodel.moves:
         raise combination_error(
@@ -62,10 +90,16 @@ def coded_algorithm(
 
 
 def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algorithm:
-    """``algorithm`` with the steps of ``others`` for samples of so many tokens, ascending: the same training otherwise.
+    """Return ``algorithm`` with a step for each of several shorter lengths of samples.
 
-    Batches are then of like length where they were walked through. ConfigError for an algorithm whose exchanges or passes
-    over the data are several: their batches are not drawn by length.
+    Batches that were walked through are then drawn by length.
+
+    Args:
+        algorithm: the local training for samples of full length.
+        others: the same training by the number of tokens of a sample.
+
+    Raises:
+        ConfigError: for an algorithm with several exchanges or passes over the data, whose batches are not drawn by length.
     """
     if not others:
         return algorithm
@@ -89,7 +123,7 @@ def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algor
 
 
 def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The algorithm and its options: the ones that were asked for, or the one in place of sgd that the codec belongs to."""
+    """Return an algorithm and its options, replaced by the codec's own local training if the algorithm is ``sgd``."""
     training = codec.training
     if training is None:
         return name, dict(options)
@@ -111,8 +145,11 @@ def _kind(submodel: Submodel) -> str:
 
 
 def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
-    """What devices read or send of the server's state lies where the weights lie: ConfigError if these do not lie there as
-    tensors, in the same place in each round."""
+    """Raise ConfigError if a submodel cannot carry server state of every parameter.
+
+    Server state is read and sent in the places of the weights, so these must be whole tensors at the same place in each
+    round.
+    """
     carrier = submodel.carrier
     if submodel.moves or (carrier is not None and set(carrier.update) - set(Objective.of(submodel).weights)):
         raise combination_error(
@@ -126,7 +163,7 @@ def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
 
 
 def state_read(exchange: Algorithm, names: Mapping[str, float]) -> tuple[str, ...]:
-    """Which of the server's states ``names`` devices get in an exchange."""
+    """Return those of the server's states ``names`` that devices download in an exchange."""
     ports = (*exchange.start.inputs, *exchange.finish.inputs)
     labels = [name.partition(".")[2] for name in ports if role_of(name) == "weights"]
     return tuple(name for name in server_state.states_of(labels, names) if name != server_state.WEIGHTS)
@@ -138,7 +175,7 @@ def _check_server_state(algorithm: Algorithm, submodel: Submodel) -> None:
 
 
 def _check_carry(algorithm: Algorithm, submodel: Submodel) -> None:
-    """What a device keeps of every entry is of no use where it holds others in the next round."""
+    """Raise ConfigError if an algorithm keeps a value per entry on devices whose entries change from round to round."""
     ports = [name for each in algorithm.exchanges for name in (*each.start.inputs, *each.finish.inputs)]
     if submodel.moves and any(role_of(name) == "carry" for name in ports):
         raise combination_error(

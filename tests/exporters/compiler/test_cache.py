@@ -14,8 +14,8 @@ import pytest
 
 from edgefl.system.files import PARTIAL
 from edgefl.wire.bundle.archive import Bundle, file_of
-from edgefl_export.front import cache as module
-from edgefl_export.front.cache import BundleCache, short, told
+from edgefl_export.compiler import cache as module
+from edgefl_export.compiler.cache import BundleCache, cache_summary, short_path
 from tests.device_runtime import tiny
 
 
@@ -33,29 +33,24 @@ def named(bundle: Bundle, tier: str) -> Bundle:
     return Bundle(msgspec.structs.replace(bundle.manifest, tier=tier), bundle.blobs)
 
 
-def refuse() -> Bundle:
-    raise AssertionError("made again")
-
-
-def test_a_bundle_is_made_once_and_then_found(cache: BundleCache, bundle: Bundle) -> None:
-    first = cache.bundle("a" * 64, lambda: bundle)
-    second = cache.bundle("a" * 64, refuse)
-    assert (first.compiled, second.compiled) == (True, False)
-    assert second.bundle == first.bundle == bundle
-    assert cache.bundle("b" * 64, lambda: named(bundle, "other")).compiled
+def test_find_returns_the_bundle_that_was_kept(cache: BundleCache, bundle: Bundle) -> None:
+    assert cache.find("a" * 64) is None
+    cache.keep("a" * 64, bundle)
+    assert cache.find("a" * 64) == bundle and cache.find("b" * 64) is None
 
 
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:100], lambda data: b"", lambda data: data[:-40] + bytes(40)]
 )
-def test_a_damaged_file_is_made_again(cache: BundleCache, bundle: Bundle, damage: object) -> None:
+def test_a_damaged_file_counts_as_none(cache: BundleCache, bundle: Bundle, damage: object) -> None:
     cache.keep("a", bundle)
     [path] = cache.folder.iterdir()
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
 
     assert [entry.manifest for entry in cache.entries()] == [None]
     assert cache.find("a") is None
-    assert cache.bundle("a", lambda: bundle).compiled and cache.find("a") == bundle
+    cache.keep("a", bundle)
+    assert cache.find("a") == bundle
 
 
 def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: Bundle) -> None:
@@ -74,12 +69,6 @@ def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: Bundle
     assert [path.stem for path in small.folder.iterdir()] == ["large"], "one bundle stays, whatever its size"
 
 
-def test_what_cannot_be_kept_is_made_all_the_same(tmp_path: Path, bundle: Bundle) -> None:
-    (tmp_path / "file").write_text("no folder")
-    found = BundleCache(tmp_path / "file").bundle("a", lambda: bundle)
-    assert found.compiled and found.bundle == bundle
-
-
 def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: Bundle) -> None:
     assert cache.clear() == cache.nbytes == 0 and cache.entries() == []
     cache.keep("a", bundle)
@@ -91,8 +80,8 @@ def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: B
 
 def test_several_writers_at_once_leave_one_whole_bundle(cache: BundleCache, bundle: Bundle) -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: cache.bundle("a", lambda: bundle), range(40)))
-    assert all(each.bundle == bundle for each in found)
+        list(pool.map(lambda _: cache.keep("a", bundle), range(40)))
+    assert cache.find("a") == bundle
     assert [path.name for path in cache.folder.iterdir()] == ["a.efl"]
 
 
@@ -115,7 +104,7 @@ def test_the_folder_is_the_user_s_own_unless_it_is_named(
     monkeypatch.delenv("EDGEFL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert BundleCache.of_user().folder == tmp_path / ".cache" / "edgefl" / "bundles"
-    assert short(BundleCache.of_user().folder) == "~/.cache/edgefl/bundles"
+    assert short_path(BundleCache.of_user().folder) == "~/.cache/edgefl/bundles"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert BundleCache.of_user().folder == tmp_path / "x" / "edgefl" / "bundles"
     monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "own"))
@@ -124,8 +113,8 @@ def test_the_folder_is_the_user_s_own_unless_it_is_named(
 
 def test_people_are_told_counts_place_and_size(tmp_path: Path) -> None:
     about = {"folder": tmp_path, "nbytes": 12_897_485}
-    assert told(compiled=0, reused=3, **about) == f"bundles: 3 from the cache ({tmp_path}, 12.3 MiB)"  # type: ignore[arg-type]
-    assert "2 compiled" in told(compiled=2, reused=0, **about)  # type: ignore[arg-type]
+    assert cache_summary(compiled=0, reused=3, **about) == f"bundles: 3 from the cache ({tmp_path}, 12.3 MiB)"  # type: ignore[arg-type]
+    assert "2 compiled" in cache_summary(compiled=2, reused=0, **about)  # type: ignore[arg-type]
 
 
 def test_the_cache_is_read_without_torch() -> None:

@@ -1,1 +1,0 @@
-"""A tier's bundle: graphs in their formats, wired together, listed in a manifest, verified."""

@@ -1,1 +1,0 @@
-"""Rewrites of a whole graph before it is lowered."""

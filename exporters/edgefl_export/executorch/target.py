@@ -1,0 +1,184 @@
+"""Target ``executorch``: programs for phones. Its package, the extra ``executorch``, is needed to write and check them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from edgefl.contract.algorithm import Function
+from edgefl.errors import ConfigError
+from edgefl.system.distribution import install
+from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, Outputs
+from edgefl.wire.bundle.manifest import Graph, Port
+from edgefl_export.artifact import Artifact
+from edgefl_export.capture.graph import Table
+from edgefl_export.capture.storing import store_early
+from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.executorch import rules
+from edgefl_export.executorch.layout import move_transpositions
+from edgefl_export.memory.budget import Form, Measures, within
+from edgefl_export.memory.recompute import Budget
+from edgefl_export.select_to_multiply import NodeWriter, SelectToMultiply
+from edgefl_export.target import Target
+from edgefl_export.verify.graphs import Verification, agrees
+
+if TYPE_CHECKING:
+    from edgefl_export.executorch.check.isolated import IsolatedRunner
+    from edgefl_export.executorch.check.ports import TensorPort
+
+_aten = torch.ops.aten
+
+ROWS = "rows"
+"""Name of the other form of a program: updates of large state in blocks of rows
+(:mod:`edgefl_export.executorch.program.rows`)."""
+
+# Whether the mask of a comparison is the step of x - c (1) or of c - x (-1), and whether it is inverted.
+_COMPARISONS = {
+    _aten.gt.Scalar: (1, False),
+    _aten.le.Scalar: (1, True),
+    _aten.lt.Scalar: (-1, False),
+    _aten.ge.Scalar: (-1, True),
+    _aten.gt.Tensor: (1, False),
+    _aten.le.Tensor: (1, True),
+    _aten.lt.Tensor: (-1, False),
+    _aten.ge.Tensor: (-1, True),
+}
+
+
+class StepMasks(SelectToMultiply):
+    """The pass with masks of one comparison: x > c -> ceil(clamp(x - c, 0, 1)). XNNPACK has no comparisons."""
+
+    def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
+        if condition.target not in _COMPARISONS:
+            return None
+        sign, inverted = _COMPARISONS[cast(OpOverload, condition.target)]
+        first, second = condition.args[:2] if sign > 0 else condition.args[1::-1]
+        if second == 0:
+            distance = first
+        elif isinstance(first, fx.Node):
+            distance = writer(_aten.sub.Tensor, first, second)
+        else:
+            distance = writer(_aten.rsub.Scalar, second, first)
+        mask = writer(_aten.ceil.default, writer(_aten.clamp.default, distance, 0.0, 1.0))
+        return mask if inverted == negated else writer(_aten.rsub.Scalar, mask, 1.0)
+
+
+class ExecuTorchTarget(Target):
+    """Writer of ExecuTorch programs.
+
+    Methods import the writer and the runtime late: they take a second to load, and a bare installation lacks them.
+
+    Args:
+        outputs: who has the memory of outputs. ``caller``: whoever calls a program; ``planned``: the program, for callers
+            that can only load and execute.
+
+    Raises:
+        ConfigError: if the package ``executorch`` is not installed.
+    """
+
+    name = "executorch"
+    passes = (StepMasks(), move_transpositions, store_early)
+
+    def __init__(self, outputs: Outputs = "caller") -> None:
+        self._runner: IsolatedRunner | None = None
+        self._planned = outputs == "planned"
+        try:
+            self.version = metadata.version("executorch") + (", planned outputs" if self._planned else "")
+        except metadata.PackageNotFoundError as error:
+            raise ConfigError(
+                f"graphs in format 'executorch' need the package executorch: {install('executorch')}, or choose "
+                "format 'onnx'",
+                format=self.name,
+            ) from error
+
+    def rules(self) -> Table:
+        return rules.table()
+
+    def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
+        """Write a program.
+
+        The writer recomputes cheap values with or without a budget (:mod:`edgefl_export.executorch.program.keep`); a budget
+        adds products. A relative budget is a share of the plan without one. A program is not cut into segments: each would
+        keep an arena and an XNNPACK workspace of its own.
+        """
+        from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
+
+        if budget is None:
+            return to_executorch(lowered, planned_outputs=self._planned)
+        last: list[tuple[LoweredGraph, Artifact]] = []
+
+        def planned(form: Form) -> int:
+            if not last or last[0][0] is not form[0]:  # writing a program takes seconds
+                last[:] = [(form[0], to_executorch(form[0], planned_outputs=self._planned))]
+            return last[0][1].planned_bytes
+
+        unbounded = planned((lowered,))
+        count = max(LEAST_BYTES, int(budget.count * unbounded)) if budget.relative else int(budget.count)
+        planned(within(lowered, count, Measures(planned, pages=False)))
+        return replace(last[0][1], memory_budget=count)
+
+    def verify(
+        self,
+        function: Function,
+        model: bytes,
+        seed: int,
+        in_place: Collection[str] = (),
+        *,
+        quick: bool = False,
+    ) -> Verification:
+        from edgefl_export.executorch.check import programs
+
+        return programs.verify(function, model, seed, quick=quick)
+
+    def verify_untrusted(
+        self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
+    ) -> Verification:
+        """Verify in a process of its own, which lives as long as this target."""
+        from edgefl_export.executorch.check import isolated, programs
+
+        self._runner = self._runner or isolated.IsolatedRunner()
+        return programs.verify_isolated(function, model, seed, self._runner)
+
+    def variants(
+        self, lowered: LoweredGraph, artifact: Artifact, verification: Verification
+    ) -> dict[str, bytes]:
+        from edgefl_export.executorch.check import programs
+        from edgefl_export.executorch.program.write import in_rows
+
+        form = in_rows(lowered, artifact)
+        if form is None:
+            return {}
+        run = partial(programs.load, lowered.function, form)
+        return {ROWS: form} if agrees(lowered.function, tuple(lowered.outputs), run, verification) else {}
+
+    def port_mismatch(self, graph: Graph, model: bytes) -> str:
+        from edgefl_export.executorch.check.ports import read_ports
+
+        try:
+            inputs, outputs = read_ports(model)
+        except ValueError as error:
+            return f"graph {graph.name!r} is no ExecuTorch program with a method 'forward' ({error}); export it again"
+        names = [port.name for port in inputs], [port.name for port in outputs]
+        listed = [port.name for port in graph.inputs], [port.name for port in graph.outputs]
+        if names != listed:
+            described = (" -> ".join(map(", ".join, ports)) for ports in (names, listed))
+            return "the graph has the ports {}, the manifest lists {}".format(*described)
+        return _type_mismatch("input", graph.inputs, inputs) or _type_mismatch(
+            "output", graph.outputs, outputs
+        )
+
+
+def _type_mismatch(kind: str, listed: tuple[Port, ...], tensors: Sequence[TensorPort]) -> str:
+    for port, tensor in zip(listed, tensors, strict=True):
+        claim = f"{port.dtype}{list(port.shape)}"
+        has = f"{EXECUTORCH_DTYPES.get(tensor.dtype, tensor.dtype)}{list(tensor.shape)}"
+        if claim != has:
+            return f"{kind} {port.name!r} is {claim} in the manifest and {has} in the graph"
+    return ""

@@ -1,1 +1,0 @@
-"""Selections between a value and zero, as products: where that is safe, and how each engine writes the mask."""
