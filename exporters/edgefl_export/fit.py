@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby
 
 import msgspec
 
@@ -172,15 +172,6 @@ class _Planner:
         with suppress(ModelError):  # it is raised again for each kind
             self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
-    def _algorithms(self, sketches: Sequence[_Sketch]) -> list[Algorithm]:
-        """Return the algorithm of each size, built once for sizes of equal training.
-
-        Of these the last is built, because the search traces the last size in any case.
-        """
-        trainings = [(type(sketch.submodel.carrier), sketch.choices) for sketch in sketches]
-        last = dict(zip(trainings, sketches, strict=True))
-        return [last[training].tier.algorithm for training in trainings]
-
     def sketch(self, size: Size, label: str = "") -> _Sketch:
         submodel = size.of(self._spec)
         return _Sketch(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
@@ -192,8 +183,24 @@ class _Planner:
             return error
 
     def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[Offer]:
-        """Of one kind. Without a limit all are traced; else those near it, and from the smallest on while finer chunks are
-        better."""
+        """Return the offers of the sizes of one kind; all are traced unless the device names its memory."""
+        alike: dict[object, list[_Sketch]] = {}
+        for sketch in sketches:
+            # Memory falls with the size only among sizes of equal training.
+            key = type(sketch.submodel.carrier), sketch.choices if self._device.memory else None
+            alike.setdefault(key, []).append(sketch)
+        offers = {
+            id(sketch): offer
+            for group in alike.values()
+            for sketch, offer in self._search(group, on_progress)
+        }
+        return [offers[id(sketch)] for sketch in sketches]
+
+    def _search(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[tuple[_Sketch, Offer]]:
+        """Return sizes of equal training with their offers: those near the device's memory traced, others guessed.
+
+        Also traced are sizes from the smallest on, for as long as finer chunks are better.
+        """
         memory = self._device.memory
         traced: dict[int, Offer] = {}
         peaks: dict[int, int] = {}
@@ -204,13 +211,11 @@ class _Planner:
             peaks[at] = traced[at].memory_bytes
             return traced[at]
 
-        if not memory or not sketches:
-            return [trace(at) for at in range(len(sketches))]
-        algorithms = self._algorithms(sketches)
-        bytes_of = [
-            step_bytes(sketch.submodel, batch_size(algorithm), self._forwards)
-            for sketch, algorithm in zip(sketches, algorithms, strict=True)
-        ]
+        if not memory:
+            return [(sketch, trace(at)) for at, sketch in enumerate(sketches)]
+        algorithm = sketches[-1].tier.algorithm  # the search traces the last size in any case
+        batch = batch_size(algorithm)
+        bytes_of = [step_bytes(sketch.submodel, batch, self._forwards) for sketch in sketches]
         while (at := next_traced(bytes_of, peaks, memory)) is not None:
             trace(at)
         for at in reversed(range(len(sketches))):
@@ -218,10 +223,13 @@ class _Planner:
                 break
             if (traced.get(at) or trace(at)).options == sketches[at].size.options:
                 break
-        about = map(_Peak, guessed(bytes_of, peaks), repeat("train"))
+        guesses = guessed(bytes_of, peaks)
         return [
-            traced.get(at) or self._offer(sketch, algorithm, peak, about=True)
-            for at, (sketch, algorithm, peak) in enumerate(zip(sketches, algorithms, about, strict=True))
+            (
+                sketch,
+                traced.get(at) or self._offer(sketch, algorithm, _Peak(guesses[at], "train"), about=True),
+            )
+            for at, sketch in enumerate(sketches)
         ]
 
     def offer(self, sketch: _Sketch) -> Offer:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+import edgefl
 from edgefl.errors import ModelError
+from edgefl.submodels.submodel import Submodel
 from edgefl_export.offers import Fit, Offer
 
 
@@ -109,3 +111,28 @@ def test_a_fit_is_printed_with_a_line_for_each_submodel_and_what_to_take() -> No
     assert lines[0].endswith("; fits") and lines[1].endswith("; needs 9.0 MiB of memory")
     assert lines[2].startswith("recommended: some, small: ")
     assert str(Fit((large,))).endswith("nothing fits") and repr(Fit((large,))) == "Fit(1 submodels, 0 fit)"
+
+
+def test_plan_guesses_a_size_from_sizes_of_equal_training() -> None:
+    gammas = [1.0, 0.9, 0.8, 0.7, 0.6, 0.5]
+    model = edgefl.Model("mlp", options={"size": 8, "hidden": [400, 400]})
+    parameters = {
+        offer.options["gamma"]: offer.parameters
+        for offer in edgefl.plan(model, kinds=["width"], gammas=gammas).offers
+    }
+    coded = {parameters[gamma] for gamma in (0.9, 0.7, 0.5)}
+
+    def training(submodel: Submodel) -> edgefl.Training:
+        entries = sum(parameter.numel() for parameter in submodel.suffix.parameters())
+        codec = "fedbat" if entries in coded else None
+        return edgefl.Training(codec=codec, algorithm=edgefl.algorithms.SGD(batch=4))
+
+    exact, guessed = (
+        edgefl.plan(
+            model, edgefl.Device(memory=memory), training=training, kinds=["width"], gammas=gammas
+        ).offers
+        for memory in (0, 1 << 30)
+    )
+    assert any(offer.memory_about for offer in guessed)
+    for known, offer in zip(exact, guessed, strict=True):
+        assert offer.memory_bytes == pytest.approx(known.memory_bytes, rel=0.05)
