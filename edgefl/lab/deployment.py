@@ -40,7 +40,7 @@ from edgefl.system.sizes import size
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.tensors import Array
-from edgefl_export.deploy.export import Artifact, ExportedModel, deploy
+from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
 from edgefl_export.deploy.preprocessing import Preprocessing, preprocessing_of
 from edgefl_export.deploy.program import INPUT, Subject
@@ -138,7 +138,7 @@ class Deployment:
         target: its format and options.
     """
 
-    artifact: Artifact
+    artifact: DeployArtifact
     facts: Mapping[str, Any]
     target: DeployTarget = field(default_factory=DeployTarget)
 
@@ -323,7 +323,7 @@ class DeploymentBuilder:
         return Deployment(artifact, facts | self._of_file(artifact), target)
 
     @staticmethod
-    def _of_file(artifact: Artifact) -> dict[str, Any]:
+    def _of_file(artifact: DeployArtifact) -> dict[str, Any]:
         digest = hashlib.sha256(artifact.model).hexdigest()
         return {"bytes": len(artifact.model), "sha256": digest}
 

@@ -33,7 +33,7 @@ from edgefl_export.compiler.request import TierTraining
 from edgefl_export.device import Device
 from edgefl_export.memory.guess import guessed, next_traced, step_bytes
 from edgefl_export.memory.recompute import lean_and_peak
-from edgefl_export.offers import DEAD, Fit, Offer
+from edgefl_export.offers import DEAD, Fit, SubmodelOffer
 from edgefl_export.onnx.target import OnnxTarget
 
 Progress = Callable[[str], None]
@@ -68,7 +68,7 @@ def plan(
         ModelError: if the model has no submodel, or for a gamma outside (0, 1].
         ConfigError: for an unknown kind.
     """
-    planner = _Planner(spec, device, training)
+    planner = _SizePlanner(spec, device, training)
     every = sizes(spec, kinds, gammas)
     numbered = [(size, f"{spec.name}: {number} of {len(every)}: ") for number, size in enumerate(every, 1)]
     groups = [list(group) for _, group in groupby(numbered, lambda each: each[0].kind)]
@@ -79,23 +79,23 @@ def plan(
         groups = [[each] for each in numbered]
     tasks = [partial(_offered, planner, group) for group in groups]
     found = list(chain.from_iterable(side_by_side(tasks, on_progress, processes=processes, begin=begin)))
-    offers = _distinct(each for each in found if isinstance(each, Offer))
+    offers = _distinct(each for each in found if isinstance(each, SubmodelOffer))
     left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:
         raise left_out[0][1]
     return _settled(planner, Fit(tuple(offers), tuple(left_out)))
 
 
-def _distinct(offers: Iterable[Offer]) -> list[Offer]:
+def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
     """Return the first of each kind that costs and trains the same: a model has fewer sizes than there are options."""
-    first: dict[object, Offer] = {}
+    first: dict[object, SubmodelOffer] = {}
     for offer in offers:
         cost = msgspec.structs.replace(offer, size="", options={}, memory_graph="", memory_about=False)
         first.setdefault(msgspec.json.encode(cost), offer)
     return list(first.values())
 
 
-def _settled(planner: _Planner, made: Fit) -> Fit:
+def _settled(planner: _SizePlanner, made: Fit) -> Fit:
     """With a trace of the one that is recommended, and of the next one if that does not fit."""
     while made.able and (best := made.recommended()).memory_about:
         size = Size(best.kind, best.options)
@@ -112,8 +112,8 @@ def _settled(planner: _Planner, made: Fit) -> Fit:
 
 
 def _offered(
-    planner: _Planner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
-) -> list[Offer | ModelError]:
+    planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
+) -> list[SubmodelOffer | ModelError]:
     """The offers of the sizes of one kind, or why there are none; with what is said of each."""
     found: list[_Sketch | ModelError] = []
     for size, label in sizes:
@@ -126,7 +126,7 @@ def _offered(
             found.append(error)
     sketches = [each for each in found if isinstance(each, _Sketch)]
     try:
-        offers: Iterator[Offer | ModelError] = iter(planner.offers(sketches, on_progress))
+        offers: Iterator[SubmodelOffer | ModelError] = iter(planner.offers(sketches, on_progress))
     except ModelError:  # of one of them: each by itself tells which
         offers = map(planner.offer_or_reason, sketches)
     return [each if isinstance(each, ModelError) else next(offers) for each in found]
@@ -156,7 +156,7 @@ class _Sketch:
         return TierTraining("", self.submodel, self.choices.build(self.submodel))
 
 
-class _Planner:
+class _SizePlanner:
     """Costs of the sizes of one model, with the peaks of the graphs that were traced."""
 
     def __init__(
@@ -176,13 +176,13 @@ class _Planner:
         submodel = size.of(self._spec)
         return _Sketch(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
 
-    def offer_or_reason(self, sketch: _Sketch) -> Offer | ModelError:
+    def offer_or_reason(self, sketch: _Sketch) -> SubmodelOffer | ModelError:
         try:
             return self.offer(sketch)
         except ModelError as error:
             return error
 
-    def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[Offer]:
+    def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[SubmodelOffer]:
         """Return the offers of the sizes of one kind; all are traced unless the device names its memory."""
         alike: dict[object, list[_Sketch]] = {}
         for sketch in sketches:
@@ -196,16 +196,18 @@ class _Planner:
         }
         return [offers[id(sketch)] for sketch in sketches]
 
-    def _search(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[tuple[_Sketch, Offer]]:
+    def _search(
+        self, sketches: Sequence[_Sketch], on_progress: Progress
+    ) -> list[tuple[_Sketch, SubmodelOffer]]:
         """Return sizes of equal training with their offers: those near the device's memory traced, others guessed.
 
         Also traced are sizes from the smallest on, for as long as finer chunks are better.
         """
         memory = self._device.memory
-        traced: dict[int, Offer] = {}
+        traced: dict[int, SubmodelOffer] = {}
         peaks: dict[int, int] = {}
 
-        def trace(at: int) -> Offer:
+        def trace(at: int) -> SubmodelOffer:
             on_progress(f"{sketches[at].label}tracing {sketches[at].size.kind}, {sketches[at].size.label}")
             traced[at] = self.offer(sketches[at])
             peaks[at] = traced[at].memory_bytes
@@ -232,7 +234,7 @@ class _Planner:
             for at, sketch in enumerate(sketches)
         ]
 
-    def offer(self, sketch: _Sketch) -> Offer:
+    def offer(self, sketch: _Sketch) -> SubmodelOffer:
         """With a trace of all that a round runs."""
         size, algorithm, prefix = sketch.size, sketch.tier.algorithm, sketch.tier.prefix
         forward = self._peak(sketch, [chunk.forward for chunk in prefix])
@@ -258,7 +260,9 @@ class _Planner:
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most
 
-    def _offer(self, sketch: _Sketch, algorithm: Algorithm, peak: _Peak, *, about: bool = False) -> Offer:
+    def _offer(
+        self, sketch: _Sketch, algorithm: Algorithm, peak: _Peak, *, about: bool = False
+    ) -> SubmodelOffer:
         size, submodel, costs, device = sketch.size, sketch.submodel, sketch.cost, self._device
         work = round_work(algorithm, costs, device.samples)
         transfer = (
@@ -268,7 +272,7 @@ class _Planner:
         known = [seconds for seconds in transfer if seconds is not None]
         parameters, macs = costs.parameters / self._parameters, costs.kept_macs / max(1, self._macs)
         dead = _dead(self._spec, submodel)
-        offer = Offer(
+        offer = SubmodelOffer(
             kind=size.kind,
             size=size.label,
             options=dict(size.options),
@@ -324,7 +328,7 @@ def _missing(found: Liveness) -> str:
     return f"nothing before the classifier gets a gradient{empty}"
 
 
-def _problem(offer: Offer, device: Device) -> str:
+def _problem(offer: SubmodelOffer, device: Device) -> str:
     if device.memory and offer.memory_bytes > device.memory:
         about = "about " * offer.memory_about
         return f"needs {about}{mebibytes(offer.memory_bytes)} of memory, the device has {mebibytes(device.memory)}"

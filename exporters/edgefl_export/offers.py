@@ -15,7 +15,7 @@ from edgefl.system.sizes import mebibytes
 DEAD = "dead at the initial weights"
 
 
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
+class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
     """A submodel and what a round with it costs the device.
 
     Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most;
@@ -62,19 +62,19 @@ class Fit:
     """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason. Printed, a line
     for each."""
 
-    offers: tuple[Offer, ...]
+    offers: tuple[SubmodelOffer, ...]
     left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
 
     @property
-    def fitting(self) -> tuple[Offer, ...]:
+    def fitting(self) -> tuple[SubmodelOffer, ...]:
         return tuple(offer for offer in self.offers if not offer.problem)
 
     @property
-    def able(self) -> tuple[Offer, ...]:
+    def able(self) -> tuple[SubmodelOffer, ...]:
         """The offers that fit and would train."""
         return tuple(offer for offer in self.fitting if not offer.dead)
 
-    def recommended(self) -> Offer:
+    def recommended(self) -> SubmodelOffer:
         """The one that trains most of the model among those that fit; of equals the one that moves least bytes.
 
         "Most" is the geometric mean of the shares of parameters and of multiplications (with weights that are held):
@@ -116,11 +116,11 @@ class Fit:
         )
 
 
-def _rank(offer: Offer) -> tuple[float, int, int]:
+def _rank(offer: SubmodelOffer) -> tuple[float, int, int]:
     return round(offer.trained_share, 6), -(offer.download_bytes + offer.upload_bytes), -offer.memory_bytes
 
 
-def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
+def _nothing_fits(offers: Sequence[SubmodelOffer]) -> ModelError:
     """Names what is nearest to fitting: the quickest of those whose memory fits, else the smallest; none that is dead."""
     alive = [offer for offer in offers if not offer.dead]
     if not alive:
@@ -141,7 +141,7 @@ def _nothing_fits(offers: Sequence[Offer]) -> ModelError:
     )
 
 
-def _all_dead(offers: Sequence[Offer]) -> ModelError:
+def _all_dead(offers: Sequence[SubmodelOffer]) -> ModelError:
     largest = max(offers, key=_rank)
     return ModelError(
         f"no submodel would train: even {largest.kind} with {largest.size} is {DEAD}: {largest.dead}. "

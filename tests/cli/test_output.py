@@ -18,7 +18,7 @@ from edgefl.cli import output
 from edgefl.cli.federation.serving import _say
 from edgefl.cli.models import verify
 from edgefl.lab.deployment import Deployment
-from edgefl_export.deploy.export import Artifact
+from edgefl_export.deploy.export import DeployArtifact
 from edgefl_server import events
 
 NAME = "somebody.package.models:two"
@@ -128,7 +128,7 @@ def test_a_narrow_terminal_breaks_no_word_of_a_header_and_no_number(
 def test_objects_that_a_notebook_shows_are_short() -> None:
     assert len(repr(edgefl.federation("mlp", data="digits"))) < 200
     facts = {"model": "mlp", "long": "x" * 10_000}
-    assert len(repr(Deployment(Artifact(bytes(100_000), 1, (), 0.0, 1), facts))) < 500
+    assert len(repr(Deployment(DeployArtifact(bytes(100_000), 1, (), 0.0, 1), facts))) < 500
 
 
 def test_what_people_copy_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--b
 def graphs_are_traced_once() -> Iterator[None]:
     """Plans for models of equal tensors share the peaks that one plan remembers by itself."""
     known: dict[object, dict[object, int]] = {}
-    begin = fit._Planner.__init__
+    begin = fit._SizePlanner.__init__
 
     def shared(planner: Any, spec: Any, *others: Any, **options: Any) -> None:
         begin(planner, spec, *others, **options)
@@ -36,7 +36,7 @@ def graphs_are_traced_once() -> Iterator[None]:
         planner._known = known.setdefault(tensors, {})
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit._Planner, "__init__", shared)
+        patch.setattr(fit._SizePlanner, "__init__", shared)
         yield
 
 

@@ -9,10 +9,10 @@ import pytest
 import edgefl
 from edgefl.errors import ModelError
 from edgefl.submodels.submodel import Submodel
-from edgefl_export.offers import Fit, Offer
+from edgefl_export.offers import Fit, SubmodelOffer
 
 
-def offer(size: str, parameters: float, macs: float, **other: Any) -> Offer:
+def offer(size: str, parameters: float, macs: float, **other: Any) -> SubmodelOffer:
     told = {
         "options": {},
         "memory_bytes": 20 << 20,
@@ -28,7 +28,9 @@ def offer(size: str, parameters: float, macs: float, **other: Any) -> Offer:
         "compute_s": None,
         "trained_share": (parameters * macs) ** 0.5,
     }
-    return Offer(kind="some", size=size, parameter_share=parameters, mac_share=macs, **{**told, **other})
+    return SubmodelOffer(
+        kind="some", size=size, parameter_share=parameters, mac_share=macs, **{**told, **other}
+    )
 
 
 def test_many_parameters_that_compute_little_do_not_win() -> None:

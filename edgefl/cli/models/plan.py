@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgefl.models.spec import ModelSpec
     from edgefl.submodels.submodel import Submodel
     from edgefl_export.device import Device
-    from edgefl_export.offers import Fit, Offer
+    from edgefl_export.offers import Fit, SubmodelOffer
 
 
 def plan(
@@ -164,7 +164,7 @@ def _left_out(made: Fit) -> list[str]:
     ]
 
 
-def _row(offer: Offer, best: bool) -> dict[str, Any]:
+def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
     """The columns that fit 80 characters; ``--json`` has them all."""
     timed = offer.transfer_s is not None or offer.compute_s is not None
     return {

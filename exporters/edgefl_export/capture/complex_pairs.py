@@ -21,7 +21,7 @@ from edgefl.errors import ExportError
 from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate_call, refusal
 from edgefl_export.capture.nodes import fake_value, results
-from edgefl_export.decompositions.complex_numbers import RULES, Operand, Pair, as_pair, halves, joined
+from edgefl_export.decompositions.complex_numbers import RULES, ComplexPair, Operand, as_pair, halves, joined
 from edgefl_export.named import named
 
 _aten = torch.ops.aten
@@ -84,7 +84,7 @@ class _Pairs(fx.Interpreter):
         }
         # Views made here are constants. Made while the graph runs, they would be nodes.
         self._constants = {
-            target: Pair(torch.view_as_real(value.resolve_conj()))
+            target: ComplexPair(torch.view_as_real(value.resolve_conj()))
             for target, value in constants.items()
             if value.is_complex()
         }
@@ -97,7 +97,7 @@ class _Pairs(fx.Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         if not _is_complex(n) and not any(
-            isinstance(value, Pair | complex) for value in _leaves(args, kwargs)
+            isinstance(value, ComplexPair | complex) for value in _leaves(args, kwargs)
         ):
             # The bit of a negated view is lost where its copy is recorded.
             return torch.neg(args[0]) if n.target is _aten._neg_view.default else n.target(*args, **kwargs)
@@ -127,26 +127,28 @@ def _run(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return [_checked(each, like) for each, like in zip(made, value, strict=True)]
 
 
-def _strided(node: fx.Node, x: Pair, size: Sequence[int], stride: Sequence[int], offset: int = 0) -> Any:
+def _strided(
+    node: fx.Node, x: ComplexPair, size: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> Any:
     """Return a view by places in memory; NotImplemented if the pair does not lie there as the complex tensor does."""
     like = fake_value(node.args[0])
     strides = (*(2 * each for each in like.stride()), 1)
     if x.parts.stride() != strides or x.parts.storage_offset() != 2 * like.storage_offset():
         return NotImplemented
-    return Pair(x.parts.as_strided([*size, 2], [*(2 * each for each in stride), 1], 2 * offset))
+    return ComplexPair(x.parts.as_strided([*size, 2], [*(2 * each for each in stride), 1], 2 * offset))
 
 
 def _checked(made: Any, like: Tensor) -> Any:
     """Return the result in the type that torch gives it; NotImplemented if its shape is another one."""
     if made is NotImplemented or isinstance(made, complex):
         return made
-    value = made.parts if isinstance(made, Pair) else made
+    value = made.parts if isinstance(made, ComplexPair) else made
     shape = (*like.shape, 2) if like.is_complex() else tuple(like.shape)
-    if isinstance(made, Pair) != like.is_complex() or tuple(value.shape) != shape:
+    if isinstance(made, ComplexPair) != like.is_complex() or tuple(value.shape) != shape:
         return NotImplemented
     dtype = like.dtype.to_real()
     value = value if value.dtype == dtype else value.to(dtype)
-    return Pair(value) if like.is_complex() else value
+    return ComplexPair(value) if like.is_complex() else value
 
 
 def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -154,15 +156,19 @@ def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     op, target = cast(OpOverload, node.target), args[0]
     if op is _aten.copy_.default:
         made: Any = args[1]
-        made = made if isinstance(target, Pair) == isinstance(made, Pair) else _converted(made, target)
+        made = (
+            made
+            if isinstance(target, ComplexPair) == isinstance(made, ComplexPair)
+            else _converted(made, target)
+        )
     else:
         packet = getattr(_aten, op._schema.name.removeprefix("aten::").removesuffix("_"), None)
         plain = getattr(packet, op._overloadname, None)
         rule = RULES.get(plain) or (plain in _MOVING and (lambda *a, **k: _moved(plain, a, k)))
         made = rule(*args, **kwargs) if rule else NotImplemented
-    if made is NotImplemented or isinstance(made, Pair) != isinstance(target, Pair):
+    if made is NotImplemented or isinstance(made, ComplexPair) != isinstance(target, ComplexPair):
         return NotImplemented
-    if isinstance(target, Pair):
+    if isinstance(target, ComplexPair):
         target.parts.copy_(made.parts)
     else:
         target.copy_(made)
@@ -171,7 +177,7 @@ def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _converted(value: Operand, like: Operand) -> Operand:
     real, imaginary = halves(value)
-    return joined(real, imaginary) if isinstance(like, Pair) else cast(Tensor, real)
+    return joined(real, imaginary) if isinstance(like, ComplexPair) else cast(Tensor, real)
 
 
 # Ops that move entries: the pair's axis is one more at the end.
@@ -196,7 +202,7 @@ def _moved(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return args[0] if op._schema.arguments[1:] == [] or op is _aten.clone.default else NotImplemented
     # A result counts as contiguous here, so that a view may have to be a copy.
     target = _aten.reshape.default if op in _RESHAPING else op
-    rank = next((value.parts.dim() - 1 for value in leaves if isinstance(value, Pair)), 0)
+    rank = next((value.parts.dim() - 1 for value in leaves if isinstance(value, ComplexPair)), 0)
     rank += op in (_aten.unsqueeze.default, _aten.stack.default, _aten.select_backward.default)
     named = dict(zip((each.name for each in op._schema.arguments), args, strict=False)) | kwargs
     for name, value in named.items():
@@ -217,13 +223,13 @@ def _moved(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             named[name] = value.to_real()
         elif name in ("tensors", "values"):
             named[name] = pytree.tree_map_only(Tensor, as_pair, value)
-    arguments = pytree.tree_map_only(Pair, lambda pair: pair.parts, named)
+    arguments = pytree.tree_map_only(ComplexPair, lambda pair: pair.parts, named)
     order = [each for each in op._schema.arguments if each.name in arguments]
     made = target(
         *(arguments[each.name] for each in order if not each.kwarg_only),
         **{each.name: arguments[each.name] for each in order if each.kwarg_only},
     )
-    return [Pair(each) for each in made] if isinstance(made, list | tuple) else Pair(made)
+    return [ComplexPair(each) for each in made] if isinstance(made, list | tuple) else ComplexPair(made)
 
 
 def _leaves(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -53,7 +53,7 @@ def graph_of(
     code is made when it runs.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
-    writer = _Writer(table, without_values if fake else _with_values)
+    writer = _OpRecorder(table, without_values if fake else _with_values)
     for number, value in enumerate(inputs):
         writer.place(value, number)
     with writer, disable_autocast_cache():
@@ -69,7 +69,7 @@ class _Made:
     constant: bool = False
 
 
-class _Writer(TorchDispatchMode):
+class _OpRecorder(TorchDispatchMode):
     """Runs ops, and writes a node for each."""
 
     def __init__(self, table: Table, run: Callable[[Any, Any, Any], Any]) -> None:

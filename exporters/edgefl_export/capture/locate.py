@@ -39,7 +39,7 @@ _RUNNERS = tuple(
 
 
 @dataclass(frozen=True)
-class Place:
+class SourceLocation:
     """The op as torch calls it, module path as in ``named_modules``, ``file:line``; empty if unknown.
 
     ``backward``: the op belongs to a gradient; module and line are those of the forward op that it belongs to.
@@ -59,40 +59,40 @@ class Place:
         return ", ".join(part for part in parts if part) or "in the backward pass or inside another op"
 
 
-def locate(function: Function, op: str) -> Place:
+def locate(function: Function, op: str) -> SourceLocation:
     """Place of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
 
     Tried in this order: the op itself, another overload or form of it, an op that has its name among the words of
     its own, an op that is rewritten into it. An empty Place if no call leads to it.
     """
     for wanted in (_is(op), _named(op), _contains(op), _decomposes_into(op)):
-        place = _watched(function, _Watch(wanted))
-        if place != Place():
+        place = _watched(function, _CallTracer(wanted))
+        if place != SourceLocation():
             return place
-    return Place()
+    return SourceLocation()
 
 
-def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> Place:
+def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> SourceLocation:
     """Place of the first call whose result is a tensor of one of ``types``; an empty Place if there is none."""
 
     def made(result: object) -> bool:
         return any(isinstance(item, Tensor) and types(item.dtype) for item in pytree.tree_leaves(result))
 
-    return _watched(function, _Watch(made=made))
+    return _watched(function, _CallTracer(made=made))
 
 
-def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> Place:
+def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> SourceLocation:
     """Return the place of the first call of ``op`` on a tensor of this kind; of any of its calls if there is none."""
 
     def wanted(func: Any, args: Any, kwargs: Any) -> bool:
         leaves = pytree.tree_leaves((args, kwargs))
         return str(func) == op and any(isinstance(leaf, Tensor) and tensor(leaf) for leaf in leaves)
 
-    place = _watched(function, _Watch(wanted))
-    return place if place != Place() else locate(function, op)
+    place = _watched(function, _CallTracer(wanted))
+    return place if place != SourceLocation() else locate(function, op)
 
 
-def refusal(function: Function, op: str, place: Place, what: str) -> ExportError:
+def refusal(function: Function, op: str, place: SourceLocation, what: str) -> ExportError:
     """What to raise for ``op`` of the function, found at ``place``."""
     return ExportError(
         f"op {op} in function {function.name!r} {what}",
@@ -103,7 +103,7 @@ def refusal(function: Function, op: str, place: Place, what: str) -> ExportError
     )
 
 
-def _watched(function: Function, watch: _Watch) -> Place:
+def _watched(function: Function, watch: _CallTracer) -> SourceLocation:
     example = function.example(0)  # before the watch: it draws random numbers
     enter = register_module_forward_pre_hook(lambda module, args: watch.enter(module))
     leave = register_module_forward_hook(lambda module, args, out: watch.leave(), always_call=True)
@@ -165,12 +165,12 @@ def _nothing(*_: object) -> bool:
     return False
 
 
-class _Watch(TorchDispatchMode):
+class _CallTracer(TorchDispatchMode):
     """Runs ops and remembers where the first one comes from that is ``wanted`` or whose result is ``made``."""
 
     def __init__(self, wanted: Wanted = _nothing, made: Callable[[object], bool] = _nothing) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.place = Place()
+        self.place = SourceLocation()
         self._wanted = wanted
         self._made = made
         self._calls: list[tuple[nn.Module, str]] = []  # the modules that are running, each with its path
@@ -184,21 +184,21 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place = self._place(str(func))
-        if self.place == Place() and self._wanted(func, args, kwargs or {}):
+        if self.place == SourceLocation() and self._wanted(func, args, kwargs or {}):
             self.place = place
         result = func(*args, **(kwargs or {}))
-        if self.place == Place() and self._made(result):
+        if self.place == SourceLocation() and self._made(result):
             self.place = place
         return result
 
-    def _place(self, op: str) -> Place:
+    def _place(self, op: str) -> SourceLocation:
         gradient = torch._C._current_autograd_node()
         if gradient is not None:
-            return Place(op, *self._forward.get(gradient._sequence_nr(), ("", "")), backward=True)
+            return SourceLocation(op, *self._forward.get(gradient._sequence_nr(), ("", "")), backward=True)
         here = (self._module(), _source())
         # Autograd has just numbered the node of this op; an op without one must not take the last one's place.
         self._forward.setdefault(torch.autograd._get_sequence_nr() - 1, here)
-        return Place(op, *here)
+        return SourceLocation(op, *here)
 
     def _module(self) -> str:
         """Dotted path of the innermost module, with its class."""

@@ -14,7 +14,7 @@ _SAMPLES = ("x", "y")
 
 
 @dataclass(frozen=True)
-class _Place:
+class _RunStage:
     """Place where a device runs a graph.
 
     Attributes:
@@ -41,20 +41,20 @@ class _Place:
 
 
 _KEEP_STATE = "return it from start as state.*, which steps read"
-_START = _Place("start", ("weights", "carry", *_ALWAYS_FED), "read it in a step")
-_STEP = _Place("a step", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, _SAMPLES)
-_PASS = _Place("a step over the data", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, (*_SAMPLES, "mask"))
-_FINISH = _Place(
+_START = _RunStage("start", ("weights", "carry", *_ALWAYS_FED), "read it in a step")
+_STEP = _RunStage("a step", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, _SAMPLES)
+_PASS = _RunStage("a step over the data", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, (*_SAMPLES, "mask"))
+_FINISH = _RunStage(
     "finish", ("weights", "carry", "state", *_ALWAYS_FED), "return what it needs from a step as state.*"
 )
-_EVALUATE = _Place(
+_EVALUATE = _RunStage(
     "evaluate",
     ("weights", "batch"),
     "evaluate by weights and batch.0 alone",
     (*_SAMPLES, "mask"),
     first_only=True,
 )
-_PERSONALIZE = _Place(
+_PERSONALIZE = _RunStage(
     "personalize",
     ("weights", "batch", *_ALWAYS_FED),
     "make the step from weights and batch.0 alone",
@@ -84,7 +84,7 @@ def check_wiring(manifest: Manifest) -> None:
         _check_personalize(manifest.graph(manifest.personalize))
 
 
-def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
+def _placed(manifest: Manifest) -> Iterator[tuple[_RunStage, Graph]]:
     """Yield every graph that a device feeds by roles, with its place. Chunks of a frozen prefix have one port."""
     yield _START, manifest.graph(manifest.start)
     for phase in manifest.phases:
@@ -96,7 +96,7 @@ def _placed(manifest: Manifest) -> Iterator[tuple[_Place, Graph]]:
         yield _PERSONALIZE, manifest.graph(manifest.personalize)
 
 
-def _check_fed(place: _Place, graph: Graph, others: Collection[str]) -> None:
+def _check_fed(place: _RunStage, graph: Graph, others: Collection[str]) -> None:
     for port in graph.inputs:
         if not place.feeds(port, others):
             raise ExportError(
@@ -154,7 +154,7 @@ def _check_others(graph: Graph, data: DataSpec) -> None:
             )
 
 
-def _listed(place: _Place, others: Collection[str]) -> str:
+def _listed(place: _RunStage, others: Collection[str]) -> str:
     stream = "batch.0" if place.first_only else "batch.<k>"
     batches = [f"{stream}.{part}" for part in (*place.parts, *(others if place.parts else ()))]
     return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"

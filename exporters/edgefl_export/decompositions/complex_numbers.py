@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Pair:
+class ComplexPair:
     """A complex tensor: ``parts`` has its shape and an axis of real and imaginary part."""
 
     parts: Tensor
@@ -32,48 +32,48 @@ class Pair:
 _LONGEST = 2048
 """Entries of a Fourier transform: it is a product with a matrix of as many rows and columns."""
 
-Operand = Pair | Tensor | complex
+Operand = ComplexPair | Tensor | complex
 Real = Tensor | float
 
 
 def halves(x: Operand) -> tuple[Real, Real]:
     """Return real and imaginary part; 0.0 as the imaginary part of a real tensor."""
-    if isinstance(x, Pair):
+    if isinstance(x, ComplexPair):
         return x.parts.select(-1, 0), x.parts.select(-1, 1)
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
 
 
-def joined(real: Real, imaginary: Real) -> Pair:
+def joined(real: Real, imaginary: Real) -> ComplexPair:
     """Return the pair of two parts, at least one of which is a tensor."""
     like = real if isinstance(real, Tensor) else cast(Tensor, imaginary)
     both = (each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (real, imaginary))
-    return Pair(torch.stack(torch.broadcast_tensors(*both), -1))
+    return ComplexPair(torch.stack(torch.broadcast_tensors(*both), -1))
 
 
-def as_pair(x: Tensor) -> Pair:
+def as_pair(x: Tensor) -> ComplexPair:
     return joined(x, 0.0)
 
 
-def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> Pair:
+def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
     y = y if alpha == 1 else _multiply(y, alpha)
-    if isinstance(x, Pair) and isinstance(y, Pair):
-        return Pair(x.parts + y.parts)
+    if isinstance(x, ComplexPair) and isinstance(y, ComplexPair):
+        return ComplexPair(x.parts + y.parts)
     (a, b), (c, d) = halves(x), halves(y)
     return joined(a + c, b + d)
 
 
-def _subtract(x: Operand, y: Operand, *, alpha: complex = 1) -> Pair:
+def _subtract(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
     return _add(x, y, alpha=-alpha)
 
 
-def _subtract_from(x: Operand, y: Operand, alpha: complex = 1) -> Pair:
+def _subtract_from(x: Operand, y: Operand, alpha: complex = 1) -> ComplexPair:
     return _add(y, x, alpha=-alpha)
 
 
 def _scaled(x: Operand, factor: Real) -> Operand:
     """Return x times a real factor."""
-    if isinstance(x, Pair):
-        return Pair(x.parts * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor))
+    if isinstance(x, ComplexPair):
+        return ComplexPair(x.parts * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor))
     return x * factor
 
 
@@ -81,12 +81,12 @@ def _multiply(x: Operand, y: Operand) -> Any:
     """Return (a + bi)(c + di) = (a c - b d) + (a d + b c)i."""
     for first, second in ((x, y), (y, x)):
         if isinstance(second, Tensor):
-            if isinstance(first, Pair):
+            if isinstance(first, ComplexPair):
                 return _scaled(first, second)
-        elif not isinstance(second, Pair) and not complex(second).imag:
+        elif not isinstance(second, ComplexPair) and not complex(second).imag:
             return _scaled(first, complex(second).real)
     (a, b), (c, d) = halves(x), halves(y)
-    if not isinstance(x, Pair) or not isinstance(y, Pair):
+    if not isinstance(x, ComplexPair) or not isinstance(y, ComplexPair):
         real, other = (x, y) if isinstance(x, Tensor) else (y, x)
         if isinstance(real, Tensor):  # times a complex number
             a, b = halves(other)
@@ -95,70 +95,70 @@ def _multiply(x: Operand, y: Operand) -> Any:
 
 
 def _conjugate(x: Operand) -> Any:
-    if not isinstance(x, Pair):
+    if not isinstance(x, ComplexPair):
         return x.conjugate() if isinstance(x, complex) else x
     real, imaginary = halves(x)
     return joined(real, -imaginary)
 
 
-def _reciprocal(x: Pair) -> Pair:
+def _reciprocal(x: ComplexPair) -> ComplexPair:
     """Return conj(x) / |x|^2, of x divided by its larger part: no square overflows."""
     largest = _largest(x)
-    small = Pair(x.parts / largest)
+    small = ComplexPair(x.parts / largest)
     squares = (small.parts * small.parts).sum(-1, keepdim=True)
-    return Pair(_conjugate(small).parts / squares / largest)
+    return ComplexPair(_conjugate(small).parts / squares / largest)
 
 
 def _divide(x: Operand, y: Operand) -> Any:
-    if isinstance(y, Pair):
+    if isinstance(y, ComplexPair):
         return _multiply(x, _reciprocal(y))
     if isinstance(y, Tensor):
         return _scaled(x, 1.0 / y)
     return _multiply(x, 1.0 / y)
 
 
-def _largest(x: Pair) -> Tensor:
+def _largest(x: ComplexPair) -> Tensor:
     """Return the larger part with the pair's axis, 1 where x is 0."""
     largest = x.parts.abs().amax(-1, keepdim=True)
     return torch.where(largest == 0, torch.ones_like(largest), largest)
 
 
-def _magnitude(x: Pair) -> Tensor:
+def _magnitude(x: ComplexPair) -> Tensor:
     largest = _largest(x)
     small = x.parts / largest
     return ((small * small).sum(-1, keepdim=True).sqrt() * largest).squeeze(-1)
 
 
-def _sign(x: Pair) -> Pair:
+def _sign(x: ComplexPair) -> ComplexPair:
     """Return x / |x|, and 0 where x is 0."""
     small = x.parts / _largest(x)
     length = (small * small).sum(-1, keepdim=True).sqrt()
-    return Pair(small / torch.where(length == 0, torch.ones_like(length), length))
+    return ComplexPair(small / torch.where(length == 0, torch.ones_like(length), length))
 
 
 def _angle(x: Operand) -> Any:
-    if not isinstance(x, Pair):
+    if not isinstance(x, ComplexPair):
         return NotImplemented
     real, imaginary = halves(x)
     return torch.atan2(cast(Tensor, imaginary), cast(Tensor, real))
 
 
-def _polar(length: Tensor, angle: Tensor) -> Pair:
+def _polar(length: Tensor, angle: Tensor) -> ComplexPair:
     return joined(length * angle.cos(), length * angle.sin())
 
 
-def _exponential(x: Pair) -> Pair:
+def _exponential(x: ComplexPair) -> ComplexPair:
     real, imaginary = halves(x)
     return _polar(cast(Tensor, real).exp(), cast(Tensor, imaginary))
 
 
-def _logarithm(x: Pair) -> Pair:
+def _logarithm(x: ComplexPair) -> ComplexPair:
     return joined(_magnitude(x).log(), _angle(x))
 
 
 def _power(x: Operand, exponent: complex) -> Any:
     """Return a product of ``exponent`` factors; of other exponents exp(exponent log(x))."""
-    if not isinstance(x, Pair):
+    if not isinstance(x, ComplexPair):
         return NotImplemented
     if exponent in (1, 2, 3, 4):
         product: Any = x
@@ -168,7 +168,7 @@ def _power(x: Operand, exponent: complex) -> Any:
     return _exponential(_multiply(_logarithm(x), exponent))
 
 
-def _power_of_number(base: complex, x: Pair) -> Any:
+def _power_of_number(base: complex, x: ComplexPair) -> Any:
     """Return base^x = exp(x log(base)) of a positive number."""
     if complex(base).imag or complex(base).real <= 0:
         return NotImplemented
@@ -180,9 +180,9 @@ def _product(op: OpOverload) -> Callable[..., Any]:
 
     def product(x: Operand, y: Operand) -> Any:
         (a, b), (c, d) = halves(x), halves(y)
-        if not isinstance(y, Pair):
+        if not isinstance(y, ComplexPair):
             return joined(op(a, c), op(b, c))
-        if not isinstance(x, Pair):
+        if not isinstance(x, ComplexPair):
             return joined(op(a, c), op(a, d))
         return joined(op(a, c) - op(b, d), op(a, d) + op(b, c))
 
@@ -194,72 +194,74 @@ def _same(x: Operand, y: Operand) -> Tensor:
     return cast(Tensor, (a == c) & (b == d))
 
 
-def _select(condition: Tensor, x: Operand, y: Operand) -> Pair:
+def _select(condition: Tensor, x: Operand, y: Operand) -> ComplexPair:
     (a, b), (c, d) = halves(x), halves(y)
     return joined(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
 def _fill(x: Operand, value: Operand) -> Any:
-    return _add(Pair(torch.zeros_like(x.parts)), value) if isinstance(x, Pair) else NotImplemented
+    return (
+        _add(ComplexPair(torch.zeros_like(x.parts)), value) if isinstance(x, ComplexPair) else NotImplemented
+    )
 
 
 def _fill_masked(x: Operand, mask: Tensor, value: Operand) -> Any:
-    return _select(mask, value, x) if isinstance(x, Pair) else NotImplemented
+    return _select(mask, value, x) if isinstance(x, ComplexPair) else NotImplemented
 
 
-def _full(size: Sequence[int], value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+def _full(size: Sequence[int], value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> ComplexPair:
     real = torch.full(size, complex(value).real, dtype=dtype.to_real() if dtype else None)
     return joined(real, complex(value).imag)
 
 
-def _ones(size: Sequence[int], **options: Any) -> Pair:
+def _ones(size: Sequence[int], **options: Any) -> ComplexPair:
     return _full(size, 1.0, **options)
 
 
-def _full_like(x: Operand, value: complex, **_: Any) -> Pair:
-    like = x.parts.select(-1, 0) if isinstance(x, Pair) else cast(Tensor, x)
+def _full_like(x: Operand, value: complex, **_: Any) -> ComplexPair:
+    like = x.parts.select(-1, 0) if isinstance(x, ComplexPair) else cast(Tensor, x)
     return joined(torch.full_like(like, complex(value).real), complex(value).imag)
 
 
-def _ones_like(x: Operand, **_: Any) -> Pair:
+def _ones_like(x: Operand, **_: Any) -> ComplexPair:
     return _full_like(x, 1.0)
 
 
-def _sum_all(x: Pair, **_: Any) -> Pair:
-    return Pair(x.parts.flatten(0, -2).sum(0) if x.parts.dim() > 1 else x.parts)
+def _sum_all(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(x.parts.flatten(0, -2).sum(0) if x.parts.dim() > 1 else x.parts)
 
 
-def _mean_all(x: Pair, **_: Any) -> Pair:
-    return Pair(x.parts.flatten(0, -2).mean(0) if x.parts.dim() > 1 else x.parts)
+def _mean_all(x: ComplexPair, **_: Any) -> ComplexPair:
+    return ComplexPair(x.parts.flatten(0, -2).mean(0) if x.parts.dim() > 1 else x.parts)
 
 
 def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     """Convert between types; the imaginary part is lost on the way to a real one, as in torch."""
     if dtype is None:
-        return x.parts.clone() if isinstance(x, Pair) else x
+        return x.parts.clone() if isinstance(x, ComplexPair) else x
     if not dtype.is_complex:
         return cast(Tensor, halves(x)[0]).to(dtype)
-    if isinstance(x, Pair):
-        return Pair(x.parts.to(dtype.to_real()))
+    if isinstance(x, ComplexPair):
+        return ComplexPair(x.parts.to(dtype.to_real()))
     return as_pair(cast(Tensor, x).to(dtype.to_real()))
 
 
 def _view_as_type(x: Operand, dtype: torch.dtype) -> Any:
     """Return the same bytes as another type: pairs of reals as complex numbers and back."""
-    if isinstance(x, Pair):
+    if isinstance(x, ComplexPair):
         return x.parts.flatten(-2) if x.parts.dtype == dtype and x.parts.dim() > 1 else NotImplemented
     tensor = cast(Tensor, x)
-    return Pair(tensor.unflatten(-1, (-1, 2))) if tensor.dtype == dtype.to_real() else NotImplemented
+    return ComplexPair(tensor.unflatten(-1, (-1, 2))) if tensor.dtype == dtype.to_real() else NotImplemented
 
 
-def _transposed(x: Pair) -> Pair:
-    return Pair(x.parts.transpose(0, 1)) if x.parts.dim() == 3 else x
+def _transposed(x: ComplexPair) -> ComplexPair:
+    return ComplexPair(x.parts.transpose(0, 1)) if x.parts.dim() == 3 else x
 
 
-def _rolled(x: Pair, shifts: Sequence[int], dims: Sequence[int] = ()) -> Pair:
+def _rolled(x: ComplexPair, shifts: Sequence[int], dims: Sequence[int] = ()) -> ComplexPair:
     if not dims:
-        return Pair(x.parts.flatten(0, -2).roll(shifts, 0).reshape(x.parts.shape))
-    return Pair(x.parts.roll(shifts, [dim % (x.parts.dim() - 1) for dim in dims]))
+        return ComplexPair(x.parts.flatten(0, -2).roll(shifts, 0).reshape(x.parts.shape))
+    return ComplexPair(x.parts.roll(shifts, [dim % (x.parts.dim() - 1) for dim in dims]))
 
 
 def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
@@ -268,7 +270,7 @@ def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(np.cos(turns).tolist()), torch.tensor(np.sin(turns).tolist())
 
 
-def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> Pair:
+def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> ComplexPair:
     """Return the discrete Fourier transform along one axis without a factor, the first ``kept`` of its entries."""
     a, b = halves(x)
     real, imaginary = cast(Tensor, a).movedim(dim, -1), b.movedim(dim, -1) if isinstance(b, Tensor) else b
@@ -287,7 +289,7 @@ def _normalized(x: Any, sizes: Sequence[int], norm: int) -> Any:
     return _scaled(x, math.prod(sizes) ** (-0.5 * norm))
 
 
-def _complex_fourier(x: Pair, dim: Sequence[int], norm: int, forward: bool) -> Any:
+def _complex_fourier(x: ComplexPair, dim: Sequence[int], norm: int, forward: bool) -> Any:
     dim = [each % (x.parts.dim() - 1) for each in dim]
     sizes = [x.parts.shape[each] for each in dim]
     if max(sizes) > _LONGEST:
@@ -308,7 +310,7 @@ def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -
     return _normalized(made, [x.shape[each] for each in dim], norm)
 
 
-def _fourier_to_real(x: Pair, dim: Sequence[int], norm: int, size: int) -> Any:
+def _fourier_to_real(x: ComplexPair, dim: Sequence[int], norm: int, size: int) -> Any:
     """Return the transform of half a spectrum; its other half is the conjugate."""
     dim = [each % (x.parts.dim() - 1) for each in dim]
     sizes = [*(x.parts.shape[each] for each in dim[:-1]), size]
@@ -324,14 +326,14 @@ def _fourier_to_real(x: Pair, dim: Sequence[int], norm: int, size: int) -> Any:
 
 
 def _empty_strided(x: Operand, size: Sequence[int], stride: Sequence[int], **_: Any) -> Any:
-    if not isinstance(x, Pair):
+    if not isinstance(x, ComplexPair):
         return NotImplemented
-    return Pair(x.parts.new_empty_strided([*size, 2], [*(2 * each for each in stride), 1]))
+    return ComplexPair(x.parts.new_empty_strided([*size, 2], [*(2 * each for each in stride), 1]))
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    _aten.view_as_real.default: lambda x: x.parts if isinstance(x, Pair) else NotImplemented,
-    _aten.view_as_complex.default: Pair,
+    _aten.view_as_real.default: lambda x: x.parts if isinstance(x, ComplexPair) else NotImplemented,
+    _aten.view_as_complex.default: ComplexPair,
     _aten.view.dtype: _view_as_type,
     _aten.complex.default: joined,
     _aten.polar.default: _polar,

@@ -26,7 +26,7 @@ Run = Callable[[Mapping[str, Array]], Array]
 
 
 @dataclass(frozen=True)
-class Artifact:
+class DeployArtifact:
     """A deployed file and what was measured of it.
 
     Attributes:
@@ -88,7 +88,7 @@ class ExportedModel:
         outputs = [self.run({name: each[at] for name, each in rows.items()}) for at in groups]
         return torch.from_numpy(np.concatenate(outputs)[:count])
 
-    def artifact(self, metadata: Mapping[str, Any]) -> Artifact:
+    def artifact(self, metadata: Mapping[str, Any]) -> DeployArtifact:
         """Return the file with its metadata. ExportError if it does not load or computes anything else than before."""
         model = self._file.model(metadata)
         loader = self._file.loader if isinstance(self._file, TorchFile) else ""
@@ -98,7 +98,7 @@ class ExportedModel:
         ):
             raise ExportError("the file with its metadata computes another output than without them")
         batch = 0 if self.target.dynamic_batch else self.target.batch
-        return Artifact(model, batch, self.program.inputs, self.max_rel_error, self.rows, loader)
+        return DeployArtifact(model, batch, self.program.inputs, self.max_rel_error, self.rows, loader)
 
 
 def deploy(

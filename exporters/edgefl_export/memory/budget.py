@@ -24,7 +24,7 @@ from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
-from edgefl_export.memory.recompute import Budget, Plan, beside_tensors, lean, peak_bytes, plans
+from edgefl_export.memory.recompute import Budget, RecomputePlan, beside_tensors, lean, peak_bytes, plans
 from edgefl_export.memory.usage import Timeline, constants, has_many, size, timeline, workspace
 
 # Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.
@@ -59,7 +59,7 @@ class Cuts:
 
 def cuts(line: Timeline) -> Iterator[Cuts]:
     """Ways to cut a step, each holding less than the one before it and costing more."""
-    table = _Table(line)
+    table = _CutTable(line)
     whole = table.held[0, -1]
     least = math.inf
     for share in SHARES:
@@ -69,7 +69,7 @@ def cuts(line: Timeline) -> Iterator[Cuts]:
             yield found
 
 
-class _Values:
+class _PageValues:
     """The values that may become pages: where each is made, its bytes, and where it is read."""
 
     def __init__(self, line: Timeline) -> None:
@@ -116,11 +116,11 @@ def _while_running(line: Timeline) -> _Numbers:
     return np.array([workspace(node) if node.op == "call_function" else 0 for node in line.nodes], np.int64)
 
 
-class _Table:
+class _CutTable:
     """What every stretch between two places for a cut would hold and move."""
 
     def __init__(self, line: Timeline) -> None:
-        self._values = _Values(line)
+        self._values = _PageValues(line)
         self._places = _places(self._values, len(line.nodes))
         count = len(self._places)
         self.held = np.full((count, count), np.iinfo(np.int64).max, np.int64)
@@ -162,7 +162,7 @@ class _Table:
         return Cuts(tuple(self._places[at] for at in path[1:-1]), held, costs[-1])
 
 
-def _places(values: _Values, count: int) -> list[int]:
+def _places(values: _PageValues, count: int) -> list[int]:
     """Where a step may be cut: the ends, and between them the places that least crosses, one in each stretch in which
     equally many bytes come and go."""
     change, busy = np.zeros(count + 1, np.int64), np.ones(count, np.int64)
@@ -203,7 +203,7 @@ def within(lowered: LoweredGraph, budget: int, measures: Measures) -> Form:
     Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
     device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
-    forms, found, passed = _Forms(lowered, measures.first(lowered)), list[int](), list[tuple[int, Form]]()
+    forms, found, passed = _StepForms(lowered, measures.first(lowered)), list[int](), list[tuple[int, Form]]()
     passes = [(forms.recomputed(), measures.safe)]
     if measures.likely:
         passes.append((forms.recomputed(), measures.likely))
@@ -269,22 +269,22 @@ def _given(lowered: LoweredGraph) -> dict[str, int]:
     return {name: size(node) for name, node in named if role_of(name) != "page"}
 
 
-class _Forms:
+class _StepForms:
     """The forms of a step."""
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
-        self._captured, self.first = lowered, first
-        self._plans: list[Plan] = []
+        self._lowered, self.first = lowered, first
+        self._plans: list[RecomputePlan] = []
 
     def recomputed(self) -> Iterator[Form]:
         """With recomputation alone, the cheapest one first."""
         yield (self.first,)
-        yield from ((replace(self._captured, module=plan.module),) for plan in self._all())
+        yield from ((replace(self._lowered, module=plan.module),) for plan in self._all())
 
     def paged(self) -> Iterator[Form]:
         """In segments, the cheapest one first, each holding less than all before it."""
-        module = self._captured.module
-        whole = Plan(module, timeline(module).peak, 0.0)
+        module = self._lowered.module
+        whole = RecomputePlan(module, timeline(module).peak, 0.0)
         choices = [
             (plan.cost + cut.cost, cut, plan)
             for plan in (whole, *self._all())
@@ -294,8 +294,8 @@ class _Forms:
         for _, cut, plan in sorted(choices, key=lambda choice: choice[0]):
             if cut.held < lowest:
                 lowest = cut.held
-                yield segments(replace(self._captured, module=plan.module), cut.places)
+                yield segments(replace(self._lowered, module=plan.module), cut.places)
 
-    def _all(self) -> list[Plan]:
-        self._plans = self._plans or list(plans(self._captured))
+    def _all(self) -> list[RecomputePlan]:
+        self._plans = self._plans or list(plans(self._lowered))
         return self._plans

@@ -34,7 +34,7 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
     if not cuts:
         return (lowered,)
     crossing = Crossing(lowered, timeline(lowered.module), cuts)
-    return tuple(_Segment(lowered, crossing, number).written() for number in range(len(cuts) + 1))
+    return tuple(_SegmentWriter(lowered, crossing, number).written() for number in range(len(cuts) + 1))
 
 
 class Crossing:
@@ -69,11 +69,11 @@ class Crossing:
             self.last_read[owner] = max(segment, self.last_read.get(owner, 0))
 
 
-class _Segment:
+class _SegmentWriter:
     """Writes one segment, node by node."""
 
     def __init__(self, lowered: LoweredGraph, crossing: Crossing, number: int) -> None:
-        self._captured, self._crossing, self._number = lowered, crossing, number
+        self._lowered, self._crossing, self._number = lowered, crossing, number
         self._body = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}
         self._latest: fx.Node | None = None
@@ -88,11 +88,11 @@ class _Segment:
         self._body.eliminate_dead_code()
         used = {name: inputs[name] for name in read_inputs(self._body, inputs)}
         _ends_in_turn(self._body)
-        specs = dict(self._captured.outputs)
+        specs = dict(self._lowered.outputs)
         specs |= {name: TensorSpec.of(fake_value(node)) for name, node in named.items() if is_page(name)}
         return replace(
-            self._captured,
-            module=fx.GraphModule(self._captured.module, self._body),
+            self._lowered,
+            module=fx.GraphModule(self._lowered.module, self._body),
             inputs=used,
             outputs={name: specs[name] for name in named},
             unused=(),

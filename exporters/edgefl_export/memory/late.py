@@ -28,7 +28,7 @@ LARGE_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)
-class _Update:
+class _LateUpdate:
     """``new`` state that could be written over the old one, were it computed after ``readers``. ``reader`` reads ``factor``,
     a single number, and all that is made of it is for ``new``."""
 
@@ -82,7 +82,7 @@ def _waited(lowered: LoweredGraph) -> bool:
     return bool(waiting)
 
 
-def _updates(lowered: LoweredGraph, behind: Behind) -> list[_Update]:
+def _updates(lowered: LoweredGraph, behind: Behind) -> list[_LateUpdate]:
     graph = lowered.module.graph
     inputs = dict(zip(lowered.inputs, graph.find_nodes(op="placeholder"), strict=True))
     found = []
@@ -94,7 +94,7 @@ def _updates(lowered: LoweredGraph, behind: Behind) -> list[_Update]:
         readers = unordered_readers(old, new, behind)
         place = _factor(new) if readers and not is_read_within(old, new) else None
         if readers and place is not None:
-            found.append(_Update(new, readers, *place))
+            found.append(_LateUpdate(new, readers, *place))
     return found
 
 
@@ -117,7 +117,7 @@ def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _trigger(
-    lowered: LoweredGraph, update: _Update, updates: Sequence[_Update], behind: Behind
+    lowered: LoweredGraph, update: _LateUpdate, updates: Sequence[_LateUpdate], behind: Behind
 ) -> fx.Node | None:
     """The first output, by what it is made of, that waits for nothing and that all readers of the old state lead to."""
     late = {each.new for each in updates}

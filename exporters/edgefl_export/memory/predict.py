@@ -40,7 +40,7 @@ _ENDLESS = 1 << 62
 
 
 @dataclass
-class _Chunk:
+class _ArenaChunk:
     size: int
     used: bool
     before: int | None  # addresses of the neighbours
@@ -51,7 +51,7 @@ class Arena:
     """Addresses count from 0. ``touched`` is the end of the last byte that some request has covered."""
 
     def __init__(self) -> None:
-        self._chunks = {0: _Chunk(_ENDLESS, False, None, None)}
+        self._chunks = {0: _ArenaChunk(_ENDLESS, False, None, None)}
         self._free = [(_ENDLESS, 0)]  # (size, address), ascending
         self.touched = 0
 
@@ -62,7 +62,7 @@ class Arena:
         chunk = self._chunks[address]
         if size >= 2 * rounded or size - rounded >= _MOST_UNUSED:
             rest = address + rounded
-            self._chunks[rest] = _Chunk(size - rounded, False, address, chunk.after)
+            self._chunks[rest] = _ArenaChunk(size - rounded, False, address, chunk.after)
             if chunk.after is not None:
                 self._chunks[chunk.after].before = rest
             chunk.size, chunk.after = rounded, rest
@@ -134,7 +134,7 @@ def predicted_peak(*steps: LoweredGraph) -> int:
     The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
     computes: the arena is emptied behind each.
     """
-    runs = [_Run(each) for each in steps]
+    runs = [_ArenaRun(each) for each in steps]
     nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
     given = {name: count for run in runs for name, count in run.given.items()}
     bound = sum(given.values()) + sum(run.own for run in runs) + SEGMENT_BYTES * (len(runs) - 1)
@@ -145,11 +145,11 @@ def predicted_peak(*steps: LoweredGraph) -> int:
 
 def predicted_arena(lowered: LoweredGraph) -> int:
     """Return the bytes to reserve for onnxruntime's arena, a little more than a few runs of ``lowered`` should take."""
-    found = _Run(lowered).arena_bytes()
+    found = _ArenaRun(lowered).arena_bytes()
     return found and int((1 + ARENA_SHARE) * found) + ARENA_BYTES
 
 
-class _Run:
+class _ArenaRun:
     """One graph as onnxruntime runs it."""
 
     def __init__(self, lowered: LoweredGraph) -> None:

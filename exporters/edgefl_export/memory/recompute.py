@@ -100,7 +100,7 @@ _SLOW = frozenset(
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecomputePlan:
     """A rewritten graph, its peak in bytes, and what the second computations cost (operations and bytes moved)."""
 
     module: fx.GraphModule
@@ -109,12 +109,12 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _CutPoint:
     """A place for a cut: bytes of waiting values made before it, and the cheapest row of cuts that ends here."""
 
     made: int
     kept: int
-    before: _Cut | None
+    before: _CutPoint | None
     values: frozenset[fx.Node]
 
 
@@ -144,7 +144,7 @@ def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
     :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
     """
     line = timeline(lowered.module)
-    plan = _Planner(lowered.module, line).cheap()
+    plan = _RecomputePlanner(lowered.module, line).cheap()
     peak = predicted_peak(lowered)
     if _work(plan.module) <= (1 + NEXT_TO_NOTHING) * _work(lowered.module):
         leaner = replace(lowered, module=plan.module)
@@ -159,24 +159,24 @@ def _work(module: fx.GraphModule) -> float:
     return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
 
 
-def plans(lowered: LoweredGraph) -> Iterator[Plan]:
+def plans(lowered: LoweredGraph) -> Iterator[RecomputePlan]:
     """``lowered`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
     line = timeline(lowered.module)
     lowest = math.inf
-    for plan in sorted(_Planner(lowered.module, line).plans(), key=lambda plan: plan.cost):
+    for plan in sorted(_RecomputePlanner(lowered.module, line).plans(), key=lambda plan: plan.cost):
         if plan.peak < lowest:
             lowest = plan.peak
             yield plan
 
 
-class _Planner:
+class _RecomputePlanner:
     """The plans for one graph."""
 
     def __init__(self, module: fx.GraphModule, line: Timeline) -> None:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
-    def cheap(self) -> Plan:
+    def cheap(self) -> RecomputePlan:
         """Again what is neither a product nor a series, but for what goes around a product."""
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
@@ -186,18 +186,18 @@ class _Planner:
     def _expensive(self) -> frozenset[fx.Node]:
         return frozenset(node for node in self.line.nodes if _is_expensive(node))
 
-    def plans(self) -> Iterator[Plan]:
+    def plans(self) -> Iterator[RecomputePlan]:
         waiting = {node for node in self.line.nodes[: self.turn + 1] if _waits(node, self.line, self.turn)}
         total = sum(size(node) for node in waiting)
         yield self._keeping(self._expensive())
         for spacing in SPACINGS:
             yield self._keeping(_crossing(self.line, self.turn, waiting, total * spacing))
 
-    def _keeping(self, kept: frozenset[fx.Node]) -> Plan:
-        writer = _Writer(self.line, self.turn, kept)
+    def _keeping(self, kept: frozenset[fx.Node]) -> RecomputePlan:
+        writer = _GraphRewriter(self.line, self.turn, kept)
         rewritten = _LazyGraphModule(self.module, writer.write())
         rewritten.graph.eliminate_dead_code()
-        return Plan(rewritten, timeline(rewritten).peak, writer.cost)
+        return RecomputePlan(rewritten, timeline(rewritten).peak, writer.cost)
 
 
 def _turn(line: Timeline) -> int:
@@ -227,14 +227,14 @@ def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) 
 
     A shortest path over the places for a cut; a single value of more than ``spacing`` lies between two cuts alone.
     """
-    cuts = [_Cut(0, 0, None, frozenset())]
+    cuts = [_CutPoint(0, 0, None, frozenset())]
     made = 0
     for index, values in _crossings(line, turn):
         made += size(line.nodes[index]) if line.nodes[index] in waiting else 0
         dropped = made - sum(size(value) for value in values & waiting)
         near = [cut for cut in cuts if dropped - cut.made <= spacing] or cuts[-1:]
         before = min(reversed(near), key=lambda cut: cut.kept)
-        cuts.append(_Cut(made, before.kept + sum(map(size, values)), before, values))
+        cuts.append(_CutPoint(made, before.kept + sum(map(size, values)), before, values))
     crossing: set[fx.Node] = set()
     cut = min((cut for cut in reversed(cuts) if made - cut.made <= spacing), key=lambda cut: cut.kept)
     while cut.before is not None:
@@ -275,7 +275,7 @@ def flops(node: fx.Node) -> float:
     return float(count(*args, **kwargs, out_val=node.meta["val"]))
 
 
-class _Writer:
+class _GraphRewriter:
     """Copies a graph node by node; behind the turn, reads of dropped values become reads of second computations."""
 
     def __init__(self, line: Timeline, turn: int, kept: frozenset[fx.Node]) -> None:

@@ -15,8 +15,6 @@ from collections.abc import Iterator
 import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import PassManager
-from onnx_ir.passes import common as passes
 
 from edgefl.errors import ExportError
 from edgefl_export.artifact import REWRITTEN
@@ -24,11 +22,8 @@ from edgefl_export.capture.patches import patched
 from edgefl_export.capture.trace import LoweredGraph, exported_program
 from edgefl_export.capture.unsupported import check_floats, unsupported
 from edgefl_export.onnx import op_tables
-from edgefl_export.onnx.broadcasts import match_ranks
-from edgefl_export.onnx.one_hot import add_labels
 from edgefl_export.onnx.ops import OPSET, TRANSLATIONS
-from edgefl_export.onnx.peephole import merge_chains, name_types
-from edgefl_export.onnx.sums import multiply_from_the_left, multiply_ones
+from edgefl_export.onnx.passes import PASSES
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
@@ -93,26 +88,9 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _clean(model: ir.Model) -> None:
-    """Drop copies, repeated constants and everything that describes the exporting machine."""
-    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    passes.IdentityEliminationPass()(model)  # they would stand between the links of a chain
-    multiply_ones(model.graph)
-    multiply_from_the_left(model.graph)
-    merge_chains(model.graph)
-    match_ranks(model.graph)
-    name_types(model.graph)
-    add_labels(model.graph)
-    PassManager(
-        [
-            passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
-            passes.DeduplicateInitializersPass(),
-            passes.CommonSubexpressionEliminationPass(),
-            passes.RemoveUnusedNodesPass(),
-            passes.RemoveUnusedOpsetsPass(),
-            passes.TopologicalSortPass(),
-            passes.ClearMetadataAndDocStringPass(),
-        ]
-    )(model)
+    """Run the passes, and drop what describes the exporting machine."""
+    for rewrite in PASSES:
+        rewrite(model)
     model.producer_name = "edgefl"
     model.producer_version = None
     model.ir_version = IR_VERSION

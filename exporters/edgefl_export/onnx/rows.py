@@ -22,7 +22,7 @@ from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 from edgefl.wire.bundle.graphs import rows_of_port
 from edgefl_export.artifact import REWRITTEN
-from edgefl_export.onnx.values import BY_ENTRY, Shape, Values
+from edgefl_export.onnx.values import BY_ENTRY, GraphValues, Shape
 
 BLOCK_BYTES = 1 << 19
 """Of a tensor at a time: three of them fit into a processor's own cache of 2 MB. CNN's step on one thread takes 50.7 ms,
@@ -36,15 +36,15 @@ _STATE = "state."
 def by_rows(model: bytes) -> bytes | None:
     """The ONNX model with the updates of its large state in blocks of rows; None where it has none."""
     proto = onnx.load_from_string(model)
-    graph = _Graph(proto.graph)
+    graph = _RowGraph(proto.graph)
     updates = [update for shape in graph.large_shapes() for update in graph.updates_of(shape)]
     if not updates:
         return None
-    _Writer(graph).write(updates)
+    _RowWriter(graph).write(updates)
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-class _Update:
+class _RowUpdate:
     """Nodes that make new state of one shape entry by entry, in order, and the products that only they read."""
 
     def __init__(self, shape: Shape, nodes: list[NodeProto], products: dict[str, NodeProto]) -> None:
@@ -52,7 +52,7 @@ class _Update:
         self.made = {name for node in nodes for name in node.output}
 
 
-class _Graph(Values):
+class _RowGraph(GraphValues):
     """What is known of a graph's values, and its ports."""
 
     def __init__(self, proto: Any) -> None:
@@ -65,13 +65,13 @@ class _Graph(Values):
         shapes = {self.shapes[name] for name in names if name in self.ports}
         return sorted(shape for shape in shapes if 4 * math.prod(shape) >= LARGE_BYTES and shape[0] > 1)
 
-    def updates_of(self, shape: Shape) -> list[_Update]:
+    def updates_of(self, shape: Shape) -> list[_RowUpdate]:
         """What makes new state of ``shape``, and is for nothing else: of each tensor whose gradient is a product.
 
         Where the gradient is made whole in another way, going through it row by row gains nothing.
         """
         chosen = self._for_new_state(shape)
-        parts = [_Update(shape, nodes, self._products_for(nodes, shape)) for nodes in _connected(chosen)]
+        parts = [_RowUpdate(shape, nodes, self._products_for(nodes, shape)) for nodes in _connected(chosen)]
         return [part for part in parts if part.products and self._reads_state(part.nodes, shape)]
 
     def _for_new_state(self, shape: Shape) -> list[NodeProto]:
@@ -109,10 +109,10 @@ class _Graph(Values):
         return any(name in self.ports and self.shapes[name] == shape for node in nodes for name in node.input)
 
 
-class _Writer:
+class _RowWriter:
     """Writes the updates of a graph anew, behind all else."""
 
-    def __init__(self, graph: _Graph) -> None:
+    def __init__(self, graph: _RowGraph) -> None:
         self._graph, self._proto = graph, graph.graph
         self._nodes: list[NodeProto] = []
         self._numbers: dict[tuple[int, ...], str] = {}
@@ -120,7 +120,7 @@ class _Writer:
         self._outputs: dict[str, list[ValueInfoProto]] = {}
         self._products: list[ValueInfoProto] = []
 
-    def write(self, updates: Sequence[_Update]) -> None:
+    def write(self, updates: Sequence[_RowUpdate]) -> None:
         gone = {id(node) for update in updates for node in (*update.nodes, *update.products.values())}
         kept = [node for node in self._proto.node if id(node) not in gone]
         for update in updates:
@@ -146,7 +146,7 @@ class _Writer:
     def _has_rows(self, name: str) -> bool:
         return any(each.startswith(f"{name}[") for each in self._inputs)
 
-    def _block(self, update: _Update, start: int, stop: int) -> None:
+    def _block(self, update: _RowUpdate, start: int, stop: int) -> None:
         """The update of rows ``start`` to ``stop``."""
         names: dict[str, str] = {}
         for node in update.nodes:
@@ -165,7 +165,7 @@ class _Writer:
         self._outputs.setdefault(name, []).append(value)
         return part
 
-    def _rows(self, name: str, update: _Update, start: int, stop: int, names: dict[str, str]) -> str:
+    def _rows(self, name: str, update: _RowUpdate, start: int, stop: int, names: dict[str, str]) -> str:
         """The rows of a value that the update reads; the value itself where it has one row for all."""
         if name in names:
             return names[name]

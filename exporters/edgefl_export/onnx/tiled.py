@@ -20,17 +20,26 @@ from dataclasses import dataclass
 import onnx
 from onnx import NodeProto, ValueInfoProto, helper
 
-from edgefl_export.onnx.peak import live_peak
-from edgefl_export.onnx.values import BY_ENTRY, LAYOUT, VIEWS, Shape, Sizes, Values, attributes, read_by
+from edgefl_export.onnx.values import (
+    BY_ENTRY,
+    LAYOUT,
+    VIEWS,
+    ConstantSizes,
+    GraphValues,
+    Shape,
+    attributes,
+    live_peak,
+    read_by,
+)
 
 # Chains of ops by rows, and how many rows a loop takes at a time.
 
 # Which ops make every row, a place of the first axis, of the same rows of what they read.
 
-Rule = Callable[[Values, NodeProto], tuple[str, ...]]
+Rule = Callable[[GraphValues, NodeProto], tuple[str, ...]]
 
 
-def rows_read(values: Values, node: NodeProto) -> tuple[str, ...]:
+def rows_read(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     """The inputs of which ``node`` reads a row for a row of its result; none where it is another kind of op, or sizes are
     unknown. What else it reads is the same for all rows."""
     if len(node.output) != 1 or node.output[0] not in values.shapes:
@@ -41,7 +50,7 @@ def rows_read(values: Values, node: NodeProto) -> tuple[str, ...]:
     return read if known else ()
 
 
-def _entries(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _entries(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     shape = values.shapes[node.output[0]]
     names = [name for name in node.input if name]
     if any(name not in values.shapes for name in names):
@@ -50,28 +59,28 @@ def _entries(values: Values, node: NodeProto) -> tuple[str, ...]:
     return tuple(name for name, each in shapes if len(each) == len(shape) and each[:1] == shape[:1] != (1,))
 
 
-def _along_axis(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _along_axis(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     axis = int(attributes(node).get("axis", -1))
     return (node.input[0],) if axis % len(values.shapes[node.output[0]]) else ()
 
 
-def _reduced(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _reduced(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     axes = values.whole(node.input[1]) if len(node.input) > 1 else None
     rank = len(values.shapes[node.output[0]])
     kept = attributes(node).get("keepdims", 1)
     return (node.input[0],) if kept and axes and all(axis % rank for axis in axes) else ()
 
 
-def _view(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _view(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     """Equally many first rows of both shapes hold the same numbers."""
     return () if values.whole(node.input[1]) is None else (node.input[0],)
 
 
-def _pooled(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _pooled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     return (node.input[0],)
 
 
-def _scaled(values: Values, node: NodeProto) -> tuple[str, ...]:
+def _scaled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
     """A number, and perhaps another that is added, for each channel."""
     kernel = values.shapes.get(node.input[1], (0, 0))
     return (node.input[0],) if math.prod(kernel[1:]) == 1 else ()
@@ -110,14 +119,14 @@ class Chain:
     views: tuple[tuple[str, str], ...]
 
 
-def chains(values: Values) -> list[Chain]:
+def chains(values: GraphValues) -> list[Chain]:
     """All that are worth a loop, in order."""
     rows = _rows(values)
     found = [_chain(values, members, rows) for members in _grown(values, rows)]
     return [chain for chain in found if chain is not None]
 
 
-def _rows(values: Values) -> dict[int, tuple[str, ...]]:
+def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
     """What each node that may be part of a chain reads by rows, by the node's place."""
     rows = dict[int, tuple[str, ...]]()
     for place, node in enumerate(values.graph.node):
@@ -130,7 +139,7 @@ def _rows(values: Values) -> dict[int, tuple[str, ...]]:
     return rows
 
 
-def _grown(values: Values, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
+def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
     """The places in rows in groups that can run where their last node stands: each node joins those that make what it reads,
     unless something else needs one of their results before."""
     group = dict[int, list[int]]()
@@ -145,7 +154,7 @@ def _grown(values: Values, rows: Mapping[int, Sequence[str]]) -> list[list[int]]
     return [members for place, members in group.items() if members[0] == place]
 
 
-def _fits(values: Values, rows: Mapping[int, Sequence[str]], places: Sequence[int]) -> bool:
+def _fits(values: GraphValues, rows: Mapping[int, Sequence[str]], places: Sequence[int]) -> bool:
     """Whether these nodes can run where the last of them stands, some rows at a time."""
     own, last = {*places}, places[-1]
     results = [values.graph.node[place].output[0] for place in places]
@@ -158,12 +167,12 @@ def _fits(values: Values, rows: Mapping[int, Sequence[str]], places: Sequence[in
     return all(reader in own or reader > last for reader in readers)
 
 
-def _divisor(values: Values, names: Iterable[str]) -> int:
+def _divisor(values: GraphValues, names: Iterable[str]) -> int:
     """Into how many parts the first axes of all of them fall at the most."""
     return math.gcd(*(values.shapes[name][0] if values.shapes[name] else 1 for name in names))
 
 
-def _chain(values: Values, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
+def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
     """The chain of these nodes; None where no value of it would be spared its way through memory."""
     own, nodes = {*places}, values.graph.node
     result = {place: nodes[place].output[0] for place in places}
@@ -188,7 +197,7 @@ def _chain(values: Values, places: Sequence[int], rows: Mapping[int, Sequence[st
     return Chain(tuple(places), tuple(kept), tuple(inputs), tuple(outputs), turns, views)
 
 
-def _seen(values: Values, name: str, own: set[int]) -> str:
+def _seen(values: GraphValues, name: str, own: set[int]) -> str:
     """What a view within the chain is one of."""
     while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
         name = values.graph.node[place].input[0]
@@ -205,9 +214,9 @@ def _turns(divisor: int, count: int) -> int:
 # Chains written as loops.
 
 
-def write(values: Values, chains: Sequence[Chain]) -> None:
+def write(values: GraphValues, chains: Sequence[Chain]) -> None:
     """Put the loop of each chain where its last node stood."""
-    sizes = Sizes(values.graph, "tile_size")
+    sizes = ConstantSizes(values.graph, "tile_size")
     gone = {place for chain in chains for place in chain.places}
     loops = {chain.places[-1]: chain for chain in chains}
     nodes = list[NodeProto]()
@@ -220,7 +229,7 @@ def write(values: Values, chains: Sequence[Chain]) -> None:
     values.graph.node.extend(nodes)
 
 
-def _loop(values: Values, chain: Chain, sizes: Sizes, name: str) -> Iterator[NodeProto]:
+def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) -> Iterator[NodeProto]:
     """Views of the inputs by tiles, the loop, and its outputs in their own shapes."""
 
     def tile(value: str) -> Shape:
@@ -271,11 +280,11 @@ def tiled(model: bytes) -> bytes | None:
     """The ONNX model with its large chains in loops; None where it has none, or its values need more than a little more
     then: an op may run later in a chain than it did alone."""
     proto = onnx.load_from_string(model)
-    values = Values(proto.graph)
+    values = GraphValues(proto.graph)
     found, most = chains(values), ROOM * live_peak(values)
     if not found:
         return None
     write(values, found)
-    if live_peak(Values(proto.graph)) > most:
+    if live_peak(GraphValues(proto.graph)) > most:
         return None
     return bytes(proto.SerializeToString(deterministic=True))

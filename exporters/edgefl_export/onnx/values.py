@@ -30,7 +30,7 @@ BY_ENTRY = LOGICAL | frozenset(
 """Ops whose every entry is made of the same entries of their inputs, each input being repeated where it is smaller."""
 
 
-class Values:
+class GraphValues:
     """``types``: 0 where one is unknown. ``shapes``: of values whose sizes are all known, those that wait for something
     (:mod:`edgefl_export.ordering`) among them, of which ONNX itself knows the rank only; and of what follows from them by
     ops whose results are as large as what they read."""
@@ -178,7 +178,7 @@ def attributes(node: NodeProto) -> dict[str, Any]:
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
-class Sizes:
+class ConstantSizes:
     """Constants of whole numbers, each once; ``prefix``: of their names."""
 
     def __init__(self, graph: GraphProto, prefix: str) -> None:
@@ -191,3 +191,24 @@ class Sizes:
             self._names[key] = name = f"{self._prefix}{len(self._names)}"
             self._graph.initializer.append(numpy_helper.from_array(np.array(key, np.int64), name))
         return self._names[key]
+
+
+def live_peak(values: GraphValues) -> int:
+    """The most numbers that values hold while a node runs, inputs and constants of the graph apart; views take none of their
+    own, nor does what has no known size, which is small."""
+    nodes, root = values.graph.node, dict[str, str]()
+    for node in nodes:
+        if node.op_type in VIEWS and not node.domain:
+            root[node.output[0]] = root.get(node.input[0], node.input[0])
+    last = {root.get(name, name): place for place, node in enumerate(nodes) for name in read_by(node)}
+    held, now, most = dict.fromkeys((*values.inputs, *values.constants), 0), 0, 0
+    for place, node in enumerate(nodes):
+        for name in node.output:
+            if name not in root:
+                held[name] = values.count(name)
+                now += held[name]
+        most = max(most, now)
+        for name in {root.get(name, name) for name in (*read_by(node), *node.output)}:
+            if last.get(name, place) <= place:
+                now -= held.pop(name, 0)
+    return most

@@ -43,7 +43,7 @@ _PARTS = re.compile(r"[./]")
 
 
 @dataclass(frozen=True)
-class Op:
+class OpNode:
     """A node of either format: values are named, sizes are in bytes."""
 
     name: str
@@ -60,7 +60,7 @@ class Op:
 class Nodes:
     """A graph's ops in order, and its outputs: the value that each output port holds."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[OpNode, ...]
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def attributed(self) -> dict[str, Node]:
@@ -86,12 +86,12 @@ def _phases(nodes: Nodes) -> dict[str, Phase]:
     return phases
 
 
-def _makers(ops: Iterable[Op]) -> dict[str, Op]:
+def _makers(ops: Iterable[OpNode]) -> dict[str, OpNode]:
     return {value: op for op in ops for value in op.makes}
 
 
 def _before(
-    values: Sequence[str], maker: Mapping[str, Op], stops: Callable[[Op], bool] = lambda _: False
+    values: Sequence[str], maker: Mapping[str, OpNode], stops: Callable[[OpNode], bool] = lambda _: False
 ) -> set[str]:
     """Names of the ops that ``values`` are computed from, as far as the first that ``stops``, which is left out."""
     names: set[str] = set()
@@ -107,7 +107,7 @@ def _before(
 def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     """Own modules first; then readers are asked, from the end, and makers, from the beginning."""
     attribution = _own(nodes)
-    readers: dict[str, list[Op]] = {}
+    readers: dict[str, list[OpNode]] = {}
     for op in nodes.ops:
         for value in op.reads:
             readers.setdefault(value, []).append(op)
@@ -152,7 +152,7 @@ def _own(nodes: Nodes) -> dict[str, str]:
     return modules
 
 
-def _making(value: str, maker: Mapping[str, Op]) -> set[str]:
+def _making(value: str, maker: Mapping[str, OpNode]) -> set[str]:
     """The ops that move and combine entries into ``value``, and those that make what they combine."""
     names: set[str] = set()
     open_values = [value]
@@ -264,9 +264,9 @@ def _width(element: int) -> int:
 
 def _onnx_op(
     node: Any, shapes: Mapping[str, tuple[tuple[int, ...], int]], sizes: Mapping[str, tuple[int, ...]]
-) -> Op:
+) -> OpNode:
     touched = [shapes[name] for name in (*node.input, *node.output) if name in shapes]
-    return Op(
+    return OpNode(
         name=node.name,
         op=node.op_type,
         reads=tuple(filter(None, node.input)),
@@ -318,11 +318,11 @@ def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
     return Nodes(ops, outputs).attributed()
 
 
-def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> Op:
+def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> OpNode:
     name = str(node.target).removeprefix("aten.").partition(".")[0]
     op = name if name in _MOVES else name.removesuffix("_copy")
     values = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
-    return Op(
+    return OpNode(
         name=node.name,
         op=op,
         reads=tuple(names.get(each, each.name) for each in node.all_input_nodes),

@@ -13,7 +13,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl.models.split import split
-from edgefl_export.capture.locate import Place, locate
+from edgefl_export.capture.locate import SourceLocation, locate
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
@@ -171,7 +171,7 @@ def test_an_op_is_found_under_the_name_of_its_form_without_writes(op: str, found
 
 
 def test_drawing_the_example_is_no_call_of_the_function() -> None:
-    assert locate(step(Layer(torch.tanh)), "aten.randn.default") == Place()
+    assert locate(step(Layer(torch.tanh)), "aten.randn.default") == SourceLocation()
 
 
 def test_a_module_under_two_names_is_told_by_the_one_that_is_called() -> None:

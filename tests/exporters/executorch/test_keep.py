@@ -11,7 +11,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.check.programs import verify
 from edgefl_export.executorch.graph import to_kernel_ops
-from edgefl_export.executorch.program.emit import Program, emit
+from edgefl_export.executorch.program.emit import EmittedProgram, emit
 from edgefl_export.executorch.program.keep import HELD, end_of_forward, recomputed
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import to_executorch
@@ -53,7 +53,7 @@ def _rewritten(lowered: LoweredGraph) -> fx.GraphModule:
     return module
 
 
-def _written(lowered: LoweredGraph, module: fx.GraphModule) -> Program:
+def _written(lowered: LoweredGraph, module: fx.GraphModule) -> EmittedProgram:
     return emit(module, steps_of(module), lowered.inputs, lowered.outputs)
 
 

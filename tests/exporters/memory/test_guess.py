@@ -9,12 +9,12 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.memory.guess import guessed, next_traced, step_bytes
-from edgefl_export.offers import Fit, Offer
+from edgefl_export.offers import Fit, SubmodelOffer
 
 PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]
 
 
-def _key(offer: Offer) -> tuple[str, str]:
+def _key(offer: SubmodelOffer) -> tuple[str, str]:
     return offer.kind, str(offer.options)
 
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from edgefl.models.layers.recurrent import Gru
 from edgefl_export.onnx.blocked import blocked
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.onnx.peak import live_peak
 from edgefl_export.onnx.target import OnnxTarget
-from edgefl_export.onnx.values import Values
+from edgefl_export.onnx.values import GraphValues, live_peak
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of
 
@@ -218,11 +217,11 @@ def test_what_would_take_memory_leaves_it_to_convolutions() -> None:
     assert_alike(here, own)
 
 
-def sized(nodes: list[NodeProto], **sizes: int) -> Values:
+def sized(nodes: list[NodeProto], **sizes: int) -> GraphValues:
     """A graph of which these values have so many numbers."""
     known = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name, size in sizes.items()]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "sizes")]
-    return Values(helper.make_graph(nodes, "g", inputs, [], value_info=known))
+    return GraphValues(helper.make_graph(nodes, "g", inputs, [], value_info=known))
 
 
 def test_values_hold_memory_to_their_last_reader() -> None:

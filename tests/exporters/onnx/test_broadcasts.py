@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgefl.contract.tensors import Tensors
 from edgefl_export.capture.trace import capture
-from edgefl_export.onnx.broadcasts import match_ranks
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.passes import MatchRanks
 from tests.exporters.examples import pointwise
 
 SHAPES = st.lists(st.sampled_from([1, 1, 3, 40]), min_size=1, max_size=5).map(tuple)
@@ -73,7 +73,7 @@ def test_a_single_entry_gets_the_result_s_rank_and_computes_the_same(
 ) -> None:
     model = example(op, shape, one, constant, first)
     found = ir.from_proto(model)
-    match_ranks(found.graph)
+    MatchRanks()(found)
     rewritten = ir.to_proto(found)
     onnx.checker.check_model(rewritten, full_check=True)
     x = np.random.default_rng(0).standard_normal(shape, np.float32)

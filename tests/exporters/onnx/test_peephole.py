@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from edgefl_export.onnx.peephole import merge_chains, name_types
+from edgefl_export.onnx.passes import CastsByType, MergeChains
 
 SHAPE = (4, 6, 5)
 X = np.arange(120, dtype=np.float32).reshape(SHAPE)
@@ -61,7 +61,7 @@ class Chain:
 
 def merged(model: onnx.ModelProto) -> onnx.ModelProto:
     found = ir.from_proto(model)
-    merge_chains(found.graph)
+    MergeChains()(found)
     RemoveUnusedNodesPass()(found)
     proto = ir.to_proto(found)
     onnx.checker.check_model(proto, full_check=True)
@@ -218,7 +218,7 @@ def test_a_type_that_is_taken_from_a_value_is_said() -> None:
     made = Chain().add("CastLike", [2, 3]).model()
     made.graph.node[0].input[:] = ["c0", "x"]
     model = ir.from_proto(onnx.shape_inference.infer_shapes(made))
-    name_types(model.graph)
+    CastsByType()(model)
 
     (node,) = ir.to_proto(model).graph.node
     assert (node.op_type, list(node.input)) == ("Cast", ["c0"])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from edgefl_export.onnx.sums import multiply_ones
+from edgefl_export.onnx.passes import SumsToProducts
 
 
 def model(
@@ -34,7 +34,7 @@ def model(
 
 def rewritten(proto: onnx.ModelProto) -> onnx.ModelProto:
     made = ir.from_proto(proto)
-    multiply_ones(made.graph)
+    SumsToProducts()(made)
     return ir.to_proto(made)
 
 

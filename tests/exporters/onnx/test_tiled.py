@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.tiled import chains, tiled
-from edgefl_export.onnx.values import Values, read_by
+from edgefl_export.onnx.values import GraphValues, read_by
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of
 
@@ -167,7 +167,7 @@ def test_ports_are_left() -> None:
     """A device may write state where it was read, so that a loop over it would read what it wrote."""
     own = model(node("Exp", "x", "a"), node("Mul", "a z", "b"), node("Sub", "x b", "end"), results="end")
 
-    found = chains(Values(onnx.load_from_string(own).graph))
+    found = chains(GraphValues(onnx.load_from_string(own).graph))
 
     assert [chain.outputs for chain in found] == [("b",)]
     assert_same(own, tiled(own))

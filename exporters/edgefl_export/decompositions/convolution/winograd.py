@@ -39,7 +39,7 @@ Matrix = Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class WinogradPlan:
     """Sizes of x [N, C, *inputs] and y [N, O, *outputs], and zeros before x on each axis."""
 
     batch: int
@@ -66,42 +66,44 @@ class Plan:
         return fits and spared >= _WORTH * cost
 
     @property
-    def adjoint(self) -> Plan:
+    def adjoint(self) -> WinogradPlan:
         """Of dL/dx as a convolution of dL/dy with the kernel turned around."""
         before = (_KERNEL[0] - 1 - self.before[0], _KERNEL[1] - 1 - self.before[1])
-        return Plan(self.batch, self.out, self.channels, self.outputs, self.inputs, before)
+        return WinogradPlan(self.batch, self.out, self.channels, self.outputs, self.inputs, before)
 
 
-def plan(x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torch.dtype) -> Plan | None:
+def plan(
+    x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torch.dtype
+) -> WinogradPlan | None:
     """For x [N, C, H, W] and w [O, C, 3, 3] with stride 1; None where another form is the one to take."""
     if tuple(w[2:]) != _KERNEL or dtype != torch.float32 or max(padding) >= min(_KERNEL):
         return None
     (height, width), (top, left) = x[2:], padding
     outputs = height + 2 * top - 2, width + 2 * left - 2
-    made = Plan(x[0], x[1], w[0], (height, width), outputs, (top, left))
+    made = WinogradPlan(x[0], x[1], w[0], (height, width), outputs, (top, left))
     return made if made.pays and made.adjoint.pays else None
 
 
-def forward(x: Tensor, w: Tensor, sizes: Plan) -> Tensor:
+def forward(x: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
     """x [N, C, H, W], w [O, C, 3, 3] -> y [N, O, P, Q]."""
     tiles, kernels = _tiles(AFTER(x, w), sizes), _kernels(AFTER(w, x))
     return _results(torch.bmm(tiles, kernels.transpose(1, 2)), sizes)
 
 
-def input_gradient(grad: Tensor, w: Tensor, sizes: Plan) -> Tensor:
+def input_gradient(grad: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
     """dL/dy [N, O, P, Q], w [O, C, 3, 3] -> dL/dx [N, C, H, W]; ``sizes`` are the forward's."""
     back = sizes.adjoint
     return _results(torch.bmm(_tiles(grad, back), _kernels(AFTER(w, grad), turned=True)), back)
 
 
-def weight_gradient(grad: Tensor, x: Tensor, sizes: Plan) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, sizes: WinogradPlan) -> Tensor:
     """dL/dy [N, O, P, Q], x [N, C, H, W] -> dL/dw [O, C, 3, 3]."""
     points = torch.bmm(_gradients(grad, sizes).transpose(1, 2), _tiles(AFTER(x, grad), sizes))
     kernel = _transformed(_transposed(_pairs(_G, _G)), points)
     return kernel.permute(1, 2, 0).reshape(sizes.out, sizes.channels, *_KERNEL)
 
 
-def _tiles(x: Tensor, sizes: Plan) -> Tensor:
+def _tiles(x: Tensor, sizes: WinogradPlan) -> Tensor:
     """B^T d B: [N, C, H, W] -> [16, T, C], of tiles of 4 x 4, two positions apart."""
     rows = _padded(x, sizes.before, [_TILE * n + 2 for n in sizes.tiles])
     return _transformed(_pairs(_B, _B), _cut(rows, sizes, _POINTS))
@@ -113,13 +115,13 @@ def _kernels(w: Tensor, *, turned: bool = False) -> Tensor:
     return _transformed(_pairs(side, side), w.reshape(-1, 9).t().contiguous()).view(-1, *w.shape[:2])
 
 
-def _gradients(grad: Tensor, sizes: Plan) -> Tensor:
+def _gradients(grad: Tensor, sizes: WinogradPlan) -> Tensor:
     """A dL/dY A^T: [N, O, P, Q] -> [16, T, O]."""
     rows = _padded(grad, (0, 0), [_TILE * n for n in sizes.tiles])
     return _transformed(_transposed(_pairs(_A, _A)), _cut(rows, sizes, _TILE))
 
 
-def _results(points: Tensor, sizes: Plan) -> Tensor:
+def _results(points: Tensor, sizes: WinogradPlan) -> Tensor:
     """A^T m A: [16, T, O] -> [N, O, P, Q]."""
     (down, across), (height, width) = sizes.tiles, sizes.outputs
     tiles = sizes.batch * down * across
@@ -133,7 +135,7 @@ def _results(points: Tensor, sizes: Plan) -> Tensor:
     return rows.permute(0, 3, 1, 2)
 
 
-def _cut(rows: Tensor, sizes: Plan, points: int) -> Tensor:
+def _cut(rows: Tensor, sizes: WinogradPlan, points: int) -> Tensor:
     """[N, *space, C] -> [points^2, T, C]: tiles of that many points a side, two positions apart."""
     (down, across), (_, height, width, channels) = sizes.tiles, rows.shape
     places = _sums(

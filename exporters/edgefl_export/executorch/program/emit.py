@@ -17,8 +17,8 @@ from edgefl_export.capture.nodes import results
 from edgefl_export.executorch.graph import base_of
 from edgefl_export.executorch.program.kernels import arguments_of, kernel_of, results_of
 from edgefl_export.executorch.program.missing import LEAVING, TYPES
-from edgefl_export.executorch.program.partition import Step
-from edgefl_export.executorch.xnnpack.arena import ALIGNMENT, Span, planned
+from edgefl_export.executorch.program.partition import ProgramStep
+from edgefl_export.executorch.xnnpack.arena import ALIGNMENT, Lifetime, planned
 from edgefl_export.executorch.xnnpack.region import Region, delegate
 from edgefl_export.executorch.xnnpack.workspace import FLOAT
 
@@ -36,7 +36,7 @@ tenth more, and a workspace that has to grow is there twice."""
 
 
 @dataclass(frozen=True)
-class Program:
+class EmittedProgram:
     """Bytes of the program, what its arena and its delegates need, and how many values the delegates have."""
 
     model: bytes
@@ -49,14 +49,14 @@ class Program:
 
 def emit(
     module: fx.GraphModule,
-    steps: Sequence[Step],
+    steps: Sequence[ProgramStep],
     inputs: Iterable[str],
     outputs: Iterable[str],
     *,
     reserve: bool = True,
     planned_outputs: bool = False,
     named: bool = False,
-) -> Program:
+) -> EmittedProgram:
     """``steps`` as a program. The names of the ports go along; the runtime goes by their order.
 
     ``named``: each input and output has its name where the runtime gives it, for some are rows of a port (:mod:`.rows`).
@@ -64,7 +64,7 @@ def emit(
     ``planned_outputs``: outputs have a place in the arena, from when they are made to the end, else the caller's memory.
     """
     names = schema.ContainerMetadata("\n".join(inputs), "\n".join(outputs))
-    return _Writer(module, steps, names, reserve, planned_outputs, named).write()
+    return _ProgramWriter(module, steps, names, reserve, planned_outputs, named).write()
 
 
 def slot_of(node: fx.Node) -> Slot:
@@ -74,9 +74,9 @@ def slot_of(node: fx.Node) -> Slot:
 
 
 @dataclass
-class _Writer:
+class _ProgramWriter:
     module: fx.GraphModule
-    steps: Sequence[Step]
+    steps: Sequence[ProgramStep]
     names: schema.ContainerMetadata
     reserve: bool
     planned_outputs: bool = False
@@ -90,11 +90,11 @@ class _Writer:
     _left: set[Slot] = field(default_factory=set)
     _delegated: int = 0
     _blobs: list[bytes] = field(default_factory=list)
-    _spans: dict[Slot, Span] = field(default_factory=dict)
+    _spans: dict[Slot, Lifetime] = field(default_factory=dict)
     _aliases: dict[fx.Node, Slot] = field(default_factory=dict)
     _instructions: list[schema.Instruction] = field(default_factory=list)
 
-    def write(self) -> Program:
+    def write(self) -> EmittedProgram:
         graph = self.module.graph
         inputs = [self._tensor(node) for node in graph.nodes if node.op == "placeholder"]
         self._left.update(slot_of(node) for node in results(graph))
@@ -127,7 +127,7 @@ class _Writer:
             ],
             non_const_buffer_sizes=[0, arena] if arena else [0],
         )
-        program = schema.Program(
+        program = schema.EmittedProgram(
             version=0,
             execution_plan=[plan],
             constant_buffer=[schema.Buffer(data) for data in self._constants],
@@ -138,7 +138,7 @@ class _Writer:
         # Delegates stay within the program: segments of their own are freed once they are set up, by every loader but the
         # one that reads from memory, and XNNPACK goes on to read constants where they lie.
         model = bytes(serialize_pte_binary(PTEFile(program), extract_delegate_segments=False))
-        return Program(model, arena, workspace, self._delegated, instructions)
+        return EmittedProgram(model, arena, workspace, self._delegated, instructions)
 
     # values
 
@@ -210,13 +210,13 @@ class _Writer:
     def _made(self, slot: Slot, turn: int, size: int) -> None:
         if not self._is_outside(slot):
             # An output is read by the caller, after the last step.
-            self._spans[slot] = Span(size, turn, len(self.steps) if slot in self._left else turn)
+            self._spans[slot] = Lifetime(size, turn, len(self.steps) if slot in self._left else turn)
 
     def _read(self, node: fx.Node, turn: int) -> int:
         slot = slot_of(base_of(node))
         if slot in self._spans:
             span = self._spans[slot]
-            self._spans[slot] = Span(span.size, span.first, max(span.last, turn))
+            self._spans[slot] = Lifetime(span.size, span.first, max(span.last, turn))
         return self._tensor(node)
 
     def _place(self) -> int:
@@ -268,7 +268,7 @@ class _Writer:
         for place, dtype in ((LEFT, LEAVING[value.dtype][1]), (LEFT - 1, value.dtype)):
             names.append(self._add(_described(value, dtype)))
             self._tensors[node, place] = names[-1]
-        self._spans[node, LEFT] = Span(value.numel() * value.itemsize, turn, turn)
+        self._spans[node, LEFT] = Lifetime(value.numel() * value.itemsize, turn, turn)
         return names[0], [names[1], self._list("int", value.shape), self._tensors[key], self._tensors[key]]
 
     def _argument(self, value: Any, kind: Any, node: fx.Node, turn: int) -> int:

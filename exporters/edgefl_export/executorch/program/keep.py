@@ -41,7 +41,7 @@ def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
     early = {node for node in nodes[: turn + 1] if node.op == "call_function"}
     late = nodes[turn + 1 :]
     crossing = _kept(nodes[: turn + 1], early, late)
-    again = _Again(module.graph, early, crossing)
+    again = _Recomputation(module.graph, early, crossing)
     for node in late:
         again.read_by(node)
     module.graph.eliminate_dead_code()
@@ -94,7 +94,7 @@ def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
     return node in early and owner_of(node) is node and _size(node) >= SMALL_BYTES
 
 
-class _Again:
+class _Recomputation:
     """Copies, behind the turn, of what is not kept."""
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:

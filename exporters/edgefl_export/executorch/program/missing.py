@@ -14,7 +14,7 @@ from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate, locate_type, refusal
 from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.program.kernels import kernel_of
-from edgefl_export.executorch.program.partition import Step
+from edgefl_export.executorch.program.partition import ProgramStep
 
 _NUMBERS = {getattr(torch, name): number for number, name in EXECUTORCH_DTYPES.items()}
 _WITHOUT_KERNELS = frozenset({torch.uint16, torch.uint32, torch.uint64})
@@ -31,7 +31,7 @@ MOST_AXES: dict[object, int] = {torch.ops.aten.convolution.default: 4}
 """Kernels that take results of so many axes only, and say so no earlier than when they run."""
 
 
-def check(lowered: LoweredGraph, module: fx.GraphModule, steps: Iterable[Step]) -> None:
+def check(lowered: LoweredGraph, module: fx.GraphModule, steps: Iterable[ProgramStep]) -> None:
     """Raises ExportError for the first node whose type or op ExecuTorch does not have, or for an empty port."""
     for kind, ports in (("input", lowered.inputs), ("output", lowered.outputs)):
         for name, spec in ports.items():

@@ -23,14 +23,14 @@ LEAST = 4.0
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """Nodes that run together: on XNNPACK if ``delegated``, else one node, on its kernel."""
 
     nodes: tuple[fx.Node, ...]
     delegated: bool
 
 
-def steps_of(module: fx.GraphModule) -> tuple[Step, ...]:
+def steps_of(module: fx.GraphModule) -> tuple[ProgramStep, ...]:
     """Each node that computes is in one step; reads come after writes."""
     refused: set[fx.Node] = set()
     able = {node for node in module.graph.nodes if node.op == "call_function" and supported(node)}
@@ -42,21 +42,21 @@ def steps_of(module: fx.GraphModule) -> tuple[Step, ...]:
         refused |= small
 
 
-def _is_small(step: Step) -> bool:
+def _is_small(step: ProgramStep) -> bool:
     if any(is_long_sum(node) for node in step.nodes):
         return False
     work = sum(costs(node) for node in step.nodes)
     return work < LEAST and all(kernel_of(node.target) for node in step.nodes)
 
 
-def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[Step]:
+def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
     order = {node: index for index, node in enumerate(graph.nodes)}
     followers: dict[fx.Node, list[fx.Node]] = {}
     for node in order:
         if HELD in node.meta:
             followers.setdefault(node.meta[HELD], []).append(node)
     waiting = {node: len(_reads(node)) + (HELD in node.meta) for node in order if node.op == "call_function"}
-    queue = _Queue(order, able)
+    queue = _ReadyQueue(order, able)
     for node in [node for node, count in waiting.items() if not count]:
         queue.put(node)
     for node in order:
@@ -64,14 +64,14 @@ def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[Step]:
             _release(node, waiting, queue, followers)
     while queue:
         while (node := queue.next_kernel()) is not None:
-            yield Step((node,), delegated=False)
+            yield ProgramStep((node,), delegated=False)
             _release(node, waiting, queue, followers)
         region: list[fx.Node] = []
         while (node := queue.next_able()) is not None:
             region.append(node)
             _release(node, waiting, queue, followers)
         if region:
-            yield Step(tuple(region), delegated=True)
+            yield ProgramStep(tuple(region), delegated=True)
 
 
 def _reads(node: fx.Node) -> set[fx.Node]:
@@ -79,7 +79,7 @@ def _reads(node: fx.Node) -> set[fx.Node]:
 
 
 def _release(
-    node: fx.Node, waiting: dict[fx.Node, int], queue: _Queue, held: dict[fx.Node, list[fx.Node]]
+    node: fx.Node, waiting: dict[fx.Node, int], queue: _ReadyQueue, held: dict[fx.Node, list[fx.Node]]
 ) -> None:
     """Tell the users of ``node`` that it is there; a view is there with what it views."""
     for user in [*node.users, *held.get(node, ())]:
@@ -92,7 +92,7 @@ def _release(
                 _release(user, waiting, queue, held)
 
 
-class _Queue:
+class _ReadyQueue:
     """Nodes that are ready, by kind, earliest in the captured order first."""
 
     def __init__(self, order: dict[fx.Node, int], able: set[fx.Node]) -> None:

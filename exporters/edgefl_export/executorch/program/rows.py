@@ -62,7 +62,7 @@ def _large(lowered: LoweredGraph) -> set[Shape]:
 
 
 @dataclass(frozen=True)
-class _Update:
+class _StateUpdate:
     """Nodes that make new state of one shape entry by entry, in order, and the products that only they read."""
 
     shape: Shape
@@ -70,7 +70,7 @@ class _Update:
     products: frozenset[fx.Node]
 
 
-def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Iterator[_Update]:
+def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Iterator[_StateUpdate]:
     """Of each tensor whose gradient is a product: one that is made whole in another way gains nothing."""
     made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     ends = {node for name, node in made.items() if role_of(name) == "state" and name in lowered.inputs}
@@ -86,7 +86,7 @@ def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Ite
         read = {each for node in nodes for each in node.all_input_nodes}
         products = frozenset(each for each in read if _is_product_for(each, nodes, shape))
         if products and any(each.op == "placeholder" and fake_value(each).shape == shape for each in read):
-            yield _Update(shape, nodes, products)
+            yield _StateUpdate(shape, nodes, products)
 
 
 def _is_entrywise(node: fx.Node, shape: Shape) -> bool:
@@ -117,22 +117,22 @@ class _Divided:
     """Writes the updates of a graph anew, behind all else."""
 
     def __init__(self, lowered: LoweredGraph, module: fx.GraphModule) -> None:
-        self._captured, self._module = lowered, module
+        self._lowered, self._module = lowered, module
         self._graph = module.graph
         self._end = self._graph.output_node()
         self._ports = dict(zip(self._graph.find_nodes(op="placeholder"), lowered.inputs, strict=True))
         self._rows: dict[str, fx.Node] = {}
         self._made: dict[fx.Node, list[fx.Node]] = {}
 
-    def written(self, updates: Sequence[_Update]) -> LoweredGraph:
+    def written(self, updates: Sequence[_StateUpdate]) -> LoweredGraph:
         for update in updates:
             for start, stop in _blocks(update.shape):
                 self._block(update, start, stop)
         outputs = self._outputs()
         self._graph.eliminate_dead_code()
-        return replace(self._captured, module=self._module, inputs=self._inputs(), outputs=outputs)
+        return replace(self._lowered, module=self._module, inputs=self._inputs(), outputs=outputs)
 
-    def _block(self, update: _Update, start: int, stop: int) -> None:
+    def _block(self, update: _StateUpdate, start: int, stop: int) -> None:
         rows: dict[fx.Node, fx.Node] = {}
         with self._graph.inserting_before(self._end):
             for node in update.nodes:
@@ -142,7 +142,7 @@ class _Divided:
                 rows[node] = self._copied(node, rows, start, stop)
                 self._made.setdefault(node, []).append(rows[node])
 
-    def _part(self, node: fx.Node, update: _Update, start: int, stop: int) -> fx.Node:
+    def _part(self, node: fx.Node, update: _StateUpdate, start: int, stop: int) -> fx.Node:
         """The rows of what the update reads; the node itself where it has one row for all."""
         shape = fake_value(node).shape
         if len(shape) < len(update.shape) or shape[0] == 1:
@@ -179,7 +179,7 @@ class _Divided:
     def _outputs(self) -> dict[str, TensorSpec]:
         """The ports of the results, which are the blocks, one behind the other, in place of each whole."""
         returned: dict[str, fx.Node] = {}
-        for (name, spec), node in zip(self._captured.outputs.items(), results(self._graph), strict=True):
+        for (name, spec), node in zip(self._lowered.outputs.items(), results(self._graph), strict=True):
             if node in self._made:
                 names = [rows_of_port(name, *rows) for rows in _blocks(spec.shape)]
                 returned |= zip(names, self._made[node], strict=True)

@@ -24,10 +24,10 @@ from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.capture.unsupported import check_floats
 from edgefl_export.executorch.graph import VIEWS, base_of, to_kernel_ops
-from edgefl_export.executorch.program.emit import Program, emit
+from edgefl_export.executorch.program.emit import EmittedProgram, emit
 from edgefl_export.executorch.program.keep import end_of_forward, recomputed
 from edgefl_export.executorch.program.missing import check
-from edgefl_export.executorch.program.partition import Step, steps_of
+from edgefl_export.executorch.program.partition import ProgramStep, steps_of
 from edgefl_export.executorch.program.rows import by_rows, has_large_state
 from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.releases import least_executorch
@@ -44,7 +44,7 @@ CLAMPS = frozenset({_aten.relu.default, _aten.hardtanh.default, _aten.clamp.defa
 Time = tuple[int, int]
 
 
-def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[Step]) -> tuple[str, ...]:
+def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[ProgramStep]) -> tuple[str, ...]:
     """State ports whose output may have the memory of their input, in the order of the outputs."""
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
     written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
@@ -90,7 +90,7 @@ def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time])
     return True
 
 
-def _fused(step: Step) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
     """Clamps, each before all that XNNPACK may run it as a part of: that writes its result, as early as it runs."""
     for node in step.nodes:
         chain = [node]
@@ -179,7 +179,7 @@ def _same_form(one: TensorSpec, other: TensorSpec) -> bool:
     return (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def planned_bytes(lowered: LoweredGraph, program: Program, written: Collection[str]) -> int:
+def planned_bytes(lowered: LoweredGraph, program: EmittedProgram, written: Collection[str]) -> int:
     """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
 
     State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.

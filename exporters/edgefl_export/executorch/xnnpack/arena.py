@@ -17,7 +17,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Span:
+class Lifetime:
     """``size`` bytes that are needed from instruction ``first`` to instruction ``last``, both included."""
 
     size: int
@@ -29,7 +29,7 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
-def planned(spans: Mapping[Key, Span]) -> tuple[dict[Key, int], int]:
+def planned(spans: Mapping[Key, Lifetime]) -> tuple[dict[Key, int], int]:
     """An offset for each span and the size of the arena: no two spans that meet in time overlap in memory.
 
     The largest span first, each in the smallest gap that fits among those already placed; of equals the earlier one.

@@ -11,7 +11,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument, ints_argument, nodes_argument
-from edgefl_export.executorch.xnnpack.builder import Builder, Value
+from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
 from edgefl_export.executorch.xnnpack.emitter import Emitter, shape_of
 from edgefl_export.executorch.xnnpack.workspace import NONE
 
@@ -25,12 +25,12 @@ def _permute(builder: Builder, node: fx.Node) -> None:
     made = builder.raw(node.args[0])
     rank = len(made.shape)
     if rank > 2 and made.plain and _is_turned(node, made.shape[-1]):
-        builder.define(node, Value(made.id, made.shape, (rank - 1, *range(rank - 1))))
+        builder.define(node, TensorValue(made.id, made.shape, (rank - 1, *range(rank - 1))))
         return
     source = builder.read(node.args[0])
     rank = len(source.perm)
     order = axes_of(node, rank)
-    builder.define(node, Value(source.id, source.shape, tuple(source.perm[axis] for axis in order)))
+    builder.define(node, TensorValue(source.id, source.shape, tuple(source.perm[axis] for axis in order)))
 
 
 def _is_turned(node: fx.Node, last: int) -> bool:
@@ -109,7 +109,7 @@ def _resized(shape: Sequence[int], axis: int, size: int) -> list[int]:
     return [*shape[:axis], size, *shape[axis + 1 :]]
 
 
-def _filled(builder: Builder, shape: Sequence[int], number: float) -> Value | None:
+def _filled(builder: Builder, shape: Sequence[int], number: float) -> TensorValue | None:
     if not math.prod(shape):
         return None
     if math.prod(shape) <= MOST_FILL:

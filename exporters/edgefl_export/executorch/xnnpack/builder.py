@@ -24,7 +24,7 @@ DATATYPES = {
 
 
 @dataclass(frozen=True)
-class Value:
+class TensorValue:
     """A value of the graph, read with its axes in the order ``perm``: axis i is axis ``perm[i]`` of what is stored.
 
     ``shape``: sizes as stored, which may be those of another view of the node's numbers: see :meth:`Builder.stored`.
@@ -52,44 +52,46 @@ class Builder:
     def __init__(self) -> None:
         self.nodes: list[xnn.XNode] = []
         self.values: list[xnn.XNNTensorValue] = []
-        self.resolve: Callable[[fx.Node], Value]
-        self.reserved: Value | None = None
-        self._known: dict[fx.Node, Value] = {}
-        self._plain: dict[Value, Value] = {}
-        self._shaped: dict[tuple[Value, tuple[int, ...]], Value] = {}
-        self._latest: dict[Value, Value] = {}
-        self._outputs: dict[fx.Node, Value] = {}
-        self._inputs: list[Value] = []
+        self.resolve: Callable[[fx.Node], TensorValue]
+        self.reserved: TensorValue | None = None
+        self._known: dict[fx.Node, TensorValue] = {}
+        self._plain: dict[TensorValue, TensorValue] = {}
+        self._shaped: dict[tuple[TensorValue, tuple[int, ...]], TensorValue] = {}
+        self._latest: dict[TensorValue, TensorValue] = {}
+        self._outputs: dict[fx.Node, TensorValue] = {}
+        self._inputs: list[TensorValue] = []
         self._data = bytearray()
         self._places: list[xnn.ConstantDataOffset] = [xnn.ConstantDataOffset(0, 0, None)]
-        self._constants: dict[tuple[tuple[int, ...], bytes], Value] = {}
+        self._constants: dict[tuple[tuple[int, ...], bytes], TensorValue] = {}
 
     # values
 
-    def known(self, node: fx.Node) -> Value | None:
+    def known(self, node: fx.Node) -> TensorValue | None:
         return self._known.get(node)
 
-    def value(self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32) -> Value:
+    def value(
+        self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32
+    ) -> TensorValue:
         """A new value with these sizes, of one of :data:`DATATYPES`."""
         sizes = tuple(int(size) for size in shape)
-        made = Value(len(self.values), sizes, tuple(range(len(sizes))))
+        made = TensorValue(len(self.values), sizes, tuple(range(len(sizes))))
         self.values.append(
             xnn.XNNTensorValue(DATATYPES[dtype], len(sizes), list(sizes), constant, NONE, 0, made.id)
         )
         return made
 
-    def _like(self, node: fx.Node) -> Value:
+    def _like(self, node: fx.Node) -> TensorValue:
         value = fake_value(node)
         return self.value(value.shape, dtype=value.dtype)
 
-    def external_input(self, node: fx.Node, place: int) -> Value:
+    def external_input(self, node: fx.Node, place: int) -> TensorValue:
         made = self._like(node)
         self._mark(made, place, _INPUT)
         self._inputs.append(made)
         self._known[node] = made
         return made
 
-    def constant(self, node: fx.Node | None, tensor: Tensor) -> Value:
+    def constant(self, node: fx.Node | None, tensor: Tensor) -> TensorValue:
         """``tensor`` as data of the graph; equal ones are stored once."""
         tensor = tensor.detach().to(torch.float32).contiguous()
         data = tensor.numpy().tobytes()
@@ -103,15 +105,15 @@ class Builder:
             self._known[node] = self._constants[key]
         return self._constants[key]
 
-    def number(self, number: float) -> Value:
+    def number(self, number: float) -> TensorValue:
         return self.constant(None, torch.tensor(number))
 
-    def viewed(self, node: fx.Node, base: fx.Node) -> Value:
+    def viewed(self, node: fx.Node, base: fx.Node) -> TensorValue:
         """A view of a value of this graph."""
         self._known[node] = self.plain(self.resolve(base))
         return self._known[node]
 
-    def reshaped(self, source: Value, shape: Sequence[int]) -> Value:
+    def reshaped(self, source: TensorValue, shape: Sequence[int]) -> TensorValue:
         sizes = tuple(int(size) for size in shape)
         if sizes == source.sizes:
             return source
@@ -124,23 +126,23 @@ class Builder:
             self._latest[source] = self._shaped[key]
         return self._shaped[key]
 
-    def stored(self, argument: Any) -> Value:
+    def stored(self, argument: Any) -> TensorValue:
         """The value of a node or a number as it was made: its numbers in their order, in the shape of any view of them."""
         return self.plain(self.raw(argument))
 
-    def raw(self, argument: Any) -> Value:
+    def raw(self, argument: Any) -> TensorValue:
         """As :meth:`stored`, but perhaps with another order of its axes, which nothing has asked for yet."""
         if isinstance(argument, fx.Node):
             return self._known[argument] if argument in self._known else self.resolve(argument)
         return self.number(float(argument))
 
-    def latest(self, value: Value) -> Value:
+    def latest(self, value: TensorValue) -> TensorValue:
         """The value in the shape in which it was read last: a shape that all read is another name, and no copy."""
         while value in self._latest:
             value = self._latest[value]
         return value
 
-    def read(self, argument: Any) -> Value:
+    def read(self, argument: Any) -> TensorValue:
         """The value of a node or a number, with its shape and its permutation."""
         value = self.raw(argument)
         return self.reshaped(value, fake_value(argument).shape) if isinstance(argument, fx.Node) else value
@@ -149,7 +151,7 @@ class Builder:
         """The value of a node or a number, stored in the order of its axes."""
         return self.plain(self.read(argument)).id
 
-    def plain(self, value: Value) -> Value:
+    def plain(self, value: TensorValue) -> TensorValue:
         if value.plain:
             return value
         if value not in self._plain:
@@ -164,7 +166,7 @@ class Builder:
         """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
         self._outputs[node] = self._like(node)
 
-    def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> Value:
+    def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> TensorValue:
         """Where the op of ``node`` writes; in another ``shape`` than the node's only if :meth:`is_inner`."""
         wanted = self._outputs.get(node)
         if wanted is None:
@@ -177,7 +179,7 @@ class Builder:
         """Whether nothing outside reads the node, so that any view of it will do."""
         return node not in self._outputs
 
-    def define(self, node: fx.Node, value: Value) -> None:
+    def define(self, node: fx.Node, value: TensorValue) -> None:
         """``node`` is this value, perhaps with its axes in another order."""
         self._known[node] = value
 
@@ -213,7 +215,7 @@ class Builder:
         self.add(xnn.XNNStaticSlice(1, [0], [1], room.id, number.id, 0))
         self.reserved = number
 
-    def _mark(self, value: Value, place: int, flag: int) -> None:
+    def _mark(self, value: TensorValue, place: int, flag: int) -> None:
         self.values[value.id].external_id = place
         self.values[value.id].flags |= flag
 

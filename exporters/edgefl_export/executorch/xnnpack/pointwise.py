@@ -12,7 +12,7 @@ from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument
 from edgefl_export.executorch.graph import VIEWS
-from edgefl_export.executorch.xnnpack.builder import DATATYPES, Builder, Value
+from edgefl_export.executorch.xnnpack.builder import DATATYPES, Builder, TensorValue
 from edgefl_export.executorch.xnnpack.emitter import Emitter, always, shape_of
 from edgefl_export.named import named
 
@@ -30,7 +30,9 @@ def _binary(op: Any, swapped: bool = False) -> Emitter:
     return Emitter(emit, _is_binary)
 
 
-def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple[Value, Value, Sequence[int]]:
+def _operands(
+    builder: Builder, node: fx.Node, first: Any, second: Any
+) -> tuple[TensorValue, TensorValue, Sequence[int]]:
     """Both as they are stored, where numbers meet as they do in their own shapes, and the shape of the result."""
     low, high = builder.stored(first), builder.stored(second)
     count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
@@ -41,7 +43,9 @@ def _operands(builder: Builder, node: fx.Node, first: Any, second: Any) -> tuple
     return builder.plain(builder.read(first)), builder.plain(builder.read(second)), shape_of(node)
 
 
-def _met(builder: Builder, node: fx.Node, full: Value, argument: Any, value: Value) -> Value | None:
+def _met(
+    builder: Builder, node: fx.Node, full: TensorValue, argument: Any, value: TensorValue
+) -> TensorValue | None:
     """``argument``, stored as ``value``, in a shape that meets ``full`` as it is stored: as many numbers, a single one, or
     one for each place of the last axis or of the others. None where there is none."""
     count, last = math.prod(value.shape), full.shape[-1:]
@@ -70,7 +74,7 @@ def _is_read_once(argument: Any) -> bool:
     return False
 
 
-def _single(builder: Builder, node: fx.Node) -> tuple[int, Value]:
+def _single(builder: Builder, node: fx.Node) -> tuple[int, TensorValue]:
     """The argument as it is stored, if that will do, and where the result goes."""
     if not builder.is_inner(node):
         return builder.id(node.args[0]), builder.result(node)

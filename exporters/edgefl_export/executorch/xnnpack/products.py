@@ -10,7 +10,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from edgefl_export.capture.nodes import argument
-from edgefl_export.executorch.xnnpack.builder import Builder, Value
+from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
 from edgefl_export.executorch.xnnpack.emitter import TRANSPOSE, Emitter, shape_of
 from edgefl_export.executorch.xnnpack.workspace import NONE
 
@@ -33,7 +33,7 @@ def _biased_product(builder: Builder, node: fx.Node) -> None:
     _biased(builder, node, left, builder.read(right), bias)
 
 
-def _biased(builder: Builder, node: fx.Node, left: Any, right: Value, bias: Any) -> None:
+def _biased(builder: Builder, node: fx.Node, left: Any, right: TensorValue, bias: Any) -> None:
     if _is_from_the_other_side(left, right):
         product = builder.plain(_from_the_other_side(builder, left, right))
     else:
@@ -49,7 +49,7 @@ def _is_constant(node: Any) -> bool:
 def _linear(builder: Builder, node: fx.Node) -> None:
     left, right = node.args[:2]
     weight = builder.read(right)
-    turned = Value(weight.id, weight.shape, tuple(reversed(weight.perm)))
+    turned = TensorValue(weight.id, weight.shape, tuple(reversed(weight.perm)))
     bias = argument(node, "bias")
     if bias is None:
         _multiply(builder, node, left, turned, NONE)
@@ -57,7 +57,7 @@ def _linear(builder: Builder, node: fx.Node) -> None:
         _biased(builder, node, left, turned, bias)
 
 
-def _multiply(builder: Builder, node: fx.Node, left: Any, right: Value, bias: int) -> None:
+def _multiply(builder: Builder, node: fx.Node, left: Any, right: TensorValue, bias: int) -> None:
     if bias == NONE and _is_from_the_other_side(left, right):
         builder.define(node, _from_the_other_side(builder, left, right))
         return
@@ -70,7 +70,7 @@ def _multiply(builder: Builder, node: fx.Node, left: Any, right: Value, bias: in
     _multiply_into(builder, rows, right, bias, out)
 
 
-def _is_from_the_other_side(left: Any, right: Value) -> bool:
+def _is_from_the_other_side(left: Any, right: TensorValue) -> bool:
     """Whether the right factor is so much larger that the other should be the one that XNNPACK packs, with the product
     transposed: the weights of a wide layer for a few samples are read once then, and not copied."""
     count = math.prod(shape_of(left)[:-1])
@@ -81,14 +81,16 @@ def _is_from_the_other_side(left: Any, right: Value) -> bool:
     )
 
 
-def _from_the_other_side(builder: Builder, left: Any, right: Value) -> Value:
+def _from_the_other_side(builder: Builder, left: Any, right: TensorValue) -> TensorValue:
     few = builder.plain(builder.read(left))
     turned = builder.value((right.shape[0], few.shape[0]))
     builder.add(xnn.XNNFullyConnected(right.id, few.id, NONE, turned.id, 0))
-    return Value(turned.id, turned.shape, (1, 0))
+    return TensorValue(turned.id, turned.shape, (1, 0))
 
 
-def _multiply_into(builder: Builder, left: Value, right: Value, bias: int, out: Value) -> None:
+def _multiply_into(
+    builder: Builder, left: TensorValue, right: TensorValue, bias: int, out: TensorValue
+) -> None:
     """left [..., K] times right, read as [K, N]: stored so, or as its transpose."""
     flag = TRANSPOSE if right.plain else 0
     builder.add(xnn.XNNFullyConnected(left.id, right.id, bias, out.id, flag))

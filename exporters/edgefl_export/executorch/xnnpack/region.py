@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from edgefl_export.capture.patches import Patch, patched
 from edgefl_export.executorch.graph import base_of, is_name
 from edgefl_export.executorch.xnnpack import axes, pointwise, products, sums
-from edgefl_export.executorch.xnnpack.builder import Builder, Value
+from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
 from edgefl_export.executorch.xnnpack.emitter import Emitter
 
 # Which ops XNNPACK runs, and what each becomes there. An emitter says whether it accepts a node (the dtype and the rank
@@ -84,7 +84,7 @@ def delegate(
     inputs: list[fx.Node] = []
     outputs = [node for node in nodes if _is_read_outside(node, inside, results)]
 
-    def value_of(node: fx.Node) -> Value:
+    def value_of(node: fx.Node) -> TensorValue:
         known = builder.known(node)
         if known is not None:
             return known

@@ -11,7 +11,7 @@ from torch import fx
 
 from edgefl_export.capture.nodes import ints_argument, node_argument
 from edgefl_export.executorch.xnnpack.axes import TRANSPOSITIONS, axes_of
-from edgefl_export.executorch.xnnpack.builder import Builder, Value
+from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
 from edgefl_export.executorch.xnnpack.emitter import Emitter, shape_of
 from edgefl_export.executorch.xnnpack.workspace import NONE
 
@@ -100,7 +100,7 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
     builder.define(node, value)
 
 
-def _turned(builder: Builder, node: fx.Node) -> Value | None:
+def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
     """The matrix whose rows are summed, transposed, if that is there: a weight's gradient reads it."""
     matrix = node_argument(node, 0)
     shape = shape_of(matrix)
@@ -111,14 +111,14 @@ def _turned(builder: Builder, node: fx.Node) -> Value | None:
     return None if known is None else builder.plain(builder.read(known))
 
 
-def _is_image(value: Value, before: int, run: int, behind: int) -> bool:
+def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
     """Whether the sum is one over images [N, H, W, C] that can be pooled as they are."""
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
     return 1 < run // value.shape[0] <= MOST_POOLED
 
 
-def _ones_times(builder: Builder, value: Value, before: int, run: int, behind: int) -> Value:
+def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, behind: int) -> TensorValue:
     """The sum over the middle of [before, run, behind]."""
     if behind > 1:
         ones = builder.constant(None, torch.ones(before, 1, run))

@@ -14,7 +14,7 @@ from typing import Any
 
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 
-from edgefl_export.executorch.xnnpack.arena import Span, planned
+from edgefl_export.executorch.xnnpack.arena import Lifetime, planned
 
 NONE = 0xFFFFFFFF
 FLOAT = 4
@@ -34,10 +34,10 @@ _NOT_IN_PLACE = (
 
 def workspace_bytes(nodes: Sequence[xnn.XNode], values: Sequence[xnn.XNNTensorValue]) -> int:
     """The workspace of a delegate with these nodes and values, and its packed constants."""
-    return _Plan(nodes, values).total()
+    return _WorkspacePlan(nodes, values).total()
 
 
-class _Plan:
+class _WorkspacePlan:
     def __init__(self, nodes: Sequence[xnn.XNode], values: Sequence[xnn.XNNTensorValue]) -> None:
         self.nodes = [node.xnode_union for node in nodes]
         self.values = values
@@ -47,25 +47,25 @@ class _Plan:
                 self.readers[value] += 1
 
     def total(self) -> int:
-        spans: dict[object, Span] = {}
+        spans: dict[object, Lifetime] = {}
         owner: dict[int, int] = {}
         packed = 0
         for turn, node in enumerate(self.nodes):
             for value in reads(node):
                 if self._is_inner(value) and value not in owner:
-                    spans[value], owner[value] = Span(self._size(value), turn, turn), value
+                    spans[value], owner[value] = Lifetime(self._size(value), turn, turn), value
                 elif self._is_inner(value):
                     at = owner[value]
-                    spans[at] = Span(spans[at].size, spans[at].first, turn)
+                    spans[at] = Lifetime(spans[at].size, spans[at].first, turn)
             out = writes(node)
             if self._is_inner(out):
                 reused = self._reused(node, out)
                 owner[out] = out if reused is None else owner[reused]
                 if reused is None:
-                    spans[out] = Span(self._size(out), turn, turn)
+                    spans[out] = Lifetime(self._size(out), turn, turn)
             count, constant = self._packing(node)
             if count and not constant:
-                spans["packed", turn] = Span(count, turn, turn)
+                spans["packed", turn] = Lifetime(count, turn, turn)
             packed += count if constant else 0
         return planned(spans)[1] + packed
 

@@ -23,10 +23,9 @@ from onnx import helper
 
 from edgefl_export.onnx.blocked.convolution import Convolutions
 from edgefl_export.onnx.blocked.images import Images, Norm
-from edgefl_export.onnx.blocked.layout import BLOCK, ROOM, Layout
+from edgefl_export.onnx.blocked.layout import BLOCK, ROOM, BlockedLayout
 from edgefl_export.onnx.blocked.products import with_products
-from edgefl_export.onnx.peak import live_peak
-from edgefl_export.onnx.values import LAYOUT, Values
+from edgefl_export.onnx.values import LAYOUT, GraphValues, live_peak
 
 __all__ = ["BLOCK", "blocked"]
 
@@ -35,7 +34,7 @@ def blocked(model: bytes, room: float = ROOM) -> bytes | None:
     """The ONNX model with its spatial convolutions on the blocked layout, and what is between them where values then need
     at most ``room`` times what they did, and with the products of :mod:`edgefl_export.onnx.blocked.products`; None where
     nothing fits."""
-    most = room * live_peak(Values(onnx.load_from_string(model).graph))
+    most = room * live_peak(GraphValues(onnx.load_from_string(model).graph))
     for through, products in ((True, True), (True, False), (False, True)):
         if form := _written(model, most, through=through, products=products):
             return form
@@ -48,7 +47,7 @@ def _written(model: bytes, most: float, *, through: bool, products: bool) -> byt
     left = set[Norm]()
     while True:
         proto = onnx.load_from_string(model)
-        layout = Layout(proto.graph)
+        layout = BlockedLayout(proto.graph)
         convolutions = Convolutions(layout)
         images = Images(proto.graph.node if through else (), layout, convolutions.fits, left)
         for node in proto.graph.node:
@@ -62,7 +61,7 @@ def _written(model: bytes, most: float, *, through: bool, products: bool) -> byt
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
     count = convolutions.count + (with_products(proto.graph) if products else 0)
-    if not count or live_peak(Values(proto.graph)) > most:
+    if not count or live_peak(GraphValues(proto.graph)) > most:
         return None
     proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
     return bytes(proto.SerializeToString(deterministic=True))

@@ -14,7 +14,7 @@ from typing import Any
 from onnx import NodeProto
 
 from edgefl_export.onnx.blocked.depthwise_gradient import DepthwiseGradient, Finder
-from edgefl_export.onnx.blocked.layout import AXES, BLOCK, Layout
+from edgefl_export.onnx.blocked.layout import AXES, BLOCK, BlockedLayout
 from edgefl_export.onnx.values import attributes
 
 _END = 2**62
@@ -24,7 +24,7 @@ _SPACE = 2
 class Convolutions:
     """Their rules; ``count`` were replaced."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: BlockedLayout) -> None:
         self.count = 0
         self._layout = layout
         self._gradients = Finder(layout.values)

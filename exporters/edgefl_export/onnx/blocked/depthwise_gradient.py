@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import NodeProto, helper, numpy_helper
 
-from edgefl_export.onnx.values import Values
+from edgefl_export.onnx.values import GraphValues
 
 _CHANNELS_LAST = [0, 2, 3, 1]
 _SLICE_INPUTS = 5
@@ -35,7 +35,7 @@ class DepthwiseGradient:
 class Finder:
     """Finds them by the node that puts the sums side by side."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: GraphValues) -> None:
         self._values = values
 
     def gradient(self, node: NodeProto) -> DepthwiseGradient | None:

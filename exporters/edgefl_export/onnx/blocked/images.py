@@ -18,7 +18,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from edgefl_export.onnx.blocked.layout import Layout
+from edgefl_export.onnx.blocked.layout import BlockedLayout
 from edgefl_export.onnx.values import Shape, attributes
 
 ENTRIES = {"Relu", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Neg", "Abs", "Clip"}
@@ -40,7 +40,7 @@ class Images:
     def __init__(
         self,
         nodes: Sequence[NodeProto],
-        layout: Layout,
+        layout: BlockedLayout,
         fits: Callable[[NodeProto], bool],
         left: Set[Norm] = frozenset(),
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from edgefl_export.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
+from edgefl_export.onnx.values import LAYOUT, ConstantSizes, GraphValues, Shape, read_by
 
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
@@ -18,7 +18,7 @@ AXES = 4
 _CHANNELS = 1
 
 
-class Layout:
+class BlockedLayout:
     """Writes nodes anew. ``nodes``: so far, in order. ``done``: results of nodes that others have taken in.
 
     A value may have a twin on the blocked layout: beside it or, of what was made there, in its place. That one comes out of
@@ -27,11 +27,11 @@ class Layout:
 
     def __init__(self, graph: Any) -> None:
         self.nodes: list[NodeProto] = []
-        self.values = Values(graph)
+        self.values = GraphValues(graph)
         self.shapes = self.values.shapes
         self.done: set[str] = set()
         self._graph = graph
-        self._size = Sizes(graph, "blocked_size")
+        self._size = ConstantSizes(graph, "blocked_size")
         self._numbers: dict[tuple[float, Shape], str] = {}
         self._twins: dict[str, str] = {}
         self._inside: dict[str, str] = {}

@@ -26,7 +26,7 @@ from typing import Any
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edgefl_export.onnx.blocked.layout import BLOCK
-from edgefl_export.onnx.values import BY_ENTRY, LAYOUT, Shape, Sizes, Values, attributes, read_by
+from edgefl_export.onnx.values import BY_ENTRY, LAYOUT, ConstantSizes, GraphValues, Shape, attributes, read_by
 
 _LEAST = 1 << 25
 """Multiplications of a product; a smaller one takes as long as its operands take to be brought here."""
@@ -36,7 +36,7 @@ _MATRIX = 2
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """``x @ y``, [T, I] and [I, O], plus ``bias`` [O] if there is one. ``of``: the matrix of which ``x`` is the transposed,
     in a weight gradient; else ""."""
 
@@ -48,7 +48,7 @@ class Product:
 
 def with_products(graph: GraphProto) -> int:
     """Write the products of ``graph`` anew that are the ends of a region; how many."""
-    values = Values(graph)
+    values = GraphValues(graph)
     products = {
         node.output[0]: product for node in graph.node if (product := _product(values, node)) is not None
     }
@@ -58,7 +58,7 @@ def with_products(graph: GraphProto) -> int:
             inside |= _region(values, products, name)
     if not inside:
         return 0
-    writer = _Writer(values, products, inside)
+    writer = _ProductWriter(values, products, inside)
     nodes = [each for node in graph.node for each in writer.written(node)]
     read = values.outputs.union(*map(read_by, nodes))
     kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes if read & {*node.output}]
@@ -67,7 +67,7 @@ def with_products(graph: GraphProto) -> int:
     return writer.count
 
 
-def _product(values: Values, node: NodeProto) -> Product | None:
+def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
     """The product that a node is, of numbers that fit into blocks and are many."""
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return None
@@ -88,16 +88,16 @@ def _product(values: Values, node: NodeProto) -> Product | None:
             return None
     if turned is not None and bias:
         return None
-    return Product(x, y, tuple(bias), of=turned or "")
+    return MatrixProduct(x, y, tuple(bias), of=turned or "")
 
 
-def _turned(values: Values, matrix: str) -> str | None:
+def _turned(values: GraphValues, matrix: str) -> str | None:
     """What it is the transposed of, if it is one of a matrix."""
     node = values.maker(matrix, "Transpose")
     return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
 
 
-def _region(values: Values, products: Mapping[str, Product], start: str) -> set[str]:
+def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: str) -> set[str]:
     """All values that ops by entry and changes of shape join with ``start``, if nothing but these, products and sums over
     rows make and read them; else none."""
     channels, total = values.shapes[start][-1], values.count(start)
@@ -121,7 +121,7 @@ def _region(values: Values, products: Mapping[str, Product], start: str) -> set[
 
 
 def _joined(
-    values: Values, products: Mapping[str, Product], node: NodeProto, name: str
+    values: GraphValues, products: Mapping[str, MatrixProduct], node: NodeProto, name: str
 ) -> Sequence[str] | None:
     """The values that ``node``, which makes or reads ``name``, joins with it; None where it needs them in their order."""
     result = node.output[0]
@@ -145,7 +145,7 @@ def _joined(
     return () if fits and name == _summed(values, node) else None
 
 
-def _summed(values: Values, node: NodeProto) -> str:
+def _summed(values: GraphValues, node: NodeProto) -> str:
     """What ``node`` adds the rows of, as such or as a product with ones (:mod:`edgefl_export.onnx.sums`); "" if it does
     not."""
     if node.op_type == "MatMul" and not node.domain:
@@ -165,13 +165,13 @@ def _is_one(number: TensorProto) -> bool:
     return numpy_helper.to_array(number).tolist() in (1.0, [1.0], [[1.0]])
 
 
-class _Writer:
+class _ProductWriter:
     """Writes nodes anew; ``count``: products so far."""
 
-    def __init__(self, values: Values, products: Mapping[str, Product], inside: Set[str]) -> None:
+    def __init__(self, values: GraphValues, products: Mapping[str, MatrixProduct], inside: Set[str]) -> None:
         self.count = self._made = 0
         self._values, self._products, self._inside = values, products, inside
-        self._sizes = Sizes(values.graph, "product_size")
+        self._sizes = ConstantSizes(values.graph, "product_size")
         self._known: dict[tuple[str, str], str] = {}
         self._new: list[NodeProto] = []
 
@@ -192,7 +192,7 @@ class _Writer:
             self._new = [node]
         yield from self._new
 
-    def _plain(self, product: Product, result: str) -> None:
+    def _plain(self, product: MatrixProduct, result: str) -> None:
         (rows, inner), columns = self._values.shapes[product.x], self._values.shapes[product.y][1]
         image = self._image(product.x, (1, inner, 1, rows))
         made = self._call("Conv", [image, self._kernel(product.y), *product.bias], kernel_shape=[1, 1])
@@ -213,7 +213,7 @@ class _Writer:
             self._known[key] = self._reshape(made, (out, inner, 1, 1))
         return self._known[key]
 
-    def _weight_gradient(self, product: Product, result: str) -> None:
+    def _weight_gradient(self, product: MatrixProduct, result: str) -> None:
         """[N, M], of ``of`` [T, N] and ``y`` [T, M]: one is the kernel as it lies, of the other the rows are channels."""
         left, right = product.of, product.y
         (rows, columns), (_, others) = self._values.shapes[left], self._values.shapes[right]

@@ -26,8 +26,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from edgefl.wire.bundle.graphs import rows_in, rows_of_port
 from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
-from edgefl_export.onnx.peak import live_peak
-from edgefl_export.onnx.values import LAYOUT, Shape, Sizes, Values, read_by
+from edgefl_export.onnx.values import LAYOUT, ConstantSizes, GraphValues, Shape, live_peak, read_by
 
 LEAST = 1 << 15
 """Numbers of a tensor; the views of a smaller one take as long as the passes."""
@@ -40,13 +39,13 @@ def summed(model: bytes) -> bytes | None:
     """The ONNX model with the sums that make its large state on the blocked layout; None where it has none, or where its
     values then need more than :data:`ROOM` times what they did: all terms of a sum are there at a time."""
     proto = onnx.load_from_string(model)
-    values = Values(proto.graph)
+    values = GraphValues(proto.graph)
     before = live_peak(values)
     sums = [found for name in sorted(values.outputs) if (found := _sum_of(values, name)) is not None]
     if not sums:
         return None
-    _Writer(values, sums).write()
-    if live_peak(Values(proto.graph)) > ROOM * before:
+    _UpdateWriter(values, sums).write()
+    if live_peak(GraphValues(proto.graph)) > ROOM * before:
         return None
     if all(each.domain != LAYOUT for each in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
@@ -67,7 +66,7 @@ class _Term:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _GradientSum:
     """New state of ``shape``: the terms of which it is the sum, in the order in which they are added, and the results of the
     nodes that made it so far. ``old``: the port of what it was before."""
 
@@ -84,7 +83,7 @@ class _Sum:
         return self.plain == (self.old,) and len(self.scaled) == 1
 
 
-def _sum_of(values: Values, result: str) -> _Sum | None:
+def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
     """How new state is made, where that takes fewer passes here."""
     shape, count = values.shapes.get(result, ()), values.count(result)
     is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
@@ -94,7 +93,7 @@ def _sum_of(values: Values, result: str) -> _Sum | None:
     terms = list(_terms(values, result, shape, inside, negative=False))
     scaled = tuple(each for each in terms if not each.is_plain)
     plain = tuple(each.name for each in terms if each.is_plain)
-    found = _Sum(result, shape, _old(result), scaled, plain, frozenset(inside))
+    found = _GradientSum(result, shape, _old(result), scaled, plain, frozenset(inside))
     products = sum(bool(each.number) for each in scaled)
     if found.onto_old:
         return found if products and not values.read_at(result) else None
@@ -109,7 +108,9 @@ def _old(result: str) -> str:
     return rows_of_port(rows.whole.removesuffix(REWRITTEN), rows.start, rows.stop)
 
 
-def _terms(values: Values, name: str, shape: Shape, inside: set[str], *, negative: bool) -> Iterator[_Term]:
+def _terms(
+    values: GraphValues, name: str, shape: Shape, inside: set[str], *, negative: bool
+) -> Iterator[_Term]:
     """Of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
     node = values.maker(name)
     own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
@@ -129,10 +130,10 @@ def _terms(values: Values, name: str, shape: Shape, inside: set[str], *, negativ
     yield _Term(name, negative=negative)
 
 
-class _Writer:
+class _UpdateWriter:
     """Writes a graph's sums anew, each where its last node was."""
 
-    def __init__(self, values: Values, sums: Sequence[_Sum]) -> None:
+    def __init__(self, values: GraphValues, sums: Sequence[_GradientSum]) -> None:
         self._values, self._graph = values, values.graph
         self._sums = {each.result: each for each in sums}
         gone = frozenset[str]().union(*(each.inside for each in sums))
@@ -140,7 +141,7 @@ class _Writer:
         plain = (each.plain for each in sums if not each.onto_old)
         self._read_as_it_is = values.outputs.union(*map(read_by, self._kept), *plain)
         self._nodes: list[NodeProto] = []
-        self._size = Sizes(self._graph, "sum_size")
+        self._size = ConstantSizes(self._graph, "sum_size")
         self._numbers: dict[tuple[str, bool], str] = {}
         self._kernels: dict[str, str] = {}
         self._images: dict[str, str] = {}
@@ -170,7 +171,7 @@ class _Writer:
             del field[:]
             field.extend(copies)
 
-    def _sum(self, found: _Sum) -> None:
+    def _sum(self, found: _GradientSum) -> None:
         if found.onto_old:
             (term,) = found.scaled
             port = self._port(found.result, found.shape)
