@@ -1,4 +1,4 @@
-"""A device that a submodel is looked for."""
+"""Capacity of a device, for which a submodel is chosen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgefl.system.sizes import parse_rate, parse_size
 
 @dataclass(frozen=True, init=False)
 class Device:
-    """What a device offers. 0 is unknown, or no limit.
+    """Capacity of a device; 0 is unknown, or no limit.
 
     ``memory`` is in bytes over its idle process, or like ``"64MiB"``; ``downlink`` and ``uplink`` in bytes per second, or
     like ``"1MB/s"`` and ``"8Mbit/s"``; ``compute`` in MACs per second, and ``round_seconds`` is what a round may take.
@@ -50,7 +50,7 @@ class Device:
 
 
 def _read(name: str, value: float | str, parse: Callable[[str], float]) -> float:
-    """A number as it is; ConfigError, naming the argument, for a text that ``parse`` refuses."""
+    """Return a number as it is; ConfigError, naming the argument, for a text that ``parse`` refuses."""
     try:
         return parse(value) if isinstance(value, str) else value
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Which submodels of a model fit a device, what each would cost it, and which one to take.
+"""Fit of a model's submodels to a device: the cost of each, and the recommended one.
 
 Memory is predicted from the graphs (:mod:`edgefl_export.memory.predict`), all else is counted
 (:mod:`edgefl.submodels.cost`).
@@ -96,7 +96,7 @@ def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
 
 
 def _settled(planner: _SizePlanner, made: Fit) -> Fit:
-    """With a trace of the one that is recommended, and of the next one if that does not fit."""
+    """Return ``made`` with the recommended offer traced, and with the next one if that does not fit."""
     while made.able and (best := made.recommended()).memory_about:
         size = Size(best.kind, best.options)
         others = tuple(each for each in made.offers if each is not best)
@@ -114,7 +114,7 @@ def _settled(planner: _SizePlanner, made: Fit) -> Fit:
 def _offered(
     planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
-    """The offers of the sizes of one kind, or why there are none; with what is said of each."""
+    """Return the offers of the sizes of one kind, or the error for each that has none."""
     found: list[_Sketch | ModelError] = []
     for size, label in sizes:
         on_progress(f"{label}{size.kind}, {size.label}")
@@ -127,7 +127,7 @@ def _offered(
     sketches = [each for each in found if isinstance(each, _Sketch)]
     try:
         offers: Iterator[SubmodelOffer | ModelError] = iter(planner.offers(sketches, on_progress))
-    except ModelError:  # of one of them: each by itself tells which
+    except ModelError:  # of one of them: each alone shows which
         offers = map(planner.offer_or_reason, sketches)
     return [each if isinstance(each, ModelError) else next(offers) for each in found]
 
@@ -235,7 +235,7 @@ class _SizePlanner:
         ]
 
     def offer(self, sketch: _Sketch) -> SubmodelOffer:
-        """With a trace of all that a round runs."""
+        """Return the offer of a size with a trace of all that a round runs."""
         size, algorithm, prefix = sketch.size, sketch.tier.algorithm, sketch.tier.prefix
         forward = self._peak(sketch, [chunk.forward for chunk in prefix])
         steps = [phase.function for phase in algorithm.phases]
@@ -312,7 +312,7 @@ def _note(macs: int, kept: int, dead: str) -> str:
 
 
 def _dead(spec: ModelSpec, submodel: Submodel) -> str:
-    """Why single entries, chosen from the initial weights, cannot learn; empty where they can, and for other kinds."""
+    """Return the reason why single entries cannot learn from the initial weights; empty if they can, and for other kinds."""
     if not isinstance(submodel, Importance) or submodel.carrier is None:
         return ""
     verdict = liveness(spec, submodel.cut_of(own_weights(spec)))

@@ -1,4 +1,4 @@
-"""What a round with each submodel costs a device, and the submodel to take."""
+"""Costs of a round with each submodel on a device, and the recommended submodel."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DEAD = "dead at the initial weights"
 
 
 class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """A submodel and what a round with it costs the device.
+    """Submodel and the cost of a round with it on a device.
 
-    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most;
-    ``memory_about``: guessed from other sizes, because it is far from what the device has. MACs are of one sample's forward
-    pass through the trained part (``macs`` executed, ``kept_macs`` with weights that are held), ``round_macs`` of
-    everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two.
-    Seconds are those of the links and of the speed that are known, null if none is. ``problem`` is empty where it fits,
-    ``dead`` where it can learn: else it says what invariant 31 of fiarse.md misses at the initial weights.
+    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most.
+    ``memory_about``: interpolated from other sizes, far from the device's memory. MACs count one sample's forward
+    pass through the trained part (``macs`` executed, ``kept_macs`` with held weights); ``round_macs`` are those of
+    everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two. Seconds
+    follow from known links and speed, and are null otherwise. ``problem`` is empty if the submodel fits. ``dead`` is empty
+    if it can learn; else it names the part of invariant 31 of fiarse.md that the initial weights violate.
     """
 
     kind: str
@@ -59,8 +59,10 @@ class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason. Printed, a line
-    for each."""
+    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason.
+
+    Printed, a line for each.
+    """
 
     offers: tuple[SubmodelOffer, ...]
     left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
@@ -71,17 +73,19 @@ class Fit:
 
     @property
     def able(self) -> tuple[SubmodelOffer, ...]:
-        """The offers that fit and would train."""
+        """Offers that fit and can learn."""
         return tuple(offer for offer in self.fitting if not offer.dead)
 
     def recommended(self) -> SubmodelOffer:
-        """The one that trains most of the model among those that fit; of equals the one that moves least bytes.
+        """Return the offer that trains most of the model among those that fit; of equals the one that moves the fewest
+        bytes.
 
-        "Most" is the geometric mean of the shares of parameters and of multiplications (with weights that are held):
-        the first says how much of the model the device can change, the second how much of what the model computes
-        takes part; either alone would favour a cut that trains the large last layers only, or the many positions of
-        the first ones. One that is dead would train nothing, and is never taken. ModelError, with the smallest submodel
-        and what it needs, if none is left.
+        "Most" is the geometric mean of the shares of parameters and of multiplications (with held weights). The first
+        measures how much of the model the device can change, the second how much of the computation takes part. Either alone
+        would favour a cut that trains only the large last layers, or the many positions of the first ones. A dead one would
+        train nothing, and is never taken.
+
+        Raises ModelError, with the smallest submodel and its needs, if none is left.
         """
         if not self.able:
             raise _nothing_fits(self.offers)
@@ -99,7 +103,7 @@ class Fit:
         return "\n".join([*lines, f"recommended: {self.reason()}" if self.able else "nothing fits"])
 
     def reason(self) -> str:
-        """Why :meth:`recommended` is."""
+        """Return the reason for :meth:`recommended` in words."""
         best = self.recommended()
         others = sorted((offer for offer in self.able if offer is not best), key=_rank, reverse=True)
         summary = (
@@ -121,7 +125,7 @@ def _rank(offer: SubmodelOffer) -> tuple[float, int, int]:
 
 
 def _nothing_fits(offers: Sequence[SubmodelOffer]) -> ModelError:
-    """Names what is nearest to fitting: the quickest of those whose memory fits, else the smallest; none that is dead."""
+    """Return the error that names the nearest to fitting: the quickest of those whose memory fits, else the smallest."""
     alive = [offer for offer in offers if not offer.dead]
     if not alive:
         return _all_dead(offers)

@@ -1,4 +1,4 @@
-"""Ops of ours.
+"""Operators of our own.
 
 ``edgefl::after(x, trigger)`` is x, but not before ``trigger`` has been computed. Runtimes reorder and merge what has no data
 dependence; :mod:`edgefl_export.onnx.ops` writes it as a Reshape whose shape is known only once the trigger is, which copies

@@ -1,4 +1,4 @@
-"""What a traced function must not do. Each is refused by name, with the module and the line it comes from."""
+"""Checks of traced functions. Each refused op is named with its module and source line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
 
 
 def _is_told_not_to(node: fx.Node) -> bool:
-    """Whether an op that draws in training only runs in inference."""
+    """Return True if an op that draws in training only runs in inference."""
     arguments = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
     return arguments.get("training", arguments.get("train")) is False
 
@@ -133,7 +133,7 @@ def _is_copy(node: fx.Node) -> bool:
 
 
 def written_by(node: fx.Node) -> list[fx.Node]:
-    """The arguments that an op writes to."""
+    """Return the arguments that an op writes to."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return []
@@ -143,7 +143,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
 
 
 def _base(node: fx.Node) -> fx.Node:
-    """The node whose memory ``node`` is: behind views, and behind in-place ops, which return what they wrote to."""
+    """Return the node that owns the memory of ``node``, behind views and in-place ops."""
     while True:
         if is_view(node) or _is_copy(node):
             node = node.args[0]  # type: ignore[assignment]
@@ -154,7 +154,7 @@ def _base(node: fx.Node) -> fx.Node:
 
 
 def is_written_to(node: fx.Node) -> bool:
-    """Whether an op writes into its memory."""
+    """Return True if an op writes into the memory of ``node``."""
     return any(node in written_by(user) or (is_view(user) and is_written_to(user)) for user in node.users)
 
 
@@ -193,7 +193,7 @@ def _memory(value: Tensor) -> int:
 
 
 def untraceable(function: Function, error: Exception) -> ExportError:
-    """``error``, raised while ``function`` was traced, as an ExportError that tells where."""
+    """Return ``error``, raised while ``function`` was traced, as an ExportError with the source line."""
     text = str(error).strip().split("\n")[0]
     if "_local_scalar_dense" in str(error) or "value out of a tracing tensor" in str(error):
         place = str(locate(function, "aten._local_scalar_dense.default"))
@@ -230,7 +230,7 @@ def _decomposition(function: Function, error: Exception) -> tuple[str, str]:
 
 
 def _line(error: Exception) -> str:
-    """The innermost line of the user's code, or else outside torch and the compiler."""
+    """Return the innermost line of the user's code, or else one outside torch and the compiler."""
     if source := user_line_of(error):
         return f"at {source}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

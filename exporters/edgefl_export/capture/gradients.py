@@ -1,4 +1,4 @@
-"""Gradients as they cost least, rewritten while a graph is forward, backward and update in torch's own ops."""
+"""Cheaper forms of gradients, while a graph is forward, backward and update in torch's own ops."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ _FACTORS = {
 
 
 def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
-    """Each gradient below as it costs least; what it gives is the same but for rounding. ``table``: ops that have a rule;
-    without one a norm's gradient stays torch's own."""
+    """Rewrite each gradient below into its cheapest form, with the same result but for rounding.
+
+    ``table``: ops that have a rule. Without a rule, a norm's gradient stays torch's own.
+    """
     for node in list(joint.graph.nodes):
         if node.target is _aten.max_pool2d_with_indices_backward.default:
             _of_maximum(node)
@@ -34,14 +36,14 @@ def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
 
 
 def _of_maximum(node: fx.Node) -> None:
-    """The gradient of a maximum gets the tensor whose maxima its positions are, and an activation before it goes first:
+    """Give the gradient of a maximum the pooled tensor, and apply an activation's gradient before it.
 
-    its factor at a maximum is that of the maximum, so what pooling gave decides in place of what it read, which has some
-    four times as many entries. Autograd does not keep what pooling gave, so a model may write to it; then it decides
-    nothing.
+    The factor of an activation at a maximum is that of the maximum, so the pooled values decide instead of its input, which
+    has some four times as many entries. Autograd does not keep the pooled values, so a model may write to them; then nothing
+    is changed.
 
     torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
-    that finds the maxima again, so that nobody needs positions, must see the tensor itself.
+    that finds the maxima again, without positions, must read the tensor itself.
     """
     positions = argument(node, "indices")
     pooling = positions.args[0] if positions.target is operator.getitem else positions
@@ -66,10 +68,9 @@ def _of_maximum(node: fx.Node) -> None:
 
 
 def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
-    """A convolution takes the gain of the norm behind it into its kernel, where that has fewer entries than the images: with
-    dL/dy = gain h,
+    """Move the gain of a norm into the kernel of the convolution before it, if the kernel has fewer entries than the images.
 
-    dL/dx = gain h * w = h * (gain w);  dL/dw = gain dL/dw of h;  dL/db likewise.
+    dL/dx = gain h * w = h * (gain w);  dL/dw = gain dL/dw of h;  dL/db = gain dL/db of h.
     """
     gradients = list(_parts(node, 0))
     if len(gradients) != 1 or len(gradients[0].users) != 1:
@@ -90,7 +91,7 @@ def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
     for at, factor in ((1, scale), (2, gain)):
         for each in list(_parts(reader, at)):
             users = list(each.users)
-            if users:  # what nobody asked for is not computed
+            if users:  # unused gradients are not computed
                 with graph.inserting_after(each):
                     product = graph.call_function(_aten.mul.Tensor, (each, factor))
                 for user in users:
@@ -103,12 +104,12 @@ def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _value(node: fx.Node) -> fx.Node:
-    """Without what tells autograd to stop."""
+    """Return the value behind ``detach``."""
     while node.target in (_aten.detach.default, _aten.alias.default):
         node = node_argument(node, 0)
     return node
 
 
 def _parts(node: fx.Node, at: int) -> Iterator[fx.Node]:
-    """The nodes that stand for result ``at`` of a node with several."""
+    """Return the nodes that take result ``at`` out of a node with several results."""
     return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)

@@ -1,9 +1,8 @@
-"""A function of tensors as the graph of the ops that it runs: what ``torch.fx.experimental.proxy_tensor.make_fx`` gives,
-node by node and name by name, in a third of its time.
+"""Graphs of the ops that a function of tensors runs, as ``torch.fx.experimental.proxy_tensor.make_fx`` makes them, node by
+node and name by name, in a third of its time.
 
-An op is written down where torch dispatches it, below autograd and functorch, so gradients are there as ops. make_fx does
-so through proxies, which also serve symbolic shapes, subclasses of tensors and higher-order ops; an algorithm has none of
-these.
+An op is recorded where torch dispatches it, below autograd and functorch, so gradients are ops too. make_fx does so through
+proxies, which also serve symbolic shapes, subclasses of tensors and higher-order ops; an algorithm has none of these.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_off
 def graph_of(
     fn: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], table: Table, *, fake: bool
 ) -> fx.GraphModule:
-    """The graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
+    """Return the graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
 
-    ``fake``: run without values, where no tensor is written to. Else with those of the arguments, and zeros in place of
-    products of them: RuntimeError where a Python value is taken out of a tensor that depends on them. Tensors that no op has
+    ``fake``: run without values, where no tensor is written to. Else with the values of the arguments, and zeros for
+    products: RuntimeError if a Python value is taken out of a tensor that depends on them. Tensors that no op has
     made are constants, attributes of the module. Each node has its result, without values, as ``meta["val"]``. The module's
     code is made when it runs.
     """
@@ -63,14 +62,14 @@ def graph_of(
 
 @dataclass(frozen=True)
 class _Made:
-    """The node of a tensor; ``constant``: its value is the same whatever the arguments are."""
+    """Node of a tensor. ``constant``: its value is the same whatever the arguments are."""
 
     node: fx.Node
     constant: bool = False
 
 
 class _OpRecorder(TorchDispatchMode):
-    """Runs ops, and writes a node for each."""
+    """Dispatch mode that runs ops and records a node for each."""
 
     def __init__(self, table: Table, run: Callable[[Any, Any, Any], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -81,7 +80,7 @@ class _OpRecorder(TorchDispatchMode):
         self._constants: dict[int, str] = {}
 
     def place(self, value: Tensor, number: int) -> None:
-        """A placeholder for an argument."""
+        """Add a placeholder for an argument."""
         name = f"arg{number}_1"
         self._note(value, self._graph.create_node("placeholder", name, name=name))
 
@@ -106,7 +105,7 @@ class _OpRecorder(TorchDispatchMode):
         return self._write(func, args, kwargs, constant and any(made))
 
     def _rewritten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What the table has in place of an op, or what the op is made of where autograd would not see it either."""
+        """Return the rule of the table for an op, or its decomposition if autograd would not see the op either."""
         rule = self._table.get(func)
         if rule is not None:
             with self:
@@ -122,7 +121,7 @@ class _OpRecorder(TorchDispatchMode):
         return NotImplemented
 
     def _value(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
-        """A Python value out of a tensor, which no graph can hold unless it is always the same."""
+        """Return a Python value out of a tensor, which no graph can hold unless it is always the same."""
         if not constant:
             raise RuntimeError(f"{func} takes a Python value out of a tracing tensor")
         return func(*args, **kwargs)
@@ -161,7 +160,7 @@ class _OpRecorder(TorchDispatchMode):
         node.meta["val"] = _bare(value)
 
     def _argument(self, value: Any) -> Any:
-        """``value`` with nodes for tensors."""
+        """Return ``value`` with nodes for tensors."""
         if isinstance(value, Tensor):
             made = self._made.get(value)
             return self._attribute(value) if made is None else made.node
@@ -172,7 +171,7 @@ class _OpRecorder(TorchDispatchMode):
         return _REAL if isinstance(value, torch.device) else value
 
     def _attribute(self, value: Tensor) -> fx.Node:
-        """A constant; the same one is the same attribute."""
+        """Return the node of a constant; equal constants share an attribute."""
         name = self._constants.get(id(value), "")
         if not name:
             word = "_param_constant" if isinstance(value, nn.Parameter) else "_tensor_constant"
@@ -186,7 +185,7 @@ class _OpRecorder(TorchDispatchMode):
 
 @functools.cache
 def _has_kernel(func: OpOverload) -> bool:
-    """Whether a processor runs the op itself, rather than those it is made of."""
+    """Return True if a processor runs the op itself, and not the ops of its decomposition."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CPU))
 
 
@@ -195,19 +194,21 @@ def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """Zeros that look like what the op gives on a processor, which multiplies nothing for them."""
+    """Return zeros of the shape and layout of the op's result, without computing it."""
     key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
     return from_key(_result(*key), _REAL)
 
 
 def _row_major(args: Any, kwargs: Any) -> bool:
-    """Whether all tensors lie in the order of their axes, as what is made of them then does on each device; matrices may be
-    transposed."""
+    """Return True if all tensors lie in the order of their axes, so that results do so on each device.
+
+    Matrices may be transposed.
+    """
     return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
 
 
 def without_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """What the op gives, without values; the same of equal arguments is worked out once."""
+    """Return the results of an op without values, computed once for equal arguments."""
     if torch.Tag.dynamic_output_shape in func.tags:
         raise DynamicOutputShapeException(func)
     key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
@@ -220,7 +221,7 @@ def without_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 @functools.lru_cache(_KNOWN_RESULTS)
 def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> Any:
-    """``numbers``: the type that torch takes for numbers now, which is not passed on."""
+    """Run an op. ``numbers``: the type that torch takes for numbers now, which is not passed on."""
     named = dict(from_key(kwargs))
     if func.overloadpacket in _BY_DEVICE:
         return layout_key(func(*from_key(args, _REAL), **named))
@@ -232,12 +233,12 @@ def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> 
 
 
 def _bare(value: Any) -> Any:
-    """A tensor without values; what is no tensor as it is."""
+    """Return a tensor without values; any other value as it is."""
     return layout_key(value).tensor() if isinstance(value, Tensor) else value
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """Those among an op's arguments, which nest in lists and tuples alone."""
+    """Return the tensors among an op's arguments, which nest only in lists and tuples."""
     found: list[Tensor] = []
     waiting = [*reversed(kwargs.values()), *reversed(args)]
     while waiting:

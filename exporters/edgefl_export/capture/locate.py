@@ -1,4 +1,4 @@
-"""Where in the user's code an op comes from: runs the function once more, in torch, and watches."""
+"""Source lines of ops in the user's code: the function runs once more, in torch, and each op is watched."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _RUNNERS = tuple(
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """The op as torch calls it, module path as in ``named_modules``, ``file:line``; empty if unknown.
+    """Name of an op in torch, module path as in ``named_modules``, and ``file:line``; empty if unknown.
 
-    ``backward``: the op belongs to a gradient; module and line are those of the forward op that it belongs to.
+    ``backward``: the op is part of a gradient; module and line are those of its forward op.
     """
 
     op: str = ""
@@ -60,7 +60,7 @@ class SourceLocation:
 
 
 def locate(function: Function, op: str) -> SourceLocation:
-    """Place of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
+    """Return the location of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
 
     Tried in this order: the op itself, another overload or form of it, an op that has its name among the words of
     its own, an op that is rewritten into it. An empty Place if no call leads to it.
@@ -73,7 +73,7 @@ def locate(function: Function, op: str) -> SourceLocation:
 
 
 def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> SourceLocation:
-    """Place of the first call whose result is a tensor of one of ``types``; an empty Place if there is none."""
+    """Return the location of the first call whose result is a tensor of one of ``types``; empty if there is none."""
 
     def made(result: object) -> bool:
         return any(isinstance(item, Tensor) and types(item.dtype) for item in pytree.tree_leaves(result))
@@ -82,7 +82,7 @@ def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> Sou
 
 
 def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> SourceLocation:
-    """Return the place of the first call of ``op`` on a tensor of this kind; of any of its calls if there is none."""
+    """Return the location of the first call of ``op`` on a tensor of this kind, or of any of its calls."""
 
     def wanted(func: Any, args: Any, kwargs: Any) -> bool:
         leaves = pytree.tree_leaves((args, kwargs))
@@ -93,7 +93,7 @@ def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -
 
 
 def refusal(function: Function, op: str, place: SourceLocation, what: str) -> ExportError:
-    """What to raise for ``op`` of the function, found at ``place``."""
+    """Return the error for ``op`` of the function, found at ``place``."""
     return ExportError(
         f"op {op} in function {function.name!r} {what}",
         function=function.name,
@@ -127,22 +127,22 @@ def _is(op: str) -> Wanted:
 
 
 def _named(op: str) -> Wanted:
-    """``linalg_svd`` for ``_linalg_svd``, ``rrelu_with_noise`` for ``rrelu_with_noise_functional``."""
+    """Return True for names that differ by torch's forms: ``linalg_svd`` for ``_linalg_svd``."""
     return lambda func, args, kwargs: _bare(str(func)) == _bare(op)
 
 
 def _contains(op: str) -> Wanted:
-    """``native_batch_norm_backward`` for ``batch_norm``, but not ``nanmedian`` for ``median``."""
+    """Return True if the words of one name contain another: ``native_batch_norm_backward`` and ``batch_norm``."""
     return lambda func, args, kwargs: f"_{_bare(op)}_" in f"_{_bare(str(func))}_"
 
 
 def _bare(op: str) -> str:
-    """The name without namespace, overload, underscores around it, and what torch calls its form without writes."""
+    """Return the name without namespace, overload, underscores around it, and the suffix of forms without writes."""
     return op.split(".")[1].strip("_").removesuffix("_functional").removesuffix("_copy")
 
 
 def _decomposes_into(op: str) -> Wanted:
-    """An op that our rules or PyTorch's rewrite into ``op``, among others; each op is tried once."""
+    """Return True for an op that our rules or PyTorch's rewrite into ``op``, among others. Each op is tried once."""
     decided: dict[object, bool] = {}
     known = [*torch._decomp.decomposition_table.items(), *core_table().items()]
     rules: dict[Any, Callable[..., object]] = {func: rule for func, rule in known if str(func) != op}
@@ -166,7 +166,9 @@ def _nothing(*_: object) -> bool:
 
 
 class _CallTracer(TorchDispatchMode):
-    """Runs ops and remembers where the first one comes from that is ``wanted`` or whose result is ``made``."""
+    """Dispatch mode that runs ops and remembers the location of the first one that is ``wanted`` or whose result is
+    ``made``.
+    """
 
     def __init__(self, wanted: Wanted = _nothing, made: Callable[[object], bool] = _nothing) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -201,7 +203,7 @@ class _CallTracer(TorchDispatchMode):
         return SourceLocation(op, *here)
 
     def _module(self) -> str:
-        """Dotted path of the innermost module, with its class."""
+        """Return the dotted path of the innermost module, with its class."""
         if not self._calls:
             return ""
         module, path = self._calls[-1]
@@ -212,9 +214,9 @@ class _CallTracer(TorchDispatchMode):
 
 
 def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
-    """Path of ``module`` as its nearest caller knows it, behind that of the caller.
+    """Return the path of ``module`` as its nearest caller knows it, appended to the caller's path.
 
-    A module may be registered under several names: the calls tell which of them is meant.
+    A module may be registered under several names; the calls decide between them.
     """
     for caller, path in reversed(calls):
         for name, inner in caller.named_modules(remove_duplicate=False):
@@ -224,9 +226,9 @@ def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
 
 
 def _source() -> str:
-    """``file:line`` of the innermost line of the user's code between the function and the op.
+    """Return ``file:line`` of the innermost line of the user's code between the function and the op.
 
-    Code that was generated from a graph stands for the line that the graph was traced from. Without any line of the
+    Code that was generated from a graph counts as the line that the graph was traced from. Without any line of the
     user's, the innermost of edgefl's that is no exporter; empty where torch was called by what runs models.
     """
     own: str | None = None
@@ -245,7 +247,7 @@ def _source() -> str:
 
 
 def is_compiler(path: Path) -> bool:
-    """Whether ``path`` lies in torch or in the exporters, by whatever links an environment has."""
+    """Return True if ``path`` lies in torch or in the exporters, through any symbolic links."""
     return _within(_ROOMS, path)
 
 
@@ -255,7 +257,7 @@ def _within(rooms: tuple[Path, ...], path: Path) -> bool:
 
 
 def _generated(module: nn.Module) -> fx.Node | None:
-    """The node that runs in the code that was generated for ``module``; None if there is none."""
+    """Return the node that runs in the code that was generated for ``module``; None if there is none."""
     frames = traceback.walk_stack(None)
     return next(
         (node_at(frame, line) for frame, line in frames if frame.f_locals.get("self") is module), None

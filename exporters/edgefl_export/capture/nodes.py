@@ -1,4 +1,4 @@
-"""Nodes of a graph read with types: torch.fx has one type for whatever an argument may be, and none for ``meta``."""
+"""Typed access to nodes of a graph: torch.fx has one type for all arguments, and none for ``meta``."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ PORT = "port"
 
 
 def fake_value(argument: object) -> Tensor:
-    """The fake result of a node with one result: its shape, its dtype and its strides."""
+    """Return the fake result of a node with one result: its shape, dtype and strides."""
     return cast(Tensor, cast(fx.Node, argument).meta["val"])
 
 
 def node_argument(node: fx.Node, place: int) -> fx.Node:
-    """The positional argument of a place where the op takes a tensor."""
+    """Return a positional argument that is a tensor."""
     return cast(fx.Node, node.args[place])
 
 
 def nodes_argument(node: fx.Node, place: int) -> Sequence[fx.Node]:
-    """The positional argument of a place where the op takes several tensors."""
+    """Return a positional argument that is a list of tensors."""
     return cast(Sequence[fx.Node], node.args[place])
 
 
 def int_argument(node: fx.Node, place: int) -> int:
-    """The positional argument of a place where the op takes a whole number."""
+    """Return a positional argument that is a whole number."""
     return cast(int, node.args[place])
 
 
 def ints_argument(node: fx.Node, place: int) -> Sequence[int]:
-    """The positional argument of a place where the op takes several whole numbers."""
+    """Return a positional argument that is a list of whole numbers."""
     return cast(Sequence[int], node.args[place])
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """An argument by its name in the schema, or its default; KeyError if the op has none of that name."""
+    """Return an argument by its name in the schema, or its default; KeyError if the op has none of that name."""
     for index, item in enumerate(schema_arguments(node)):
         if item.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
@@ -46,17 +46,17 @@ def argument(node: fx.Node, name: str) -> Any:
 
 
 def schema_arguments(node: fx.Node) -> list[Any]:
-    """What the schema of a node's op says of its arguments; a node of an op only."""
+    """Return the arguments in the schema of a node's op. The node must be one of an op."""
     return list(cast(Any, node.target)._schema.arguments)
 
 
 def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """The nodes that a graph returns, in order."""
+    """Return the nodes that a graph returns, in order."""
     return tuple(nodes_argument(graph.output_node(), 0))
 
 
 def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the inputs ``names`` that are read; the placeholders of the others go."""
+    """Return the names of the inputs that are read, and erase the placeholders of the others."""
     inputs = list(zip(names, graph.find_nodes(op="placeholder"), strict=True))
     for _, node in inputs:
         if not node.users:
@@ -65,7 +65,7 @@ def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """A copy of ``graph`` that may be changed, and its node for each node of ``graph``."""
+    """Return a copy of ``graph`` that may be changed, and its node for each node of ``graph``."""
     copy, mapping = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, mapping))
     copy.output_node().args = (tuple(mapping[node] for node in results(graph)),)
@@ -73,5 +73,5 @@ def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def broadcast_shape(*values: Tensor) -> tuple[int, ...]:
-    """The shape of a result that is computed entry by entry from these."""
+    """Return the shape of a result that is computed entry by entry from these tensors."""
     return tuple(torch.broadcast_shapes(*(value.shape for value in values)))

@@ -1,4 +1,4 @@
-"""Names of a library that stand for something of ours while one of our calls into it runs."""
+"""Temporary patches of a library, while one of our calls into it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _one_at_a_time = threading.RLock()
 
 
 class Patch(NamedTuple):
-    """``name`` of a module or class, and what stands there instead of the library's own."""
+    """Replacement of ``name`` in a module or class."""
 
     place: object
     name: str
@@ -20,7 +20,7 @@ class Patch(NamedTuple):
 
 @contextlib.contextmanager
 def patched(*patches: Patch) -> Iterator[None]:
-    """The patches, for as long as the context; what stood there before is put back, also after an error.
+    """Apply the patches within the context, and restore the library after it, also after an error.
 
     Other threads that enter wait for its end, or one would put back what another had put there: without patches it is
     that lock alone. A thread that calls the library by itself meanwhile sees the patches, so that each has to compute

@@ -1,9 +1,9 @@
-"""What waits for the backward pass in half precision (:mod:`edgefl.algorithms.activations`), stored when it is made.
+"""Early storing of values that wait for the backward pass in half precision (:mod:`edgefl.algorithms.activations`).
 
-onnxruntime computes what is asked for first, and a value that waits is asked for by the backward pass alone: it would be
-stored then, and have waited as it is. So all else that reads the value reads it behind the store
-(:mod:`edgefl_export.ordering`). What both passes read of a store is restored twice, once for each, and so are masks
-of floats, which wait as what they are made of: a byte for each entry.
+onnxruntime computes values in the order in which they are needed. Only the backward pass needs a waiting value, so it would
+be stored then, and have waited in full precision. Therefore all other readers read the value behind the store
+(:mod:`edgefl_export.ordering`). A store that both passes read is restored twice, once for each. So are masks of floats,
+which wait as booleans: a byte for each entry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 
 def stores(graph: fx.Graph) -> list[fx.Node]:
-    """The nodes that make of a value the half that waits in its place."""
+    """Return the nodes that make the half of a value, which waits for the backward pass."""
     halves = [node for node in graph.nodes if _converts(node, torch.float16)]
     made = [node for node in halves if node_argument(node, 0).op == "call_function"]
     return [node for node in made if any(map(_restores, node.users))]
@@ -84,7 +84,7 @@ def _in_place_of(old: fx.Node, new: fx.Node) -> Callable[[fx.Node], fx.Node]:
 
 
 def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """The readers of ``node`` behind the longest time in which nobody reads it; none if it does not wait."""
+    """Return the readers of ``node`` behind the longest stretch without a reader; none if it does not wait."""
     readers = sorted((user for user in node.users if user in position), key=position.__getitem__)
     places = [position[node], *(position[user] for user in readers)]
     gaps = [later - earlier for earlier, later in pairwise(places)]
@@ -95,7 +95,7 @@ def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
 
 
 def _before(node: fx.Node) -> fx.Node:
-    """The number that was computed last before ``node``: when it is there, the turn of ``node`` has come."""
+    """Return the last number computed before ``node``: once it exists, ``node`` may run."""
     while True:
         node = node.prev
         value = node.meta.get("val")

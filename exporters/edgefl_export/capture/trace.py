@@ -1,4 +1,4 @@
-"""The one place that traces: a pure function of named tensors becomes a graph of core ops.
+"""Tracing: a pure function of named tensors becomes a graph of core ops. No other module traces.
 
 Two passes. The first runs the function with its own calls to ``torch.autograd.grad`` and records forward,
 backward and update as one graph. The second makes that graph functional (an in-place update of a running mean
@@ -51,7 +51,7 @@ from edgefl_export.named import named
 
 _aten = torch.ops.aten
 
-# Gradients of clamps that ask the clamp's result, which often waits for the backward pass anyway, in place of its input.
+# Gradients of clamps that compare the clamp's result, which often waits for the backward pass anyway, not its input.
 #
 # ReLU6 before a convolution: the weight's gradient reads the result. torch keeps the input too, a third of what MobileNet's
 # blocks keep.
@@ -61,7 +61,9 @@ _BOUND_OF = {_aten.le.Scalar: 0, _aten.ge.Scalar: 1}
 
 
 def compare_results(graph: fx.Graph) -> None:
-    """x <= low and x >= high become y <= low and y >= high for y = hardtanh(x, low, high): the same for every float x."""
+    """Rewrite x <= low and x >= high to y <= low and y >= high for y = hardtanh(x, low, high), the same for every float
+    x.
+    """
     seen: set[fx.Node] = set()
     for node in graph.nodes:
         place = _BOUND_OF.get(node.target)
@@ -72,7 +74,7 @@ def compare_results(graph: fx.Graph) -> None:
 
 
 def _clamp(value: object, place: int, bound: object) -> fx.Node | None:
-    """The clamp of ``value`` that has ``bound``, if there is one."""
+    """Return the clamp of ``value`` that has ``bound``, or None."""
     if not isinstance(value, fx.Node):
         return None
     for user in value.users:
@@ -241,10 +243,10 @@ def _anything(spec: TensorSpec, whole: int) -> Tensor:
 
 
 def exported_program(lowered: LoweredGraph) -> ExportedProgram:
-    """The graph as an ExportedProgram: plain user inputs and outputs, constants as constant tensors.
+    """Return the graph as an ExportedProgram: plain user inputs and outputs, constants as constant tensors.
 
-    Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is
-    a USER_OUTPUT: exporters drop gradients and losses that carry any other kind, without a word.
+    Built directly rather than by ``torch.export.export``, which would trace the graph once more. Every output is a
+    USER_OUTPUT, because exporters drop gradients and losses of any other kind without an error.
     """
     graph, _ = copy_of(lowered.module.graph)
     constants = _constants_to_placeholders(graph, lowered.module)
@@ -282,7 +284,7 @@ def exported_program(lowered: LoweredGraph) -> ExportedProgram:
 
 
 def _as_fake(placeholders: list[fx.Node]) -> None:
-    """What torch's passes expect of a program's inputs: tensors without values that are on a processor."""
+    """Replace the fake values of placeholders by tensors on the CPU without values, as torch's passes expect."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     for node in placeholders:
         node.meta["val"] = FakeTensor(mode, fake_value(node), torch.device("cpu"))
@@ -369,5 +371,5 @@ def _separate_outputs(module: fx.GraphModule) -> None:
 
 
 def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
-    """Whether a copy may be dropped: one that makes its input contiguous is needed by a following view."""
+    """Return True if a copy may be dropped. A following view may need one that makes its input contiguous."""
     return fake_value(copy).stride() == fake_value(source).stride()

@@ -1,4 +1,4 @@
-"""Why a captured function has no ONNX form: the op or the type that stands in the way, its module and its line."""
+"""Errors for functions without an ONNX form: the op or the type that has none, its module and its source line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_floats(lowered: LoweredGraph) -> None:
 
 
 def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
-    """Return what to raise where torch.onnx gave up with ``error``."""
+    """Return the error for a failure of torch.onnx."""
     texts = _texts(error)
     match = _NODE.search("\n".join(texts))
     if match is None:
@@ -73,7 +73,7 @@ def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
 
 
 def _texts(error: BaseException) -> list[str]:
-    """The messages of ``error`` and of what caused it, the first cause last."""
+    """Return the messages of ``error`` and of its causes, the first cause last."""
     texts = []
     cause: BaseException | None = error
     while cause is not None:
@@ -96,7 +96,7 @@ def _first(
 
 
 def _is_stored_as_float16(node: fx.Node) -> bool:
-    """Whether nothing computes with a rounded result: it is an output as it is, or is made float32 again."""
+    """Return True if no op computes with a rounded result: it is an output, or is made float32 again."""
     halves = _types(node, _narrow) == [torch.float16]
     return halves and node.op == "call_function" and all(map(_stores, node.users))
 
@@ -106,6 +106,6 @@ def _stores(user: fx.Node) -> bool:
 
 
 def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:
-    """Those of ``types`` among the results of ``node``."""
+    """Return those of ``types`` that results of ``node`` have."""
     values = pytree.tree_leaves(node.meta.get("val"))
     return [value.dtype for value in values if isinstance(value, Tensor) and types(value.dtype)]

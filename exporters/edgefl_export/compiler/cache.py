@@ -151,7 +151,7 @@ def cache_summary(*, compiled: int, reused: int, folder: Path, nbytes: int) -> s
 
 def short_path(path: Path) -> str:
     """Return a path below the user's home with ``~`` for it."""
-    with suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
+    with suppress(ValueError, RuntimeError):  # elsewhere, or without a home
         return f"~/{path.relative_to(Path.home()).as_posix()}"
     return str(path)
 

@@ -71,7 +71,7 @@ class Compiler:
             ExportError: if a graph cannot be made or disagrees with torch, or if the functions do not fit together, as a
                 step that reads a state which no earlier function returns.
         """
-        # Look in the cache. The digest is that of the traced functions, which wait for the compiler.
+        # Look in the cache. The digest covers the traced functions, whose graphs wait for the compiler.
         traces, digest = TraceCache(), ""
         if self.cache is not None:
             try:

@@ -18,7 +18,7 @@ class _RunStage:
     """Place where a device runs a graph.
 
     Attributes:
-        what: the place in words.
+        what: the place, for messages.
         roles: roles of the ports that the device feeds there.
         remedy: advice for a port that it does not feed.
         parts: parts of a batch that it feeds.

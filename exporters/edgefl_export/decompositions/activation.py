@@ -28,7 +28,7 @@ def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax, and 0 where a whole row is minus infinity, told by its largest number: torch looks at each."""
+    """Return softmax, and 0 for rows of minus infinity alone, recognized by their largest number."""
     given = x if dtype is None else x.to(dtype)
     shares: Tensor = _aten._softmax(given, dim, False)
     return torch.where(
@@ -106,7 +106,9 @@ def nll_loss_backward(
 def _chosen(
     logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: whether it counts, the label's place (0 where it does not), and the label's weight w_y."""
+    """Return for each row: the weight 0 or 1 of the row, the label's place (0 for ignored rows), and the label's weight
+    w_y.
+    """
     counts = target != ignore_index
     place = torch.where(counts, target, 0).long()
     share = counts.to(logp.dtype) if weight is None else weight[place] * counts.to(logp.dtype)

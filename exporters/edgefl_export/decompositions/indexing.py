@@ -22,7 +22,7 @@ PRODUCT_ROWS = 128
 
 
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """x[indices], None standing for a whole axis: rows picked from a table, see :func:`_table`."""
+    """x[indices], None for a whole axis: rows picked from a table, see :func:`_table`."""
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return DECLINED
     axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -38,7 +38,7 @@ def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """x with ``values`` added (or written) at x[indices]; None stands for a whole axis. One value behind a
+    """x with ``values`` added (or written) at x[indices]; None selects a whole axis. One value behind a
     mask is chosen."""
     tensors = [index for index in indices if index is not None]
     if len(tensors) == 1 and tensors[0].dtype == torch.bool and values.numel() == 1 and not accumulate:
@@ -88,7 +88,7 @@ def _row(indices: list[Tensor], sizes: list[int]) -> Tensor:
 
 
 def _in_front(axes: list[int]) -> bool:
-    """Whether the axes of the indices come first in x[indices]: torch leaves them in place if they are adjacent."""
+    """Return True if the axes of the indices come first in x[indices]: torch leaves them in place if they are adjacent."""
     return axes[0] == 0 or axes[-1] - axes[0] != len(axes) - 1
 
 

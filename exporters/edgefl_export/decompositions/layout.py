@@ -24,13 +24,13 @@ def transpose_matrix(x: Tensor) -> Tensor:
 
 
 def copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    """What ``destination.copy_(source)`` leaves: the source in the shape and dtype of the destination."""
+    """Return the result of ``destination.copy_(source)``: the source in the shape and dtype of the destination."""
     source = source.to(destination.dtype)
     return source if source.shape == destination.shape else source.expand(destination.shape)
 
 
 def fill(destination: Tensor, value: float) -> Tensor:
-    """What ``destination.fill_(value)`` leaves; the destination itself, often an empty tensor, is not read."""
+    """Return the result of ``destination.fill_(value)``; the destination, often an empty tensor, is not read."""
     return torch.full(destination.shape, value, dtype=destination.dtype)
 
 

@@ -107,7 +107,9 @@ def native_layer_norm_backward(
     bias: Tensor | None,
     output_mask: list[bool],
 ) -> Gradient:
-    """With z = (x - m) s, means over the normalized axes and sums over the others:
+    """Return the gradients of layer normalization.
+
+    With z = (x - m) s, means over the normalized axes and sums over the others:
 
     dL/dweight = sum g z;  dL/dbias = sum g;  dL/dx = s (weight g - mean(weight g) - z mean(weight g z)).
 

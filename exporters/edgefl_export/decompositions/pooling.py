@@ -156,7 +156,7 @@ def adaptive_max_pool(
     in these axes.
 
     Plain max pooling, ``pool``, where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat
-    their last, which is never the first maximum, so that the position within a window tells the one in the input.
+    their last, which is never the first maximum, so that the position within a window determines the one in the input.
     """
     axes = len(output_size)
     sizes, lead = list(x.shape[-axes:]), x.shape[:-axes]
@@ -237,7 +237,7 @@ def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """What the last window needs behind the input; runtimes disagree on the windows of a ceil mode."""
+    """Return the padding behind the input that the last window needs. Runtimes disagree on the windows of a ceil mode."""
     last = (pooled(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
@@ -294,7 +294,7 @@ def avg_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def adaptive_avg_pool3d(x: Tensor, output_size: list[int]) -> Tensor:
-    """As :func:`avg_pool3d`, of windows floor(i n / m) .. ceil((i + 1) n / m)."""
+    """Return averages over windows floor(i n / m) .. ceil((i + 1) n / m), otherwise as :func:`avg_pool3d`."""
     sizes = zip(x.shape[-3:], output_size, strict=True)
     return _along_all(x, [adaptive_matrix(size, count, x) for size, count in sizes])
 

@@ -1,6 +1,6 @@
 """Recurrent layers: each operator of :mod:`edgefl.models.layers.cells` as one ONNX Scan, whatever the length.
 
-The formulas are those of the operators. A node in the body of a Scan costs some microseconds a step whatever it does,
+The operators have the formulas. A node in the body of a Scan costs some microseconds a step whatever it does,
 so the steps are written with few nodes.
 """
 

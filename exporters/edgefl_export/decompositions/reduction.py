@@ -29,7 +29,7 @@ def var_mean(
 
 
 def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The largest or smallest over ``dim``: no axis means all of them, which ONNX's form has to be told."""
+    """Return the rule for the largest or smallest over ``dim``. No axis means all of them, which ONNX must be given."""
 
     def rule(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
         axes = list(dim) or list(range(x.dim()))
@@ -41,7 +41,7 @@ def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The largest or smallest and its position, of numbers in place of booleans.
+    """Return the rule for extremes of booleans, computed as numbers, with their positions.
 
     ONNX compares no booleans before opset 20. Other types stay as they are.
     """
@@ -57,7 +57,7 @@ def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
 
 # Sorted order, medians and running log-sums.
 #
-# Torch's sort on a processor is stable whether asked for or not, and so is ONNX's TopK for a whole axis.
+# Torch's sort on a processor is always stable, and so is ONNX's TopK for a whole axis.
 
 # Minus infinity takes part in a sum of exponentials, and its difference with itself is NaN.
 _LOWEST, _HIGHEST = -1e38, 1e38

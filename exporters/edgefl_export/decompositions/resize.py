@@ -23,7 +23,7 @@ from edgefl_export.named import named
 
 _aten = torch.ops.aten
 
-# Row of output i: the inputs it reads (possibly out of range: the border stands in) and their weights.
+# Row of output i: the inputs it reads (possibly out of range: clamped to the border) and their weights.
 Row = list[tuple[int, float]]
 RowOf = Callable[[int, float], Row]  # of output i at i times the step
 CUBIC = -0.75
@@ -147,7 +147,7 @@ def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tens
 
 
 def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
-    """Whether each input is copied to a block of its own."""
+    """Return True if each input is copied to a block of its own."""
     axes = zip(size, output_size, _filled(scales, size), strict=True)
     return all(m % n == 0 and (not scale or scale == m / n) for n, m, scale in axes)
 

@@ -1,4 +1,4 @@
-"""What a rule of the compiler is: a function in place of an op, which may leave some of the op's cases to PyTorch."""
+"""Rules of the compiler: a rule is a function that replaces an op, and may leave some cases of it to PyTorch."""
 
 from __future__ import annotations
 

@@ -72,9 +72,9 @@ def as_strided_scatter(
 
 
 def _start(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> int | None:
-    """Where a view begins in x; None if it reads memory in another order than x has, or beyond x.
+    """Return the begin of a view in x; None if it reads memory in another order than x has, or beyond x.
 
-    Memory is not followed further: rules may lay a tensor out in another way than the op that they stand for.
+    Memory is not followed further: rules may lay a tensor out in another way than their op.
     """
     start = 0 if offset is None else offset - int(x.storage_offset())
     reach = sum((length - 1) * step for length, step in zip(size, stride, strict=True))

@@ -30,7 +30,7 @@ _ROWS = 2
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """What is deployed.
+    """Model to deploy.
 
     Attributes:
         module: the model in inference mode.

@@ -1,4 +1,4 @@
-"""The captured graph as ExecuTorch shall run it: copies gone, constants folded, ops in forms that have a kernel."""
+"""Graph in the form of ExecuTorch: without copies, with constants folded, in ops that have a kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _aten = torch.ops.aten
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """A node with its fake value."""
+    """Append a call and return its node with a fake value."""
     node = graph.call_function(target, args, kwargs)
     values = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
     node.meta["val"] = target(*values[0], **values[1])
@@ -48,14 +48,14 @@ _PERHAPS_NOTHING = (
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """What a view is a view of, through any number of views; any other node itself."""
+    """Return the source of a view, behind any number of views; any other node itself."""
     while node.op == "call_function" and node.target in VIEWS:
         node = node_argument(node, 0)
     return node
 
 
 def is_name(node: fx.Node) -> bool:
-    """Whether a node computes nothing: a view, or one of the results of a node."""
+    """Return True if a node computes nothing: a view, or one result of a node with several."""
     return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 
@@ -64,7 +64,7 @@ FOLDED_BYTES = 1 << 16
 
 
 def to_kernel_ops(lowered: LoweredGraph) -> fx.GraphModule:
-    """A copy of the captured graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
+    """Return a copy of the lowered graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
     graph, _ = copy_of(lowered.module.graph)
     module = fx.GraphModule(lowered.module, graph)
     _merge_equal(module.graph)
@@ -94,7 +94,7 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _is_nothing(node: fx.Node) -> bool:
-    """A view, an expansion, a slice, a padding or a conversion to what it is already."""
+    """Return True for a view, expansion, slice, padding or conversion that changes nothing."""
     if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
         return False
     if not isinstance(node.args[0], fx.Node):  # a number
@@ -106,7 +106,7 @@ def _is_nothing(node: fx.Node) -> bool:
 
 
 def _name_axes(graph: fx.Graph) -> None:
-    """A sum over all axes names none: ExecuTorch has no kernel for the other form."""
+    """Name the axes of sums over all axes, because ExecuTorch has no kernel for the other form."""
     for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
         with graph.inserting_before(node):
             new = call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
@@ -115,7 +115,7 @@ def _name_axes(graph: fx.Graph) -> None:
 
 
 def _merge_views(graph: fx.Graph) -> None:
-    """A view of a view is a view of the first. One that is an output is a copy: outputs have memory of their own."""
+    """Make a view of a view a view of the first. A view that is an output becomes a copy: outputs own their memory."""
     outputs = set(results(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.target in VIEWS:
@@ -128,7 +128,7 @@ def _merge_views(graph: fx.Graph) -> None:
 
 
 def _merge_equal(graph: fx.Graph) -> None:
-    """Arithmetic that is done twice is done once, so that the backward pass can read what the forward pass has made.
+    """Merge equal arithmetic, so that the backward pass can read the results of the forward pass.
 
     Not movements, of which there are many, nor what waits for something (:data:`AFTER`); an output has memory of its own.
     """
@@ -143,7 +143,7 @@ def _merge_equal(graph: fx.Graph) -> None:
 
 
 def _key(value: object) -> object:
-    """Equal for equal arguments, which may be lists and dictionaries; 1, 1.0 and True are not equal."""
+    """Return equal keys for equal arguments, which may be lists and dictionaries; 1, 1.0 and True are not equal."""
     if isinstance(value, (list, tuple)):
         return tuple(map(_key, value))
     if isinstance(value, dict):

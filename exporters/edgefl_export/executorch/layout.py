@@ -1,9 +1,9 @@
 """Transpositions moved down the graph until they meet their inverse.
 
-The rules for convolutions, pooling and batch normalization work channels last and turn their results back, so that
-between two of them stands a transposition and its inverse, with activations, sums and joins in between. A transposition
-that comes before such an op can come after it as well; two that meet become one or none. What is left moves data: at
-the edges of the graph, and where a product wants its left factor the other way around.
+The rules for convolutions, pooling and batch normalization work channels last and turn their results back. Between two of
+them is a transposition and its inverse, with activations, sums and joins in between. A transposition before such an op can
+also come after it; two that meet become one or none. The remaining ones move data: at the edges of the graph, and where a
+product needs its left factor transposed.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _rewrite_of(node: fx.Node) -> Callable[[fx.Graph, fx.Node], fx.Node | None] 
 
 
 def _merge(graph: fx.Graph, node: fx.Node) -> None:
-    """A transposition of a transposition is one; one that moves nothing but axes of length one is a view."""
+    """Merge a transposition of a transposition; replace one that moves only axes of length one by a view."""
     source, dims = node.args[0], _order(node)
     if (before := _turned(source)) is not None:
         source, dims = before[0], [before[1][dim] for dim in dims]
@@ -102,14 +102,14 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _turned(value: object) -> tuple[fx.Node, list[int]] | None:
-    """What a transposition reads and the order it gives the axes; None for any other value."""
+    """Return the operand of a transposition and its order of axes; None for any other value."""
     if isinstance(value, fx.Node) and value.target is _aten.permute.default:
         return value.args[0], _order(value)  # type: ignore[return-value]
     return None
 
 
 def _call(graph: fx.Graph, target: Callable[..., object], args: tuple, kwargs: dict | None = None) -> fx.Node:  # type: ignore[type-arg]
-    """A node with its fake result, contiguous as all values are."""
+    """Append a call and return its node with a fake result, contiguous as all values are."""
     node = graph.call_function(target, args, kwargs or {})
     fake = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     if target is _aten.view.default:
@@ -121,7 +121,7 @@ def _call(graph: fx.Graph, target: Callable[..., object], args: tuple, kwargs: d
 
 
 def _channels_first(value: object) -> tuple[fx.Node, list[int]] | None:
-    """:func:`_turned` where channels come from last to second, as the rules turn their results back."""
+    """Return :func:`_turned` if channels move from last to second, as the rules turn their results back; else None."""
     form = _turned(value)
     if form is None or len(form[1]) < 3 or form[1] != [0, len(form[1]) - 1, *range(1, len(form[1]) - 1)]:
         return None
@@ -133,7 +133,7 @@ def _back(graph: fx.Graph, node: fx.Node, dims: Sequence[int]) -> fx.Node:
 
 
 def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """op(turned a, turned b, small) is turned op(a, b, turned small)."""
+    """Rewrite op(turned a, turned b, small) to turned op(a, b, turned small)."""
     _broadcast(node)
     operands = [arg for arg in node.all_input_nodes if isinstance(arg.meta["val"], Tensor)]
     result = node.meta["val"]
@@ -155,7 +155,7 @@ def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _broadcast(node: fx.Node) -> None:
-    """Read what is expanded as it was before: the op itself broadcasts."""
+    """Read expanded values as they were before, because the op itself broadcasts."""
     for arg in node.all_input_nodes:
         if arg.target is not _aten.expand.default:
             continue
@@ -166,7 +166,7 @@ def _broadcast(node: fx.Node) -> None:
 
 
 def _turn(graph: fx.Graph, arg: fx.Node, dims: list[int]) -> fx.Node:
-    """An operand that broadcasts, with as many axes as ``dims`` has, in their order."""
+    """Return an operand that broadcasts, with the axes of ``dims`` in their order."""
     shape = list(arg.meta["val"].shape)
     if len(shape) == 0:
         return arg

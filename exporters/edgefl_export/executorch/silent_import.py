@@ -1,4 +1,4 @@
-"""ExecuTorch's Python half without what it and its packages load and write to the error output when they are loaded.
+"""Import of ExecuTorch's Python half without its heavy parts and without its error output.
 
 None of it is of use to somebody who exports: its own exporter and partitioner (1,500 modules), missing GPU libraries of
 torchao, files of Android that a processor's cores are counted by.
@@ -28,8 +28,7 @@ _one_at_a_time = threading.Lock()  # two that closed the error output at once wo
 
 
 def _import_schema() -> None:
-    """Later imports of what writes and runs programs are quick and silent; the packages themselves, which bring torchao,
-    load where somebody else asks for them."""
+    """Import the schema modules, so that later imports of writer and runtime are quick and silent."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -44,7 +43,7 @@ def _import_schema() -> None:
 
 @functools.cache
 def portable_lib() -> Any:
-    """The runtime's bindings, its threads started: what counts cores tells how, in C++, to the error output."""
+    """Return the runtime's bindings with its threads started, without the error output of its C++ core counter."""
     library = importlib.import_module("executorch.extension.pybindings.portable_lib")
     with _one_at_a_time, _no_error_output():
         library._threadpool_get_thread_count()
@@ -53,7 +52,7 @@ def portable_lib() -> Any:
 
 @contextmanager
 def _no_error_output() -> Iterator[None]:
-    """The process's own error output is closed for a moment: C++ writes to it, which nothing of Python sees."""
+    """Close the process's own error output for a moment, because C++ writes to it and Python cannot intercept that."""
     original = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

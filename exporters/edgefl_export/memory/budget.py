@@ -1,4 +1,4 @@
-"""One search for all formats: the cheapest form of a step that a budget allows.
+"""Search for the cheapest form of a step that a memory budget allows, for all targets.
 
 A form is the step as it is, with recomputation (:mod:`edgefl_export.memory.recompute`), or with recomputation and cut into
 segments that page (:mod:`edgefl_export.memory.cutting`). What a form needs, only its format knows.
@@ -49,8 +49,7 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Cuts:
-    """Positions behind which a step is cut, the most bytes that a segment holds beside what the step reads, and the cost of
-    its pages."""
+    """Positions behind which a step is cut, with the largest memory of a segment and the cost of the pages."""
 
     places: tuple[int, ...]
     held: int
@@ -58,7 +57,7 @@ class Cuts:
 
 
 def cuts(line: Timeline) -> Iterator[Cuts]:
-    """Ways to cut a step, each holding less than the one before it and costing more."""
+    """Yield ways to cut a step, each holding less than the one before it and costing more."""
     table = _CutTable(line)
     whole = table.held[0, -1]
     least = math.inf
@@ -70,7 +69,7 @@ def cuts(line: Timeline) -> Iterator[Cuts]:
 
 
 class _PageValues:
-    """The values that may become pages: where each is made, its bytes, and where it is read."""
+    """Values that may become pages: position, bytes and readers of each."""
 
     def __init__(self, line: Timeline) -> None:
         fixed = constants(line)
@@ -86,14 +85,14 @@ class _PageValues:
         self.busy = _while_running(line)
 
     def next_read(self, place: int) -> _Numbers:
-        """Of each value, the first position behind ``place`` that reads it; far away where none does."""
+        """Return for each value the first position behind ``place`` that reads it, or a very large number."""
         far = np.iinfo(np.int64).max
         found = [(reads, bisect_right(reads, place)) for reads in self.reads]
         return np.array([reads[at] if at < len(reads) else far for reads, at in found], np.int64)
 
 
 def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]]:
-    """By value, the positions that read its memory when they run."""
+    """Return by value the positions of the nodes that read its memory."""
     reads: dict[fx.Node, list[int]] = {
         node: [at] for at, node in enumerate(line.nodes) if line.owner[node] is node and not has_many(node)
     }
@@ -107,17 +106,17 @@ def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]
 
 
 def _begins(node: fx.Node, line: Timeline) -> int:
-    """Where ``node`` is computed: one of several results with the others."""
+    """Return the position at which ``node`` is computed, for one of several results that of its op."""
     return line.position[node.all_input_nodes[0] if node.target is operator.getitem else node]
 
 
 def _while_running(line: Timeline) -> _Numbers:
-    """Bytes that each node needs beside its inputs and its result; less what it computes in the memory of an input."""
+    """Return the bytes that each node needs beside its inputs and its result."""
     return np.array([workspace(node) if node.op == "call_function" else 0 for node in line.nodes], np.int64)
 
 
 class _CutTable:
-    """What every stretch between two places for a cut would hold and move."""
+    """Memory and traffic of every stretch between two places for a cut."""
 
     def __init__(self, line: Timeline) -> None:
         self._values = _PageValues(line)
@@ -144,7 +143,7 @@ class _CutTable:
         self._moved[first, last] = read + left
 
     def cheapest(self, limit: int) -> Cuts | None:
-        """The cheapest cuts between which at most ``limit`` bytes are held; None if there are none."""
+        """Return the cheapest cuts between which at most ``limit`` bytes are held; None if there are none."""
         costs = [0.0] + [math.inf] * (len(self._places) - 1)
         before = [0] * len(self._places)
         for last in range(1, len(self._places)):
@@ -163,8 +162,9 @@ class _CutTable:
 
 
 def _places(values: _PageValues, count: int) -> list[int]:
-    """Where a step may be cut: the ends, and between them the places that least crosses, one in each stretch in which
-    equally many bytes come and go."""
+    """Return the places for a cut: the ends, and in each of :data:`PLACES` stretches the position that the fewest bytes
+    cross.
+    """
     change, busy = np.zeros(count + 1, np.int64), np.ones(count, np.int64)
     for at, sign in ((values.made, 1), (values.last, -1)):
         np.add.at(change, at, sign * values.sizes)
@@ -186,9 +186,12 @@ MARGIN = 1.1
 
 @dataclass(frozen=True)
 class Measures:
-    """What a format knows of a form: ``safe`` bytes are enough for a device, about ``likely`` ones it will need (None: no
-    better number), and ``least`` is a number that takes no time and that ``safe`` is never below. ``pages``: whether its
-    engine runs segments. ``first`` makes the form of a step that no budget asks anything of."""
+    """Memory of a form in one format, measured in several ways.
+
+    ``safe`` bytes are enough for a device; about ``likely`` bytes are needed (None: no better figure). ``least`` takes no
+    time, and is never above ``safe``. ``pages``: the engine runs segments. ``first`` makes the form of a step without a
+    budget.
+    """
 
     safe: Needed
     likely: Needed | None = None
@@ -198,7 +201,7 @@ class Measures:
 
 
 def within(lowered: LoweredGraph, budget: int, measures: Measures) -> Form:
-    """``lowered`` in the cheapest form that needs at most ``budget`` bytes over the idle process.
+    """Return the cheapest form of ``lowered`` that needs at most ``budget`` bytes over the idle process.
 
     Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
     device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
@@ -233,9 +236,9 @@ def within(lowered: LoweredGraph, budget: int, measures: Measures) -> Form:
 
 
 def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
-    """:func:`within` for onnxruntime, and the budget in bytes.
+    """Return the result of :func:`within` for onnxruntime, and the budget in bytes.
 
-    A share of the tensors is kept by the tensors; a number of bytes by the bound, or else by what is predicted, with a
+    A relative budget is measured in tensors. A budget in bytes is compared with the bound, or else with the prediction and a
     margin.
     """
     count = budget.of(lowered)
@@ -248,8 +251,9 @@ def _predicted(form: Form) -> int:
 
 
 def needed(form: Form) -> int:
-    """The bytes that a budget for ``form`` has to have: our bound, or what is predicted of onnxruntime if that is more,
-    which does not compute all in place that could be."""
+    """Return the bytes that a budget for ``form`` must have: our bound, or the predicted peak of onnxruntime if that is
+    more.
+    """
     return max(_bound(form), predicted_peak(*form))
 
 
@@ -263,26 +267,26 @@ def _bound(form: Form) -> int:
 
 
 def _given(lowered: LoweredGraph) -> dict[str, int]:
-    """Bytes of what a segment reads of the step's inputs."""
+    """Return the bytes of the step's inputs that a segment reads, by name."""
     nodes = lowered.module.graph.find_nodes(op="placeholder")
     named = zip(lowered.inputs, nodes, strict=True)
     return {name: size(node) for name, node in named if role_of(name) != "page"}
 
 
 class _StepForms:
-    """The forms of a step."""
+    """Forms of a step."""
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
         self._lowered, self.first = lowered, first
         self._plans: list[RecomputePlan] = []
 
     def recomputed(self) -> Iterator[Form]:
-        """With recomputation alone, the cheapest one first."""
+        """Yield forms with recomputation alone, the cheapest one first."""
         yield (self.first,)
         yield from ((replace(self._lowered, module=plan.module),) for plan in self._all())
 
     def paged(self) -> Iterator[Form]:
-        """In segments, the cheapest one first, each holding less than all before it."""
+        """Yield forms in segments, the cheapest one first, each holding less than all before it."""
         module = self._lowered.module
         whole = RecomputePlan(module, timeline(module).peak, 0.0)
         choices = [

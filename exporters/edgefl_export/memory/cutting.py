@@ -1,4 +1,4 @@
-"""A step cut into segments: graphs that run one after another and hand on what lives across the cuts as pages.
+"""Segments of a step: graphs that run one after another and pass values across the cuts as pages.
 
 A segment reads those inputs of the step that it needs, and values of earlier segments by the role ``page``
 (``page.<n>``); it returns the outputs of the step that it makes, and what later segments read. Other names of the same
@@ -26,10 +26,10 @@ _clone = torch.ops.aten.clone.default
 
 
 def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, ...]:
-    """``lowered`` cut behind the nodes at each of the positions ``cuts``, ascending; without any, ``lowered`` alone.
+    """Return ``lowered`` cut behind the nodes at each of the ascending positions ``cuts``; without cuts, ``lowered`` alone.
 
-    A segment's ports are a part of the step's, in its order, and the pages behind them. Segments behind the one that
-    rewrites a state go on reading what the step began with.
+    A segment's ports are part of the step's, in its order, with the pages behind them. Segments behind the one that rewrites
+    a state keep reading the state that the step started with.
     """
     if not cuts:
         return (lowered,)
@@ -38,7 +38,9 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
 
 
 class Crossing:
-    """Which segment makes each value, and which values later ones read: ``pages`` has their numbers."""
+    """Values that cross cuts: the segment that makes each, and in ``pages`` the numbers of those that later segments
+    read.
+    """
 
     def __init__(self, lowered: LoweredGraph, line: Timeline, cuts: Sequence[int]) -> None:
         self.line, self._cuts = line, cuts
@@ -56,7 +58,7 @@ class Crossing:
         self.pages = {node: n for n, node in enumerate(sorted(crossing, key=line.position.__getitem__))}
 
     def is_again(self, node: fx.Node) -> bool:
-        """Whether each segment that reads ``node`` writes it itself."""
+        """Return True if each segment that reads ``node`` computes it itself."""
         return node in self._constants or self.line.owner[node] is not node
 
     def _place(self, node: fx.Node) -> int:
@@ -70,7 +72,7 @@ class Crossing:
 
 
 class _SegmentWriter:
-    """Writes one segment, node by node."""
+    """Writer of one segment, node by node."""
 
     def __init__(self, lowered: LoweredGraph, crossing: Crossing, number: int) -> None:
         self._lowered, self._crossing, self._number = lowered, crossing, number
@@ -118,7 +120,9 @@ class _SegmentWriter:
         return named
 
     def _inputs(self) -> dict[str, TensorSpec]:
-        """A placeholder for every input of the step and for every page of earlier segments: unread ones go at the end."""
+        """Add a placeholder for every input of the step and for every page of earlier segments; unread ones are removed
+        at the end.
+        """
         crossing, specs = self._crossing, dict[str, TensorSpec]()
         for node, (name, spec) in self._ports.items():
             self._made[node] = self._body.node_copy(node)
@@ -132,7 +136,7 @@ class _SegmentWriter:
         return specs
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """What ``node`` reads. One that reads pages alone could run long before its turn: they are held back."""
+        """Return the operands of ``node``. A node that reads pages alone could run too early: its operands are held back."""
         read = {value: self._value(value) for value in node.all_input_nodes}
         owners = {value: self._crossing.line.owner[value] for value in read}
         if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
@@ -153,7 +157,7 @@ class _SegmentWriter:
         return call
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """``node`` in this segment, written now where every segment does that itself."""
+        """Return ``node`` in this segment, computed now if every segment computes it itself."""
         missing, waiting = set[fx.Node](), [node]
         while waiting:
             value = waiting.pop()
@@ -170,7 +174,7 @@ class _SegmentWriter:
         return self._body.node_copy(node, self._made.__getitem__)
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
-        """What ``node`` is made of; what it only waits for where that is computed here, and not before the segment began."""
+        """Return the operands of ``node``, without triggers that an earlier segment computes."""
         if node.target is not AFTER:
             return node.all_input_nodes
         value, trigger = node_argument(node, 0), node_argument(node, 1)
@@ -178,7 +182,7 @@ class _SegmentWriter:
         return [value, trigger] if here else [value]
 
     def _apart(self, value: fx.Node, returned: set[fx.Node]) -> fx.Node:
-        """A page that is an output as well has a copy of its own."""
+        """Give a page that is also an output a copy of its own."""
         if value not in returned:
             return value
         copy = self._body.call_function(_clone, (value,))
@@ -187,15 +191,17 @@ class _SegmentWriter:
 
 
 def _is_floats(node: fx.Node) -> bool:
-    """Whether a value may hold others back: some numbers, no truths or positions."""
+    """Return True if a value may hold others back: several floating-point numbers."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point() and size(node) >= SMALL_BYTES
 
 
 def _ends_in_turn(graph: fx.Graph) -> None:
-    """Move what no node reads to the end, the earliest last: onnxruntime begins with the last of them and computes what it
-    needs before it looks at the next. In the order of the step the gradient that is handed on would be the first, and all
-    others of the segment would wait for their turn, with what they are made of."""
+    """Move unread nodes to the end, the earliest last, because onnxruntime starts from the last of them.
+
+    It computes all that one needs before it looks at the next. In the order of the step, the gradient for the segment before
+    would come first. All others of the segment would wait, together with their operands.
+    """
     ready: dict[fx.Node, int] = {}
     ends = []
     for at, node in enumerate(graph.nodes):

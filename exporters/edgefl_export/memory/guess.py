@@ -1,9 +1,8 @@
-"""Which sizes of a kind of submodel are worth a trace, where a device says what memory it has.
+"""Choice of the sizes of a submodel kind that are traced, if a device names its memory.
 
-Of sizes in their order, the need of memory grows or falls with them: between two traced ones on the same side of what the
-device has, all are taken to be on that side, unless a guess puts them near it. Between two on different sides the search
-goes on, at the size whose guess is nearest. A guess follows :func:`step_bytes`, which needs a run without values and no
-graph::
+Memory rises or falls with the size. So sizes between two traced ones on the same side of the device's memory are on that
+side too, unless a guess puts them near it. Between two on different sides the search continues at the size with the nearest
+guess. A guess follows :func:`step_bytes`, which needs a run without values and no graph::
 
     while (at := next_traced(bytes_of_sizes, peaks, memory)) is not None:
         peaks[at] = traced(at)
@@ -25,17 +24,20 @@ _WEIGHT_COPIES = 3
 
 
 def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
-    """Return the bytes of a step: all results of a forward pass through the trained units of ``submodel`` for ``batch``
-    rows, and the weights with all that a step has of the same size. More of it means more memory; how much more, a trace
-    says.
+    """Return the bytes of all results of a forward pass through the trained units, and of the weights with their copies.
+
+    More of them means more memory; only a trace returns how much.
     """
     weights = sum(tensor.nbytes for tensor in submodel.suffix.parameters())
     return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
 
 
 def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
-    """The peak of each size, in their order. ``peaks``, by place, are those that are known, the first and the last among
-    them; others lie between their neighbours, where :func:`step_bytes`, ``sizes``, puts them."""
+    """Return the peak of each size, in order.
+
+    Known ``peaks``, by place, are kept; the first and the last must be among them. Others are interpolated between their
+    neighbours by ``sizes`` (:func:`step_bytes`).
+    """
     guesses = dict(peaks)
     for before, after in pairwise(sorted(peaks)):
         for at in range(before + 1, after):
@@ -46,8 +48,10 @@ def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
 
 
 def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> int | None:
-    """The place of the size to trace next: the first, the last, then one between two of which one fits into ``memory``, then
-    one near it; None where that is all."""
+    """Return the place of the size to trace next, or None.
+
+    The first and the last size come first, then one between two of which one fits into ``memory``, then sizes near it.
+    """
     for end in (0, len(sizes) - 1):
         if end not in peaks:
             return end
@@ -65,8 +69,7 @@ def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> 
 
 
 def _share(sizes: Sequence[int], before: int, at: int, after: int) -> float:
-    """Where ``at`` lies between its neighbours, from 1 at the one before to 0 at the one after; by its place, where sizes do
-    not tell."""
+    """Return the position of ``at`` between its neighbours, from 1 at the one before to 0 at the one after."""
     if not (whole := sizes[before] - sizes[after]):
         return (after - at) / (after - before)
     return min(1.0, max(0.0, (sizes[at] - sizes[after]) / whole))

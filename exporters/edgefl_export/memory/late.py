@@ -1,4 +1,4 @@
-"""New state that waits until nothing reads the old one any more, so that it can be written into its memory.
+"""Late updates: new state that waits until the old one has been read, so that it can overwrite it.
 
 A layer's input gradient reads the weight, and nothing in a graph says that it comes before the new weight: a runtime is
 free to compute that first, so the two had a place each. Here the learning rate, which the new weight is made with,
@@ -29,8 +29,10 @@ LARGE_BYTES = 1 << 21
 
 @dataclass(frozen=True)
 class _LateUpdate:
-    """``new`` state that could be written over the old one, were it computed after ``readers``. ``reader`` reads ``factor``,
-    a single number, and all that is made of it is for ``new``."""
+    """Update of a state that can overwrite the old value once ``readers`` have run.
+
+    ``reader`` reads ``factor``, a single number; all results of it are for ``new`` alone.
+    """
 
     new: fx.Node
     readers: Sequence[fx.Node]
@@ -39,8 +41,7 @@ class _LateUpdate:
 
 
 def updated_last(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
-    """``lowered``, whose ``peak`` is predicted, with updates that wait for what reads the old state, where one number in
-    them can and it saves memory; and its predicted peak.
+    """Return ``lowered`` with late updates if they save memory, and its predicted peak.
 
     A runtime that computes depth first may run all else in another order then, and keep more for it.
     """
@@ -61,7 +62,7 @@ def _is_large(port: tuple[str, TensorSpec]) -> bool:
 
 
 def _waited(lowered: LoweredGraph) -> bool:
-    """Whether updates of ``lowered`` wait now; its graph is changed."""
+    """Make updates of ``lowered`` wait, in place; return False if none can."""
     graph = lowered.module.graph
     behind = Behind(graph)
     updates = _updates(lowered, behind)
@@ -99,7 +100,7 @@ def _updates(lowered: LoweredGraph, behind: Behind) -> list[_LateUpdate]:
 
 
 def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """(who reads it, a single number) next to ``new``, among what is computed for ``new`` alone."""
+    """Return (reader, single number) next to ``new``, among the values computed for ``new`` alone."""
     if any(user.op != "output" for user in new.users):
         return None
     own, waiting = {new}, [new]
@@ -119,7 +120,7 @@ def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _trigger(
     lowered: LoweredGraph, update: _LateUpdate, updates: Sequence[_LateUpdate], behind: Behind
 ) -> fx.Node | None:
-    """The first output, by what it is made of, that waits for nothing and that all readers of the old state lead to."""
+    """Return the first output that waits for nothing and depends on all readers of the old state."""
     late = {each.new for each in updates}
     ends = [
         node
@@ -135,7 +136,7 @@ def _trigger(
 
 
 def _from(first: fx.Node) -> set[fx.Node]:
-    """The nodes behind ``first``, itself included."""
+    """Return the nodes behind ``first``, itself included."""
     found, waiting = set[fx.Node](), [first]
     while waiting:
         node = waiting.pop()

@@ -1,4 +1,4 @@
-"""Memory that a device needs to run a captured graph with onnxruntime, before anything is exported or run.
+"""Prediction of the memory that onnxruntime needs for a graph, before anything is exported or run.
 
 Memory is anonymous memory above the idle agent: what no file backs. An idle agent is connected and has its engine open.
 Mapped files, such as the engine's code, are not counted, because the system can drop their pages at any time.
@@ -48,7 +48,7 @@ class _ArenaChunk:
 
 
 class Arena:
-    """Addresses count from 0. ``touched`` is the end of the last byte that some request has covered."""
+    """Model of onnxruntime's arena. Addresses count from 0; ``touched`` is the end of the last byte ever requested."""
 
     def __init__(self) -> None:
         self._chunks = {0: _ArenaChunk(_ENDLESS, False, None, None)}
@@ -56,7 +56,7 @@ class Arena:
         self.touched = 0
 
     def take(self, count: int) -> int:
-        """The address of ``count`` bytes."""
+        """Return the address of ``count`` free bytes."""
         rounded = max(_ALIGN, -(-count // _ALIGN) * _ALIGN)
         size, address = self._free.pop(bisect.bisect_left(self._free, (rounded, -1)))
         chunk = self._chunks[address]
@@ -122,7 +122,7 @@ _CELLS = "edgefl"
 """Namespace of the operators of recurrent layers (:mod:`edgefl.models.layers.cells`)."""
 # What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.
 _FLOAT, _CONVOLUTION_SLICE = 4, 4 * 128 * 128
-# State moves between two sets of buffers: from the second step on, both are there.
+# State moves between two sets of buffers: from the second step on, both exist.
 _STEPS = 2
 
 
@@ -131,8 +131,7 @@ def predicted_peak(*steps: LoweredGraph) -> int:
 
     These are one graph, or the segments that it was cut into, which run one after another.
 
-    The pages of a segment, those that it reads and those that it writes, are there while it runs, and so is what it
-    computes: the arena is emptied behind each.
+    The pages that a segment reads and writes exist while it runs, and so do its values; the arena is emptied after each.
     """
     runs = [_ArenaRun(each) for each in steps]
     nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
@@ -150,7 +149,7 @@ def predicted_arena(lowered: LoweredGraph) -> int:
 
 
 class _ArenaRun:
-    """One graph as onnxruntime runs it."""
+    """One run of a graph in the order of onnxruntime."""
 
     def __init__(self, lowered: LoweredGraph) -> None:
         line = timeline(lowered.module)
@@ -185,7 +184,7 @@ class _ArenaRun:
         self._elsewhere = self._outputs | fixed
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
-        """The node whose memory ``node`` has; transposes that products take in have none of their own."""
+        """Return the node that owns the memory of ``node``. Transposes that products absorb own none."""
         while True:
             above = owner[node] if owner[node] is not node else self._products.get(node, node)
             if above is node or node in self._outputs:
@@ -193,7 +192,7 @@ class _ArenaRun:
             node = above
 
     def arena_bytes(self) -> int:
-        """What the arena has touched after a few runs."""
+        """Return the bytes that the arena has touched after a few runs."""
         order, arena = self._order(), Arena()
         ends = self._ends(order)
         for _ in range(_STEPS):
@@ -223,7 +222,7 @@ class _ArenaRun:
             arena.give(held.pop(value))
 
     def _made(self, node: fx.Node) -> list[fx.Node]:
-        """The values in the arena that ``node`` computes: the parts of several are there before its inputs are let go."""
+        """Return the values in the arena that ``node`` computes. Parts of several exist before its inputs are freed."""
         if has_many(node):
             return [part for part in node.users if self._in_arena(part)]
         return [node] if self._in_arena(node) and node.target is not operator.getitem else []
@@ -232,12 +231,12 @@ class _ArenaRun:
         return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
 
     def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-        """The last reader of each memory; none for outputs."""
+        """Return the last reader of each memory; outputs have none."""
         ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
         return {value: node for value, node in ends.items() if value not in self._outputs}
 
     def _order(self) -> list[fx.Node]:
-        """Depth first from the nodes that no node reads, the last one first; of its inputs, the latest first."""
+        """Return the nodes depth first from the unread ones, the last one first; among inputs, the latest first."""
         leaves = [node for node in self.calls if not any(user.op == "call_function" for user in node.users)]
         stack = [(node, False) for node in leaves]
         seen: set[fx.Node] = set()
@@ -254,26 +253,26 @@ class _ArenaRun:
         return order
 
     def _rank(self, node: fx.Node) -> int:
-        """When the node comes in onnxruntime's list; a product, and a sum with one, is put anew at its end."""
+        """Return the position of a node in onnxruntime's list. Products, and sums with one, are appended anew."""
         node = self._source(node)
         summed = [self._source(value) for value in node.all_input_nodes] if node.target is _SUM else []
         later = any(value.target in _REPLACED for value in (node, *summed))
         return self._position[node] + (len(self._position) if later else 0)
 
     def _source(self, node: fx.Node) -> fx.Node:
-        """What a transpose that a product takes in is made of; any other node is its own."""
+        """Return the operand of a transpose that a product absorbs; any other node itself."""
         while node in self._products:
             node = self._products[node]
         return node
 
 
 def _in_place(node: fx.Node, value: fx.Node) -> bool:
-    """Whether ``node`` is computed in the memory of ``value``; a sum with a product becomes part of that product."""
+    """Return True if ``node`` is computed in the memory of ``value``. A sum with a product becomes part of that product."""
     return node.target in _IN_PLACE or (node.target is _SUM and value.target in _REPLACED)
 
 
 def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Transposes of matrices that become a flag of a product, and what they read."""
+    """Return the transposes that become a flag of a product, with their operands."""
     transposes: dict[fx.Node, fx.Node] = {}
     for node in calls:
         if not _is_transpose(node):
@@ -286,7 +285,7 @@ def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 
 def _buffers(node: fx.Node) -> list[int]:
-    """Bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
+    """Return the bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
 
     A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
     put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
@@ -311,7 +310,7 @@ def _buffers(node: fx.Node) -> list[int]:
 
 
 def _place_bytes(node: fx.Node) -> int:
-    """Bytes of the places that a scatter copies, outside of the arena; 0 of other nodes."""
+    """Return the bytes of the positions that a scatter copies outside of the arena; 0 for other nodes."""
     read = node.all_input_nodes if node.target in _SCATTERED else []
     return sum(size(value) for value in read if value.meta["val"].dtype == torch.int64)
 

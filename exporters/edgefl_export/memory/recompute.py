@@ -1,4 +1,4 @@
-"""Less memory for more time: values that wait for the backward pass are dropped and computed again when it asks.
+"""Recomputation: values that wait for the backward pass are dropped and computed again when it needs them.
 
 The graph is read as a timeline. At its *turn* most bytes wait for a later use: in a training step, the moment
 between forward and backward. A plan names which of them are kept; the others are computed a second time behind the
@@ -81,7 +81,7 @@ class Budget:
         return cls(amount, relative)
 
     def of(self, lowered: LoweredGraph) -> int:
-        """The budget of this graph in bytes, the runtime's own memory included."""
+        """Return the budget of this graph in bytes, the runtime's own memory included."""
         if not self.relative:
             return int(self.count)
         return int(self.count * timeline(lowered.module).peak) + beside_tensors(lowered)
@@ -101,7 +101,7 @@ _SLOW = frozenset(
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """A rewritten graph, its peak in bytes, and what the second computations cost (operations and bytes moved)."""
+    """Rewritten graph, its peak in bytes, and the cost of the second computations (operations and bytes moved)."""
 
     module: fx.GraphModule
     peak: int
@@ -110,7 +110,7 @@ class RecomputePlan:
 
 @dataclass(frozen=True)
 class _CutPoint:
-    """A place for a cut: bytes of waiting values made before it, and the cheapest row of cuts that ends here."""
+    """Place for a cut: bytes of waiting values made before it, and the cheapest row of cuts that ends here."""
 
     made: int
     kept: int
@@ -119,26 +119,28 @@ class _CutPoint:
 
 
 def beside_tensors(lowered: LoweredGraph) -> int:
-    """What a device needs beside the tensors of one run, at most: the runtime's own, and a set of state buffers that the
-    step does not read, into which it writes. State that is rewritten in place needs none of it: a budget has that to
-    spare (see :class:`edgefl_device.engine.onnx.OnnxGraph`)."""
+    """Return the most bytes that a device needs beside the tensors of one run.
+
+    These are the runtime's own, and a set of state buffers that the step writes but does not read. State that is rewritten
+    in place needs none of them (:class:`edgefl_device.engine.onnx.OnnxGraph`).
+    """
     specs = [spec for name, spec in lowered.outputs.items() if role_of(name) == "state"]
     return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
 def peak_bytes(lowered: LoweredGraph) -> int:
-    """Estimated peak of a device process that runs ``lowered``, over its idle memory."""
+    """Return the estimated peak of a device process that runs ``lowered``, over its idle memory."""
     return timeline(lowered.module).peak + beside_tensors(lowered)
 
 
 def lean(lowered: LoweredGraph) -> LoweredGraph:
-    """:func:`lean_and_peak`, the graph alone."""
+    """Return the graph of :func:`lean_and_peak`."""
     return lean_and_peak(lowered)[0]
 
 
 def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
-    """``lowered`` with the recomputation and the waiting (:mod:`.late`) that cost next to nothing, where they are predicted
-    to lower the peak; else itself. With its predicted peak.
+    """Return ``lowered`` with nearly free recomputation and late updates (:mod:`.late`) if they lower the peak, and its
+    peak.
 
     Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
     :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
@@ -160,7 +162,7 @@ def _work(module: fx.GraphModule) -> float:
 
 
 def plans(lowered: LoweredGraph) -> Iterator[RecomputePlan]:
-    """``lowered`` with recomputation, the cheapest plan first, each with a lower peak than all before it."""
+    """Yield plans with recomputation, the cheapest one first, each with a lower peak than all before it."""
     line = timeline(lowered.module)
     lowest = math.inf
     for plan in sorted(_RecomputePlanner(lowered.module, line).plans(), key=lambda plan: plan.cost):
@@ -170,14 +172,14 @@ def plans(lowered: LoweredGraph) -> Iterator[RecomputePlan]:
 
 
 class _RecomputePlanner:
-    """The plans for one graph."""
+    """Plans for one graph."""
 
     def __init__(self, module: fx.GraphModule, line: Timeline) -> None:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
     def cheap(self) -> RecomputePlan:
-        """Again what is neither a product nor a series, but for what goes around a product."""
+        """Return the plan that repeats all but products and series, and keeps the values around products."""
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
         slow = {node for node in early if node.target in _SLOW}
@@ -201,7 +203,7 @@ class _RecomputePlanner:
 
 
 def _turn(line: Timeline) -> int:
-    """The position at which most bytes wait."""
+    """Return the position at which most bytes wait."""
     least = max(2, int(len(line.nodes) * WAITING))
     change = [0] * (len(line.nodes) + 1)
     for node in line.nodes:
@@ -216,14 +218,15 @@ def _turn(line: Timeline) -> int:
 
 
 def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
-    """Whether ``node`` owns memory, not little of it, that is read behind the turn."""
+    """Return True if ``node`` owns a large memory that is read behind the turn."""
     reads = line.reads[node]
     owns = node.op == "call_function" and line.owner[node] is node
     return owns and size(node) >= SMALL_BYTES and bool(reads) and reads[-1] > turn
 
 
 def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> frozenset[fx.Node]:
-    """What crosses cuts between which at most ``spacing`` bytes of waiting values lie, as few bytes as possible.
+    """Return the values to keep: those that cross cuts at most ``spacing`` bytes of waiting values apart, as few bytes as
+    possible.
 
     A shortest path over the places for a cut; a single value of more than ``spacing`` lies between two cuts alone.
     """
@@ -244,7 +247,7 @@ def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) 
 
 
 def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.Node]]]:
-    """For each value made up to the turn: its position, and the values that exist then and are read up to the turn."""
+    """Return for each value made up to the turn its position, and the values that exist then and are read up to the turn."""
     values: set[fx.Node] = set()
     for index, node in enumerate(line.nodes[: turn + 1]):
         owns = node.op == "call_function" and line.owner[node] is node and not has_many(node)
@@ -255,7 +258,7 @@ def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.No
 
 
 def _is_expensive(node: fx.Node) -> bool:
-    """Products, convolutions, and ops of ours that run whole recurrences."""
+    """Return True for products, convolutions, and our ops that run whole recurrences."""
     if node.target is operator.getitem:
         return _is_expensive(node.args[0])  # type: ignore[arg-type]
     ours = getattr(node.target, "namespace", "") == "edgefl" and node.target is not AFTER
@@ -263,7 +266,7 @@ def _is_expensive(node: fx.Node) -> bool:
 
 
 def flops(node: fx.Node) -> float:
-    """Two for each multiplication of a product; 0 for other ops."""
+    """Return two for each multiplication of a product; 0 for other ops."""
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0.0
@@ -300,7 +303,7 @@ class _GraphRewriter:
         return self.graph
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """What a node behind the turn reads. One that reads no gradient would run long before its turn: held back."""
+        """Return the operands of a node behind the turn. One that reads no gradient could run too early: it is held back."""
         read = {value: self._later(value) for value in node.all_input_nodes}
         if self.trigger is not None and not any(self.line.position[value] > self.turn for value in read):
             early = [v for v in read if v.op == "call_function" and size(v) >= SMALL_BYTES]
@@ -326,7 +329,7 @@ class _GraphRewriter:
         return early and size(owner) >= SMALL_BYTES and owner not in self.kept
 
     def _later(self, node: fx.Node) -> fx.Node:
-        """What a node behind the turn reads in place of ``node``."""
+        """Return the operand of a node behind the turn that replaces ``node``."""
         if self.trigger is None or not self._dropped(node):
             return self.first[node]
         for value in self._chain(node):
@@ -337,7 +340,7 @@ class _GraphRewriter:
         return self.again[node]
 
     def _chain(self, node: fx.Node) -> list[fx.Node]:
-        """What must be computed again before ``node`` can be, and ``node``, in order."""
+        """Return the values to compute again for ``node``, itself included, in order."""
         nodes: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -348,13 +351,13 @@ class _GraphRewriter:
         return sorted(nodes, key=self.line.position.__getitem__)
 
     def _input(self, value: fx.Node) -> fx.Node:
-        """An input of a second computation: computed again itself, or held back until the gradient is there."""
+        """Return an input of a second computation: computed again too, or held back until the gradient exists."""
         if self._dropped(value):
             return self.again[value]
         return self._held_back(value) if size(value) >= SMALL_BYTES else self.first[value]
 
     def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
-        """See to it that one input at least differs from those of the first computation."""
+        """Make at least one input differ from those of the first computation, so that runtimes do not merge the two."""
         if read and all(read[value] is self.first[value] for value in read):
             value = next(iter(read))
             read[value] = self._held_back(value)
@@ -365,7 +368,7 @@ class _GraphRewriter:
         return self.late[value]
 
     def _after(self, node: fx.Node) -> fx.Node:
-        """``node``, not before the gradient that has come furthest."""
+        """Return ``node``, not before the gradient that has come furthest."""
         if not isinstance(node.meta["val"], Tensor):
             return node
         call = self.graph.call_function(AFTER, (node, self.trigger))

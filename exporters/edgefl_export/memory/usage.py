@@ -1,4 +1,4 @@
-"""How many bytes of tensors a captured graph holds while each of its nodes runs, as a runtime executes it in order."""
+"""Bytes of tensors that a graph holds while each of its nodes runs, in the order of a runtime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL_BYTES = 32 * 2**10
 
 @dataclass(frozen=True)
 class Timeline:
-    """Nodes in execution order, and for each the node that owns its memory and the positions that read this memory.
+    """Nodes in execution order, the owner of each node's memory, and the positions that read this memory.
 
     ``live[i]`` is the number of bytes held while node ``i`` runs: graph inputs always, outputs until the end. Of an op
     with several results, each belongs to the node that takes it out, and ends by itself.
@@ -72,7 +72,7 @@ def timeline(module: fx.GraphModule) -> Timeline:
 
 
 def constants(line: Timeline) -> frozenset[fx.Node]:
-    """Values that no input decides."""
+    """Return the values that no input decides."""
     found: set[fx.Node] = set()
     for node in line.nodes:
         if node.op == "get_attr" or (node.op == "call_function" and found.issuperset(node.all_input_nodes)):
@@ -81,7 +81,7 @@ def constants(line: Timeline) -> frozenset[fx.Node]:
 
 
 def shares(node: fx.Node) -> bool:
-    """Whether ``node`` takes no memory of its own. The export merges slices of slices to the last one."""
+    """Return True if ``node`` owns no memory. The export merges slices of slices to the last one."""
     if node.op != "call_function":
         return False
     merged = node.target is _SLICE and [user.target for user in node.users] == [_SLICE]
@@ -89,19 +89,19 @@ def shares(node: fx.Node) -> bool:
 
 
 def has_many(node: fx.Node) -> bool:
-    """Whether the op of ``node`` has several results."""
+    """Return True if the op of ``node`` has several results."""
     return isinstance(node.meta.get("val"), tuple | list)
 
 
 def size(node: fx.Node) -> int:
-    """Bytes of the tensors that ``node`` makes."""
+    """Return the bytes of the tensors that ``node`` makes."""
     value = node.meta.get("val")
     tensors = value if isinstance(value, tuple | list) else [value]
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
 def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
-    """State whose new value may be written over the old one, in whatever order onnxruntime runs the graph.
+    """Return the state whose new value may overwrite the old one, whatever order onnxruntime chooses.
 
     Whatever reads the old value leads to the new one, so it has been read by then: also where nodes are fused, whose
     inputs are then read later (a transpose becomes part of a product). Products make a tensor of their own: who reads
@@ -139,8 +139,9 @@ def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Nod
 
 
 def is_read_within(old: fx.Node, new: fx.Node) -> bool:
-    """Whether an op that is more than arithmetic reads ``old`` and may become one kernel with ``new``: all that it makes
-    is for ``new`` alone."""
+    """Return True if an op beyond arithmetic reads ``old`` and may be fused with ``new``: all its results are for
+    ``new``.
+    """
     own, waiting = {new}, list(new.all_input_nodes)
     odd: set[fx.Node] = set()
     while waiting:
@@ -155,7 +156,9 @@ def is_read_within(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _is_old(node: fx.Node, old: fx.Node) -> bool:
-    """Whether ``node`` is ``old``, or ``old`` seen through what a kernel takes in: another order or shape, a factor."""
+    """Return True if ``node`` is ``old``, or ``old`` behind changes that a kernel absorbs: another order, shape or
+    factor.
+    """
     if node is old:
         return True
     through = node.target in _VIEWS or node.target in _MOVES or node.target in _FACTORS
@@ -163,7 +166,7 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
 
 
 class Behind:
-    """Dependencies between the nodes of a graph, as a bit for each node: what it is computed from, and what reads it."""
+    """Dependencies between the nodes of a graph, as one bit for each node."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._bits = {node: 1 << place for place, node in enumerate(graph.nodes)}
@@ -191,7 +194,7 @@ class Behind:
 
     @functools.cached_property
     def _readers(self) -> dict[fx.Node, int]:
-        """Readers of each node."""
+        """Return the readers of each node."""
         readers: dict[fx.Node, int] = {}
         for node in reversed(self._bits):
             through = [user for user in self._users(node) if user.target not in PRODUCTS]
@@ -261,7 +264,9 @@ def around_products(
 
 
 def workspace(node: fx.Node) -> int:
-    """What an op needs while it runs: onnxruntime's Where fills a tensor for each choice, then merges them."""
+    """Return the bytes that an op needs while it runs: onnxruntime's Where fills a tensor for each branch, then merges
+    them.
+    """
     return 2 * size(node) if node.target is _aten.where.self else 0
 
 
@@ -270,5 +275,5 @@ def _dies(value: fx.Node, index: int, reads: dict[fx.Node, list[int]]) -> bool:
 
 
 def is_pointwise(node: fx.Node) -> bool:
-    """Whether each entry of the result depends on the same entry of each argument alone."""
+    """Return True if each entry of the result depends on the same entry of each argument alone."""
     return torch.Tag.pointwise in getattr(node.target, "tags", ())

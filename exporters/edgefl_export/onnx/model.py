@@ -1,4 +1,4 @@
-"""The one place that talks to torch.onnx: captured graph in, bytes of an ONNX model out.
+"""Writer of ONNX models: a graph of core ops in, bytes out. No other module calls torch.onnx.
 
 The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
 shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
@@ -30,7 +30,7 @@ IR_VERSION = 9
 
 
 def to_onnx(lowered: LoweredGraph) -> bytes:
-    """The graph as a serialized ONNX model with the inputs and outputs of ``lowered``, in order.
+    """Return the graph as a serialized ONNX model with the inputs and outputs of ``lowered``, in order.
 
     Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
     """
@@ -75,7 +75,7 @@ def _export(lowered: LoweredGraph, decomposed: bool) -> ir.Model:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """torch.onnx warns about every missing package and node annotation; none of it concerns the user."""
+    """Suppress warnings of torch.onnx about missing packages and annotations of nodes, which do not concern the user."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -99,7 +99,7 @@ def _clean(model: ir.Model) -> None:
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """One value per output: the clean-ups merge equal values, which outputs may be, but need not share."""
+    """Give each output a value of its own: the clean-ups merge equal values, which outputs may be."""
     seen: set[ir.Value] = set()
     for index, value in enumerate(graph.outputs):
         if value in seen or value in graph.inputs:
@@ -111,7 +111,7 @@ def _separate_outputs(graph: ir.Graph) -> None:
 
 
 def output_names(lowered: LoweredGraph) -> tuple[str, ...]:
-    """Names of the model's outputs, in the order of the ports.
+    """Return the names of the model's outputs, in the order of the ports.
 
     ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
     one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
@@ -129,7 +129,7 @@ def _name_ports(lowered: LoweredGraph, model: ir.Model) -> None:
 
 
 def _name_the_rest(model: ir.Model) -> None:
-    """Short names by position: the names of the trace are long and say nothing to a device."""
+    """Give values short names by position: those of the trace are long and of no use to a device."""
     ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
     constants = list(model.graph.initializers.values())
     model.graph.initializers.clear()
@@ -146,7 +146,7 @@ def _name_the_rest(model: ir.Model) -> None:
 
 
 def _check(lowered: LoweredGraph, proto: onnx.ModelProto) -> None:
-    """What must hold for every model that leaves this file; a failure is our bug, told plainly."""
+    """Raise ExportError if the model violates what every model of this writer must keep. That is a bug of ours."""
     inputs = [value.name for value in proto.graph.input]
     outputs = [value.name for value in proto.graph.output]
     domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}

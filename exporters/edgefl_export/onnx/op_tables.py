@@ -1,4 +1,4 @@
-"""What torch.onnx works out again for each export, and for each node of it, worked out once.
+"""Caches for tables that torch.onnx computes again for each export, and for each node of it.
 
 onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
 reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
@@ -51,7 +51,7 @@ _SCHEMAS = _private("exporter._schemas")
 _CONVERTER = _module("onnxscript.version_converter")
 _TRACED: Any = getattr(_module("onnxscript.values"), "TracedOnnxFunction", None)
 _SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
-# The library's own, which stand behind the patches.
+# The library's own functions, which the patches call.
 _collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
 _from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
 _run_node: Any = getattr(_INTERPRETER, "run_node", None)
@@ -64,12 +64,12 @@ _signatures: dict[tuple[str, str, int], Any] = {}
 
 
 def protocols() -> Patch:
-    """For all that works on graphs of onnx_ir."""
+    """Return the patch for all work on graphs of onnx_ir."""
     return Patch(typing, "_get_protocol_attrs", _protocol_attrs)
 
 
 def patches(decomposed: bool) -> Iterator[Patch]:
-    """For one export, which has its own registry; ``decomposed``: of a graph of core ops."""
+    """Yield the patches for one export, which has its own registry; ``decomposed``: of a graph of core ops."""
     yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
     yield Patch(_SCHEMAS, "op_signature_from_function", _function_signature)
     yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
@@ -86,12 +86,12 @@ def patches(decomposed: bool) -> Iterator[Patch]:
 
 
 def _no_decompositions(thread: int) -> Callable[[object], object]:
-    """For the thread that exports; what else runs in this process collects its own."""
+    """Return a collector that finds no decompositions for the exporting thread; other threads collect their own."""
     return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
 
 
 def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
-    """As above: no graph of an export runs."""
+    """Return a compiler that writes no code for the exporting thread: no graph of an export runs."""
     return lambda module: None if threading.get_ident() == thread else _recompile(module)
 
 
@@ -102,12 +102,12 @@ def _converted(model: ir.Model, target_version: int, fallback: bool | None = Non
 
 
 def _domain_alone(function: Any) -> Any:
-    """What the registry asks of an op's function."""
+    """Return the only attribute of an op's function that the registry reads."""
     return SimpleNamespace(domain=function.opset.domain)
 
 
 def _fake_mode(transform: Any) -> FakeTensorMode | None:
-    """That of the inputs, all of which have one: asking torch for it would import its own compiler."""
+    """Return the fake mode of the inputs, which all have one. Asking torch for it would import its own compiler."""
     values = (node.meta.get("val") for node in transform.module.graph.nodes)
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
 

@@ -1,7 +1,7 @@
 """ONNX forms of core ops for which torch.onnx has none, a wrong one, or a long-winded one.
 
 Shapes are static, so a view is one Reshape and a slice one Slice with constant arguments. Each function takes the
-arguments of the aten op it stands for.
+arguments of its aten op.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def _ints(values: Sequence[int]) -> Value:
 
 
 def _scalar(like: Value, value: float) -> Value:
-    """A number in the dtype of ``like``."""
+    """Return a number in the dtype of ``like``."""
     number: Any = ir.tensor(value, dtype=like.dtype)
     return op.Constant(value=number)
 
 
 def _pads(x: Value, padding: Sequence[int]) -> list[int]:
-    """aten: pairs from the last axis on; ONNX: all beginnings, then all ends."""
+    """Return padding in ONNX's order, all beginnings and then all ends. aten lists pairs from the last axis on."""
     rest = [0] * (len(x.shape) - len(padding) // 2)
     return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
 
@@ -63,8 +63,11 @@ def slice_(x: Value, dim: int = 0, start: int | None = None, end: int | None = N
 
 
 def select(x: Value, dim: int, index: int) -> Value:
-    """One entry of an axis. Of a short last axis by Split, as onnxruntime gathers there entry by entry (1.5 ms for one of
-    two of 1024x14x14, and 0.14); the selects of one tensor share it."""
+    """Return one entry of an axis.
+
+    Selects of a short last axis share one Split, because onnxruntime gathers there entry by entry (1.5 ms for one of two of
+    1024x14x14, and 0.14).
+    """
     rank, count = len(x.shape), x.shape[dim]
     axis, place = dim % rank, index % count
     if axis < rank - 1 or not 1 < count <= _SHORT:
@@ -95,11 +98,11 @@ def bmm(x: Value, y: Value) -> Value:
 def batch_norm(
     x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
 ) -> tuple[Value, Value, Value]:
-    """(y, batch mean, 1 / sqrt(batch variance + eps)) as BatchNormalization in training mode.
+    """Return (y, batch mean, 1 / sqrt(batch variance + eps)) as BatchNormalization in training mode.
 
-    With momentum 0 the node's running statistics are those of the batch. onnxruntime writes them over the
-    statistics that go in, so these must be arrays that nobody else reads: some values of x, times the weight to
-    tell two norms of one x apart. Their values play no part.
+    With momentum 0 the node's running statistics are the batch's. onnxruntime overwrites the statistics that go in, so they
+    must be arrays without other readers: some values of x, times the weight to distinguish two norms of one x. Their values
+    are not used.
     """
     rank = len(x.shape)
     spatial = [0, *range(2, rank)]
@@ -118,7 +121,7 @@ def batch_norm(
 def frozen_batch_norm(
     x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
 ) -> tuple[Value, Value, Value]:
-    """BatchNormalization in inference mode; nobody reads the two saved statistics, which aten leaves empty."""
+    """Return BatchNormalization in inference mode; the two saved statistics, which aten leaves empty, are never read."""
     scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
     shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
     out = op.BatchNormalization(x, scale, shift, mean, var, epsilon=eps)
@@ -133,7 +136,7 @@ def max_pool2d(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """MaxPool and its positions. ONNX counts them through the whole tensor, aten within the plane.
+    """Return MaxPool and its positions, which ONNX counts through the whole tensor and aten within the plane.
 
     Never in ceil mode, which runtimes take to let a window begin behind the input: padded to aten's size instead.
     """
@@ -157,7 +160,7 @@ def max_pool2d(
 
 
 def gelu(x: Value, approximate: str = "none") -> Value:
-    """x Phi(x), in the order of ops in which onnxruntime finds it and makes it one pass; or its form by tanh."""
+    """Return x Phi(x) in the order of ops that onnxruntime fuses to one pass; or the form by tanh."""
     if approximate == "tanh":
         cube = op.Mul(op.Mul(op.Mul(x, x), x), _scalar(x, 0.044715))
         bent = op.Tanh(op.Mul(op.Add(x, cube), _scalar(x, math.sqrt(2 / math.pi))))
@@ -167,20 +170,22 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def refused(*arguments: Value, **options: Any) -> Value:
-    """In place of a form of torch.onnx that is wrong: what no rule has rewritten is told as unsupported."""
+    """Reject a wrong form of torch.onnx: an op that no rule rewrote is reported as unsupported."""
     raise NotImplementedError("its form in torch.onnx is known to be wrong")
 
 
 def after(x: Value, trigger: Value) -> Value:
-    """x reshaped to its own shape, which is its sizes plus 0 times something of the trigger: a dependence, no copy."""
+    """Return x reshaped to its own shape, its sizes plus 0 times an entry of the trigger: a dependence without a copy."""
     first = op.Slice(op.Reshape(trigger, _ints([-1])), _ints([0]), _ints([1]))
     nothing = op.Mul(op.Cast(op.IsNaN(first), to=ir.DataType.INT64), _ints([0]))
     return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
 
 
 def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """The first place of the largest number. Along a long last axis in two steps, as onnxruntime compares number by number
-    there (12 ms for 1120 rows of 5000): the block that has it, by the largest number of each, and the place within.
+    """Return the first place of the largest number.
+
+    A long last axis takes two steps, because onnxruntime compares number by number there (12 ms for 1120 rows of 5000): the
+    block with the largest maximum, then the place in it.
     """
     rank = len(x.shape)
     if dim is None or not rank:
@@ -202,7 +207,7 @@ def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 
 
 def _block(count: int) -> int:
-    """The divisor next to the root of a long axis; 0 where there is none near."""
+    """Return the divisor next to the root of a long axis; 0 if there is none near."""
     near = [width for width in range(_SHORT_BLOCK, count // _SHORT_BLOCK + 1) if count % width == 0]
     return min(near, key=lambda width: abs(math.log(width * width / count)), default=0)
 
@@ -212,7 +217,7 @@ def rsub(x: Value, other: float, alpha: float = 1) -> Value:
 
 
 def positive(x: Value) -> Value:
-    """The ramp from 0 to 1 as steep as a float32 can say: 1 from 3e-39 on, where normal numbers have not begun."""
+    """Return a ramp from 0 to 1 as steep as float32 can represent: 1 from 3e-39 on, below the normal numbers."""
     return op.HardSigmoid(x, alpha=_STEEPEST, beta=0.0)
 
 
@@ -229,7 +234,7 @@ def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) 
 
 
 def divide(x: Value, y: Value, rounding_mode: str | None = None) -> Value:
-    """Divide and round towards zero, which ONNX's Div of whole numbers does: torch.onnx goes through float32."""
+    """Divide and round towards zero by ONNX's Div of whole numbers; torch.onnx would go through float32."""
     quotient = op.Div(x, y)
     return _rounded_to_zero(quotient) if x.dtype.is_floating_point() else quotient
 
@@ -239,7 +244,7 @@ def _rounded_to_zero(x: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x takes back the rounding of u."""
+    """Return log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x undoes the rounding of u."""
     one = _scalar(x, 1.0)
     shifted = op.Add(x, one)
     step = op.Min(op.Sub(shifted, one), _scalar(x, _STEEPEST))  # no quotient of two infinities
@@ -247,7 +252,7 @@ def log1p(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """exp(x) - 1, exact for small x: tanh(x / 2) (exp(x) + 1)."""
+    """Return exp(x) - 1, exact for small x: tanh(x / 2) (exp(x) + 1)."""
     return op.Mul(op.Tanh(op.Mul(x, _scalar(x, 0.5))), op.Add(op.Exp(x), _scalar(x, 1.0)))
 
 

@@ -196,7 +196,7 @@ def _turn_product(graph: ir.Graph, node: ir.Node, left: ir.Value, right: ir.Valu
 
 
 def _leading(node: ir.Node) -> int:
-    """How many axes are summed, if they are the first ones of an array of float32 and not all; else 0."""
+    """Return how many axes are summed, if they are the first of a float32 array and not all; else 0."""
     if node.op_type != "ReduceSum" or len(node.inputs) < _SUM_INPUTS:
         return 0
     x, given = node.inputs[:_SUM_INPUTS]
@@ -211,7 +211,7 @@ def _leading(node: ir.Node) -> int:
 
 
 def _product(x: ir.Value, rows: int, columns: int, sizes: Sequence[int]) -> list[ir.Node]:
-    """Of ones [1, rows] and x as [rows, columns], reshaped to ``sizes``."""
+    """Return the nodes for ones [1, rows] times x as [rows, columns], reshaped to ``sizes``."""
     number = ir.node("Constant", [], {"value": ir.tensor(np.ones((1, 1), np.float32))})
     wide, matrix, result = map(whole_numbers, ([1, rows], [rows, columns], sizes))
     ones = ir.node("Expand", [number.outputs[0], wide.outputs[0]])
@@ -237,7 +237,7 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _merge_transposes(node: ir.Node) -> None:
-    """Two that undo each other become none."""
+    """Merge two transpositions; two that undo each other become none."""
     before = made_by(node.inputs[0], "Transpose")
     source = before.inputs[0] if before is not None else None
     if before is None or source is None:
@@ -251,7 +251,7 @@ def _merge_transposes(node: ir.Node) -> None:
 
 
 def _merge_reshapes(node: ir.Node) -> None:
-    """Allowed where the outer shape says everything itself: no 0, which copies a size of the inner result."""
+    """Merge two Reshapes if the outer shape is complete: a 0 in it would copy a size of the inner result."""
     before, shape = made_by(node.inputs[0], "Reshape"), integers(node.inputs[1])
     if before is None or shape is None or 0 in shape:
         return
@@ -260,7 +260,7 @@ def _merge_reshapes(node: ir.Node) -> None:
 
 
 def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
-    """A view of a Reshape that waits becomes a Reshape that waits. Left behind it, runtimes would fuse the two."""
+    """Make a view of a Reshape that waits part of it. Behind it, runtimes would fuse the two."""
     before, result = made_by(node.inputs[0], "Reshape"), node.outputs[0]
     delay, sizes = _delay(before), static_sizes(result)
     # A Reshape would copy a size of its input for 0.
@@ -276,7 +276,7 @@ def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _delay(node: ir.Node | None) -> ir.Value | None:
-    """Of a Reshape whose shape is constant sizes plus a computed value: that value."""
+    """Return the computed summand of a Reshape's shape of constant sizes plus a computed value; None for other nodes."""
     add = made_by(node.inputs[1], "Add") if node is not None and node.op_type == "Reshape" else None
     if add is None or integers(add.inputs[0]) is None:
         return None
@@ -295,7 +295,7 @@ def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:
 
 
 def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
-    """Starts, ends, axes (not negative) and steps, if all are given as constants."""
+    """Return starts, ends, axes (not negative) and steps, if all are constants."""
     lists = [integers(value) for value in node.inputs[1:]]
     rank = (
         len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else None
@@ -329,12 +329,12 @@ def _reshaped(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int
 
 
 def _is_read(value: ir.Value, times: int) -> bool:
-    """Whether so many nodes read it, and nobody else."""
+    """Return True if exactly so many nodes read a value, and the graph does not return it."""
     return len(value.uses()) == times and not value.is_graph_output()
 
 
 def _is_laid_out(scatter: ir.Node) -> bool:
-    """Whether one number for each row is put among zeros."""
+    """Return True if a scatter puts one number for each row among zeros."""
     data, labels, given = scatter.inputs
     for op in ("Expand", "Cast"):
         node = made_by(data, op)
@@ -348,7 +348,7 @@ def _is_laid_out(scatter: ir.Node) -> bool:
 
 
 def _sums(value: ir.Value | None, scatter: ir.Node) -> bool:
-    """Whether it is the sum of what is laid out, along the axis of the classes."""
+    """Return True if a value is the sum of the scattered one along the axis of the classes."""
     node = made_by(value, "ReduceSum")
     if node is None or node.inputs[0] is not scatter.outputs[0] or not node.attributes.get_int("keepdims", 1):
         return False

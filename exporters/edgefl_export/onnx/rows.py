@@ -1,4 +1,4 @@
-"""The update of large tensors row by row: what is between reading old state and writing new stays in a cache.
+"""Updates of large tensors row by row: values between the old and the new state stay in a cache.
 
 As one graph writes it, each op of ``m <- mu m + g + d w; w <- w - lr m`` goes through memory: eleven times for a weight that
 no cache holds. Here a block of rows goes through all of them, its gradient's product included, before the next begins::
@@ -34,7 +34,7 @@ _STATE = "state."
 
 
 def by_rows(model: bytes) -> bytes | None:
-    """The ONNX model with the updates of its large state in blocks of rows; None where it has none."""
+    """Return the ONNX model with the updates of its large state in blocks of rows; None if it has none."""
     proto = onnx.load_from_string(model)
     graph = _RowGraph(proto.graph)
     updates = [update for shape in graph.large_shapes() for update in graph.updates_of(shape)]
@@ -53,20 +53,20 @@ class _RowUpdate:
 
 
 class _RowGraph(GraphValues):
-    """What is known of a graph's values, and its ports."""
+    """Values and ports of a graph."""
 
     def __init__(self, proto: Any) -> None:
         super().__init__(proto)
         self.ports: dict[str, ValueInfoProto] = {value.name: value for value in proto.input}
 
     def large_shapes(self) -> list[Shape]:
-        """Of state of four bytes an entry that has a new value."""
+        """Return the shapes of large state of four bytes an entry that has a new value."""
         names = [name.removesuffix(REWRITTEN) for name in self.outputs if name.startswith(_STATE)]
         shapes = {self.shapes[name] for name in names if name in self.ports}
         return sorted(shape for shape in shapes if 4 * math.prod(shape) >= LARGE_BYTES and shape[0] > 1)
 
     def updates_of(self, shape: Shape) -> list[_RowUpdate]:
-        """What makes new state of ``shape``, and is for nothing else: of each tensor whose gradient is a product.
+        """Return the nodes that make new state of ``shape`` and nothing else, for tensors whose gradient is a product.
 
         Where the gradient is made whole in another way, going through it row by row gains nothing.
         """
@@ -75,7 +75,7 @@ class _RowGraph(GraphValues):
         return [part for part in parts if part.products and self._reads_state(part.nodes, shape)]
 
     def _for_new_state(self, shape: Shape) -> list[NodeProto]:
-        """Nodes that work entry by entry and lead to new state of ``shape`` only, in order."""
+        """Return the nodes that work entry by entry and lead to new state of ``shape`` only, in order."""
         ends = {name for name in self.outputs if self.shapes[name] == shape and self._is_new_state(name)}
         chosen: list[NodeProto] = []
         for node in reversed(self.graph.node):
@@ -90,7 +90,7 @@ class _RowGraph(GraphValues):
         return chosen[::-1]
 
     def _products_for(self, nodes: Sequence[NodeProto], shape: Shape) -> dict[str, NodeProto]:
-        """Products of matrices that only ``nodes`` read, by name of the result."""
+        """Return the products of matrices that only ``nodes`` read, by name of the result."""
         read = {name for node in nodes for name in node.input} - self.outputs
         return {
             node.output[0]: node
@@ -110,7 +110,7 @@ class _RowGraph(GraphValues):
 
 
 class _RowWriter:
-    """Writes the updates of a graph anew, behind all else."""
+    """Writer of the updates of a graph, behind all else."""
 
     def __init__(self, graph: _RowGraph) -> None:
         self._graph, self._proto = graph, graph.graph
@@ -147,7 +147,7 @@ class _RowWriter:
         return any(each.startswith(f"{name}[") for each in self._inputs)
 
     def _block(self, update: _RowUpdate, start: int, stop: int) -> None:
-        """The update of rows ``start`` to ``stop``."""
+        """Write the update of rows ``start`` to ``stop``."""
         names: dict[str, str] = {}
         for node in update.nodes:
             inputs = [self._rows(name, update, start, stop, names) for name in node.input]
@@ -166,7 +166,7 @@ class _RowWriter:
         return part
 
     def _rows(self, name: str, update: _RowUpdate, start: int, stop: int, names: dict[str, str]) -> str:
-        """The rows of a value that the update reads; the value itself where it has one row for all."""
+        """Return the rows of a value that the update reads; the value itself if it has one row for all."""
         if name in names:
             return names[name]
         shape = self._graph.shapes.get(name, ())
@@ -209,7 +209,7 @@ class _RowWriter:
 
 
 def _connected(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
-    """The nodes in groups, in order: those of a group read what others of it have made."""
+    """Return the nodes in groups, in order: nodes of a group read results of others of it."""
     groups: list[list[NodeProto]] = []
     for node in nodes:
         mine = [each for each in groups if any(made in node.input for other in each for made in other.output)]

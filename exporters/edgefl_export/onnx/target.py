@@ -147,7 +147,7 @@ class OnnxTarget(Target):
         for name, form in forms.items():
             sums = summed(form) if form and BLOCKED in name else None
             for each in filter(None, (sums, form)):
-                # A form that this machine's runtime cannot load was tried by nobody: it is left out.
+                # A form that this machine's runtime cannot load is left out, because it is untested.
                 run = partial(load, lowered.function, each, artifact.in_place)
                 if agrees(lowered.function, tuple(lowered.outputs), run, verification):
                     chosen[name] = each

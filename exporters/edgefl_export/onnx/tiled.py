@@ -1,8 +1,7 @@
-"""Chains of ops by rows, a few rows at a time: what stands between the first and the last stays in a cache.
+"""Chains of ops by rows, a few rows at a time: values within a chain stay in a cache.
 
-Op by op, each value of a chain goes to memory and comes back. Where the first axis is the batch, or the tokens of one, and
-every op makes a row of the same row of what it reads, a loop goes through the whole chain with some rows before it takes the
-next ones::
+Op by op, each value of a chain goes to memory and comes back. If the first axis is the batch or its tokens, and every op
+makes a row of the same rows of its operands, a loop runs the whole chain for some rows before the next ones::
 
     a = f(x); b = g(a, y); c = h(b)      [32, 64, 1024]
     -> Scan over [16, 2, 64, 1024] of x and y: c[i] = h(g(f(x[i]), y[i]))
@@ -40,8 +39,10 @@ Rule = Callable[[GraphValues, NodeProto], tuple[str, ...]]
 
 
 def rows_read(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """The inputs of which ``node`` reads a row for a row of its result; none where it is another kind of op, or sizes are
-    unknown. What else it reads is the same for all rows."""
+    """Return the inputs of which ``node`` reads a row for each row of its result.
+
+    None for another kind of op, or if sizes are unknown. Its other inputs are the same for all rows.
+    """
     if len(node.output) != 1 or node.output[0] not in values.shapes:
         return ()
     rule = _RULES.get((node.domain, node.op_type))
@@ -72,7 +73,7 @@ def _reduced(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _view(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Equally many first rows of both shapes hold the same numbers."""
+    """Return True if equally many first rows of both shapes hold the same numbers."""
     return () if values.whole(node.input[1]) is None else (node.input[0],)
 
 
@@ -81,7 +82,7 @@ def _pooled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _scaled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """A number, and perhaps another that is added, for each channel."""
+    """Return True for a number, and perhaps another that is added, for each channel."""
     kernel = values.shapes.get(node.input[1], (0, 0))
     return (node.input[0],) if math.prod(kernel[1:]) == 1 else ()
 
@@ -107,9 +108,12 @@ _NUMBER_BYTES = 4
 
 @dataclass(frozen=True)
 class Chain:
-    """``places``: of the nodes that it replaces, in order; the loop will stand where the last one stands. ``body``: those
-    that are in the loop. ``inputs``: what it takes by rows, ``outputs``: what is read elsewhere. ``turns``: of the loop.
-    ``views``: others that are read elsewhere, and what each is a view of."""
+    """Nodes that one loop replaces.
+
+    ``places``: positions of the nodes; the loop takes the position of the last one. ``body``: nodes in the loop. ``inputs``
+    and ``outputs``: values that it takes by rows, and that are read elsewhere. ``turns``: iterations of the loop. ``views``:
+    outputs that are views, with their sources.
+    """
 
     places: tuple[int, ...]
     body: tuple[int, ...]
@@ -120,14 +124,14 @@ class Chain:
 
 
 def chains(values: GraphValues) -> list[Chain]:
-    """All that are worth a loop, in order."""
+    """Return all chains that are worth a loop, in order."""
     rows = _rows(values)
     found = [_chain(values, members, rows) for members in _grown(values, rows)]
     return [chain for chain in found if chain is not None]
 
 
 def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
-    """What each node that may be part of a chain reads by rows, by the node's place."""
+    """Return by place the inputs that each possible node of a chain reads by rows."""
     rows = dict[int, tuple[str, ...]]()
     for place, node in enumerate(values.graph.node):
         read = rows_read(values, node)
@@ -140,8 +144,10 @@ def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
 
 
 def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
-    """The places in rows in groups that can run where their last node stands: each node joins those that make what it reads,
-    unless something else needs one of their results before."""
+    """Return the places in groups that can run at the position of their last node.
+
+    Each node joins the makers of its operands, unless another node needs one of their results before.
+    """
     group = dict[int, list[int]]()
     for place, read in rows.items():
         mine = [place]
@@ -155,7 +161,7 @@ def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[
 
 
 def _fits(values: GraphValues, rows: Mapping[int, Sequence[str]], places: Sequence[int]) -> bool:
-    """Whether these nodes can run where the last of them stands, some rows at a time."""
+    """Return True if these nodes can run at the position of the last of them, some rows at a time."""
     own, last = {*places}, places[-1]
     results = [values.graph.node[place].output[0] for place in places]
     if _divisor(values, (*results, *(name for place in places for name in rows[place]))) == 1:
@@ -168,12 +174,12 @@ def _fits(values: GraphValues, rows: Mapping[int, Sequence[str]], places: Sequen
 
 
 def _divisor(values: GraphValues, names: Iterable[str]) -> int:
-    """Into how many parts the first axes of all of them fall at the most."""
+    """Return the largest number of parts into which the first axes of all of them divide."""
     return math.gcd(*(values.shapes[name][0] if values.shapes[name] else 1 for name in names))
 
 
 def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
-    """The chain of these nodes; None where no value of it would be spared its way through memory."""
+    """Return the chain of these nodes; None if no value of it would be kept from memory."""
     own, nodes = {*places}, values.graph.node
     result = {place: nodes[place].output[0] for place in places}
     read = [name for name in result.values() if not own.issuperset(values.readers.get(name, ()))]
@@ -198,14 +204,14 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
 
 
 def _seen(values: GraphValues, name: str, own: set[int]) -> str:
-    """What a view within the chain is one of."""
+    """Return the source of a view within the chain."""
     while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
         name = values.graph.node[place].input[0]
     return name
 
 
 def _turns(divisor: int, count: int) -> int:
-    """Those that bring the largest value, of ``count`` numbers, nearest to a tile."""
+    """Return the number of turns that brings the largest value, of ``count`` numbers, nearest to a tile."""
     wanted = count * _NUMBER_BYTES / TILE_BYTES
     parts = [part for part in range(2, divisor + 1) if divisor % part == 0]
     return min(parts, key=lambda part: abs(math.log(part / wanted)))
@@ -215,7 +221,7 @@ def _turns(divisor: int, count: int) -> int:
 
 
 def write(values: GraphValues, chains: Sequence[Chain]) -> None:
-    """Put the loop of each chain where its last node stood."""
+    """Put the loop of each chain at the position of its last node."""
     sizes = ConstantSizes(values.graph, "tile_size")
     gone = {place for chain in chains for place in chain.places}
     loops = {chain.places[-1]: chain for chain in chains}
@@ -230,7 +236,7 @@ def write(values: GraphValues, chains: Sequence[Chain]) -> None:
 
 
 def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) -> Iterator[NodeProto]:
-    """Views of the inputs by tiles, the loop, and its outputs in their own shapes."""
+    """Write the views of the inputs by tiles, the loop, and its outputs in their own shapes."""
 
     def tile(value: str) -> Shape:
         first, *rest = values.shapes[value]
@@ -277,8 +283,10 @@ ROOM = 1.02
 
 
 def tiled(model: bytes) -> bytes | None:
-    """The ONNX model with its large chains in loops; None where it has none, or its values need more than a little more
-    then: an op may run later in a chain than it did alone."""
+    """Return the ONNX model with its large chains in loops, or None.
+
+    None if it has no chain, or if its values would need much more memory: in a chain an op may run later than alone.
+    """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)
     found, most = chains(values), ROOM * live_peak(values)

@@ -1,4 +1,4 @@
-"""What is known of the values of an ONNX graph: who makes and who reads each, its shape and its type."""
+"""Values of an ONNX graph: maker, readers, shape and type of each."""
 
 from __future__ import annotations
 
@@ -31,9 +31,12 @@ BY_ENTRY = LOGICAL | frozenset(
 
 
 class GraphValues:
-    """``types``: 0 where one is unknown. ``shapes``: of values whose sizes are all known, those that wait for something
-    (:mod:`edgefl_export.ordering`) among them, of which ONNX itself knows the rank only; and of what follows from them by
-    ops whose results are as large as what they read."""
+    """Values of a graph by name.
+
+    ``types``: 0 if unknown. ``shapes``: of values with known sizes, among them those that wait
+    (:mod:`edgefl_export.ordering`), of which ONNX knows only the rank, and those that follow from them by ops that keep the
+    size.
+    """
 
     def __init__(self, graph: GraphProto) -> None:
         self.graph = graph
@@ -57,29 +60,28 @@ class GraphValues:
             self._infer(node)
 
     def maker(self, name: str, op: str = "") -> NodeProto | None:
-        """The node that makes it, if any does, and that is an ``op`` of the default domain where one is named."""
+        """Return the node that makes a value, or None; with ``op``, only a node of that op of the default domain."""
         place = self.places.get(name)
         node = None if place is None else self.graph.node[place]
         return node if node is None or not op or (node.op_type == op and not node.domain) else None
 
     def read_at(self, name: str) -> list[NodeProto]:
-        """The nodes that read it, in order."""
+        """Return the readers of a value, in order."""
         return [self.graph.node[place] for place in self.readers.get(name, ())]
 
     def whole(self, name: str) -> Shape | None:
-        """The whole numbers of a constant; None for what is none."""
+        """Return the whole numbers of a constant; None for other values."""
         constant = self.constants.get(name)
         if constant is None or constant.data_type != TensorProto.INT64:
             return None
         return tuple(int(each) for each in np.ravel(numpy_helper.to_array(constant)))
 
     def count(self, name: str) -> int:
-        """How many numbers it has; 0 where that is unknown."""
+        """Return how many numbers a value has; 0 if that is unknown."""
         return math.prod(self.shapes[name]) if name in self.shapes else 0
 
     def waiting(self, node: NodeProto) -> Shape | None:
-        """The shape of what :func:`edgefl_export.onnx.ops.after` has wait for something, or of a view behind it; else
-        None."""
+        """Return the shape of a value that waits by :func:`edgefl_export.onnx.ops.after`, or of a view of one; else None."""
         sizes = self.maker(node.input[1], "Add") if node.op_type == "Reshape" else None
         nothing = self.maker(sizes.input[1], "Mul") if sizes else None
         cast = self.maker(nothing.input[0], "Cast") if nothing else None
@@ -88,7 +90,7 @@ class GraphValues:
         return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, name: str) -> bool:
-        """Whether nothing but its first number is read."""
+        """Return True if only the first number of a value is read."""
         return name not in self.outputs and all(
             node.op_type == "Slice" and list(map(self.whole, node.input[1:])) == [(0,), (1,)]
             for node in self.read_at(name)
@@ -124,7 +126,7 @@ class GraphValues:
         return tuple(rest if size == -1 else size for size in sizes)
 
     def _on_layout(self, node: NodeProto, given: Shape | None, kernel: Shape | None) -> Shape | None:
-        """Of an image [N, C, H, W], or channels last; ``kernel``: [O, C, h, w] of a convolution."""
+        """Return the shape of an image [N, C, H, W], or channels last; ``kernel``: [O, C, h, w] of a convolution."""
         options = attributes(node)
         if given is None:
             return None
@@ -138,7 +140,7 @@ class GraphValues:
         return (*given[:2], 1, 1) if node.op_type == "GlobalAveragePool" else None
 
     def _type(self, node: NodeProto) -> int:
-        """What it gives, where that follows from the op and what it reads; else 0."""
+        """Return the type of a node's result if it follows from the op and its operands; else 0."""
         if node.op_type == "Cast":
             return int(attributes(node)["to"])
         if node.op_type in LOGICAL:
@@ -163,7 +165,7 @@ def _convolved(given: Shape, kernel: Shape, options: Mapping[str, Any]) -> Shape
 
 
 def read_by(node: NodeProto) -> set[str]:
-    """What a node reads, the bodies of loops included, which read what is around them."""
+    """Return the names that a node reads, the bodies of its loops included."""
     bodies = [each.g for each in node.attribute if each.type == AttributeProto.GRAPH]
     within = [(body, {name for each in body.node for name in each.output}) for body in bodies]
     return {name for name in node.input if name} | {
@@ -179,7 +181,7 @@ def attributes(node: NodeProto) -> dict[str, Any]:
 
 
 class ConstantSizes:
-    """Constants of whole numbers, each once; ``prefix``: of their names."""
+    """Constants of whole numbers, each stored once, with names that begin with ``prefix``."""
 
     def __init__(self, graph: GraphProto, prefix: str) -> None:
         self._graph, self._prefix = graph, prefix
@@ -194,8 +196,11 @@ class ConstantSizes:
 
 
 def live_peak(values: GraphValues) -> int:
-    """The most numbers that values hold while a node runs, inputs and constants of the graph apart; views take none of their
-    own, nor does what has no known size, which is small."""
+    """Return the most numbers that values hold while a node runs, without inputs and constants of the graph.
+
+    Views hold none of their own, and values of unknown size count as none, because they are small. The figure compares two
+    forms of one graph.
+    """
     nodes, root = values.graph.node, dict[str, str]()
     for node in nodes:
         if node.op_type in VIEWS and not node.domain:

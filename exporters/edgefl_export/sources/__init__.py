@@ -1,1 +1,1 @@
-"""Where each node of a bundle's graphs comes from."""
+"""Source modules and lines of the nodes of a bundle's graphs."""

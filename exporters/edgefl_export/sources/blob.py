@@ -1,4 +1,4 @@
-"""The blob of a bundle that tells, for each node of each graph, its module, its phase and what it computes.
+"""Sources blob of a bundle: for each node of each graph, its module, its phase and the op that it computes.
 
 ::
 
@@ -25,7 +25,7 @@ from edgefl_export.capture.nodes import results
 from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.recompute import flops
 
-# What each node of a training graph is for, told by the graph itself: which module it serves, and in which phase.
+# Module and phase of each node of a training graph, inferred from the graph itself.
 #
 # Tracing, decompositions and clean-ups leave no names of modules on nodes, but the ports keep those of the weights:
 #
@@ -44,7 +44,7 @@ _PARTS = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class OpNode:
-    """A node of either format: values are named, sizes are in bytes."""
+    """Node of either format: values are named, sizes are in bytes."""
 
     name: str
     op: str
@@ -58,13 +58,13 @@ class OpNode:
 
 @dataclass(frozen=True)
 class Nodes:
-    """A graph's ops in order, and its outputs: the value that each output port holds."""
+    """Ops of a graph in order, and its outputs: the value of each output port."""
 
     ops: tuple[OpNode, ...]
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def attributed(self) -> dict[str, Node]:
-        """Every op by name, with its phase and module."""
+        """Return every op by name, with its phase and module."""
         phases = _phases(self)
         modules = _modules(self, phases)
         return {
@@ -93,7 +93,7 @@ def _makers(ops: Iterable[OpNode]) -> dict[str, OpNode]:
 def _before(
     values: Sequence[str], maker: Mapping[str, OpNode], stops: Callable[[OpNode], bool] = lambda _: False
 ) -> set[str]:
-    """Names of the ops that ``values`` are computed from, as far as the first that ``stops``, which is left out."""
+    """Return the names of the ops that ``values`` are computed from, up to the first that ``stops``, which is left out."""
     names: set[str] = set()
     open_values = list(values)
     while open_values:
@@ -105,7 +105,9 @@ def _before(
 
 
 def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
-    """Own modules first; then readers are asked, from the end, and makers, from the beginning."""
+    """Return the modules of all ops: their own first, then those of readers from the end, then of makers from the
+    beginning.
+    """
     attribution = _own(nodes)
     readers: dict[str, list[OpNode]] = {}
     for op in nodes.ops:
@@ -128,7 +130,9 @@ def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
 
 
 def _own(nodes: Nodes) -> dict[str, str]:
-    """Modules of the ops that read a weight, seen through ops that move data, or make a gradient or a new weight."""
+    """Return the modules of the ops that read a weight, directly or through moved data, or that make a gradient or a new
+    weight.
+    """
     ports = {value: port for port, value in nodes.outputs.items()}
     named = [*nodes.outputs, *(value for op in nodes.ops for value in op.reads if value not in ports)]
     known = {_weight_of(port) for port in named} - {""}
@@ -153,7 +157,7 @@ def _own(nodes: Nodes) -> dict[str, str]:
 
 
 def _making(value: str, maker: Mapping[str, OpNode]) -> set[str]:
-    """The ops that move and combine entries into ``value``, and those that make what they combine."""
+    """Return the ops that move and combine entries into ``value``, and the makers of these entries."""
     names: set[str] = set()
     open_values = [value]
     while open_values:
@@ -165,8 +169,7 @@ def _making(value: str, maker: Mapping[str, OpNode]) -> set[str]:
 
 
 def _weight_of(port: str) -> str:
-    """``state.weights.layer1.conv.weight``, ``update.c/layer1.conv.weight`` -> ``layer1.conv``; "" for a port that is of no
-    weight."""
+    """Return the module of a weight's port: ``state.weights.layer1.conv.weight`` -> ``layer1.conv``; "" for other ports."""
     prefix = _WEIGHT.match(port)
     return port[prefix.end() :].rpartition("/")[2].rpartition(".")[0] if prefix else ""
 
@@ -199,7 +202,7 @@ _ELEMENTWISE = _words(
 
 
 def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
-    """The nodes of an ONNX model by their names."""
+    """Return the nodes of an ONNX model by their names."""
     graph = onnx.load_from_string(model).graph
     shapes = _shapes(graph) | _held_back(graph)
     sizes = {name: shape for name, (shape, _) in shapes.items()}
@@ -209,14 +212,13 @@ def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
 
 
 def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
-    """The nodes of ``graph``, rewritten from ``lowered``, that an algorithm runs, named by the first of the
-    ``instructions`` that run each: ``12:mul_3``."""
+    """Return the nodes of a program, named by the first instruction that runs each: ``12:mul_3``."""
     nodes = graph_nodes(lowered, graph)
     return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 
 
 def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
-    """The blob of all graphs, as it is stored: (reference, bytes)."""
+    """Return reference and bytes of the blob of all graphs, as it is stored."""
     return compress(sources.encode(sources.sources_of(graphs)), chunk)
 
 
@@ -224,7 +226,7 @@ def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tupl
 
 
 def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Shape and bytes of an entry by value."""
+    """Return shape and bytes of an entry by value."""
     shapes = {tensor.name: (tuple(tensor.dims), _width(tensor.data_type)) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type
@@ -233,8 +235,10 @@ def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def _held_back(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Those of values that wait for a gradient (``edgefl::after``): a Reshape whose shape is a sum with a constant, and
-    which does not tell its result."""
+    """Return the shapes of values that wait for a gradient (``edgefl::after``).
+
+    Each is a Reshape whose shape is a sum with a constant, so that ONNX does not know the result's shape.
+    """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made = {node.output[0]: node for node in graph.node}
     constants |= {name: node.attribute[0].t for name, node in made.items() if _is_tensor(node)}
@@ -285,7 +289,7 @@ def _onnx_macs(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
     read = [shapes.get(name, ()) for name in node.input]
     made = shapes.get(node.output[0], ())
     if node.op_type in _PRODUCTS and not all(read[:2]):
-        return 0  # the body of a Scan does not tell all shapes
+        return 0  # the body of a Scan has not all shapes
     attributes = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "MatMul":
         return math.prod(made) * read[0][-1]
@@ -300,7 +304,7 @@ def _onnx_macs(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -> int:
-    """Those of the body, as often as its sequences have entries."""
+    """Return the multiplications of a loop's body, times the entries of its sequences."""
     body, steps = attributes["body"].g, read[-1][0] if read and read[-1] else 1
     inside = {name: shape for name, (shape, _) in _shapes(body).items()}
     return steps * sum(_onnx_macs(node, inside) for node in body.node if set(node.input) & inside.keys())
@@ -310,7 +314,7 @@ def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -
 
 
 def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
-    """The nodes of ``graph``, which is that of ``lowered`` or was rewritten from it, by their names."""
+    """Return the nodes of ``graph``, the one of ``lowered`` or rewritten from it, by their names."""
     ports = [node for node in graph.nodes if node.op == "placeholder"]
     names = {node: name for node, name in zip(ports, lowered.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")

@@ -1,4 +1,4 @@
-"""Every exported graph runs once in the runtime it is meant for, beside torch, before anybody downloads it."""
+"""Verification of exported graphs: each runs once in its runtime, beside torch, before it is published."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CLOSE = 1e-2
 
 @dataclass(frozen=True)
 class Care:
-    """How much is asked before a graph is called right.
+    """Strictness of a comparison.
 
-    An example on which rounding decides shows little; another one may show all, so up to ``attempts`` are tried. Of these,
-    ``forgiven`` may be a little off: a kink that the graph takes and no float32 of torch's does. A wrong formula is wrong on
-    the others too. Without ``double`` torch's float32 on nudged examples says what rounding does, not its float64, which
-    would take most of the time of compiling a deep model.
+    An example on which rounding decides shows little, so up to ``attempts`` examples are tried. ``forgiven`` of them may
+    stray a little: the graph takes a kink that no float32 run of torch takes. A wrong formula is wrong on the others too.
+    Without ``double``, torch's float32 on nudged examples measures rounding instead of float64, which would take most of the
+    time of compiling a deep model.
     """
 
     attempts: int
@@ -66,7 +66,7 @@ class Verification:
     tolerance, beside a float64 run of the same function.
 
     ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
-    same example: they are right as far as float32 can tell, and not to be read as errors of the graph. Of whole numbers
+    same example: they are right within float32, and no errors of the graph. Of whole numbers
     both say the share that differs.
     ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more. ``found`` are the
     runtime's outputs on it.
@@ -81,7 +81,7 @@ class Verification:
 
     @property
     def worst(self) -> float:
-        """At most the tolerance, ``RELATIVE``, where :attr:`rounding` is empty and no output is tiny."""
+        """Largest error; at most ``RELATIVE`` if :attr:`rounding` is empty and no output is tiny."""
         return max(self.errors.values(), default=0.0)
 
 
@@ -104,9 +104,9 @@ def verify(
 
 
 def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> Verification:
-    """:func:`verify` for a graph in any runtime: onnxruntime here, WebAssembly or a phone elsewhere.
+    """Compare a graph in any runtime with torch, as :func:`verify`.
 
-    ``quick`` asks float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
+    ``quick`` uses float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
     """
     _compare_wide(function, run, seed)
     if quick:
@@ -181,7 +181,7 @@ def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bo
 
 
 def _unjudged(report: Verification) -> list[str]:
-    """Outputs that torch itself gets so wrong in float32 that they say nothing about the graph."""
+    """Return the outputs that torch's own float32 gets so wrong that they show nothing about the graph."""
     return [
         name for name, strayed in report.rounding.items() if strayed > CEILING and report.errors[name] > CLOSE
     ]
@@ -221,14 +221,15 @@ def agrees(
 
 
 def _relative(error: ExportError) -> float:
-    """Error of an output relative to its largest entry; infinite for NaN and where nothing can be compared."""
+    """Return the error of an output relative to its largest entry; infinite for NaN and if nothing can be compared."""
     relative = error.details.get("relative", math.inf)
     return relative if isinstance(relative, float) and not math.isnan(relative) else math.inf
 
 
 def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
-    """``model``, or the segments that it joins, in onnxruntime; ExportError where it cannot be loaded, and from the run
-    where it fails."""
+    """Return a run of ``model``, or of the segments that it joins, in onnxruntime; ExportError if loading or running
+    fails.
+    """
     sessions = [_session(function, each) for each in artifacts_in(model)]
 
     def run(session: Any, arrays: Mapping[str, Array]) -> list[Array]:
@@ -247,7 +248,7 @@ def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
 
 
 def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
-    """A graph whose segments run one after another: what one leaves as a page is read by later ones."""
+    """Return a run of segments one after another: later ones read the pages of earlier ones."""
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         pages: dict[str, Array] = {}
@@ -262,7 +263,7 @@ def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Arra
 
 
 def in_order(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
-    """Outputs of a run in the order of ``names``."""
+    """Return the outputs of a run in the order of ``names``."""
     return [outputs[name] for name in names if name in outputs] if isinstance(outputs, Mapping) else outputs
 
 
@@ -277,7 +278,7 @@ def _session(function: Function, model: bytes) -> Any:
 
 
 def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
-    """The outputs by the name of their port."""
+    """Return the outputs by the name of their port."""
     read = {port.name for port in session.get_inputs()}
     names = [port.name for port in session.get_outputs()]
     ports = [plain if (plain := name.removesuffix(REWRITTEN)) in read else name for name in names]
@@ -285,7 +286,7 @@ def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
 
 
 def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
-    """The outputs of one run. Of what is written ``in_place``, a copy has one memory for the old and the new value."""
+    """Return the outputs of one run. State ``in_place`` gets a copy that holds both the old and the new value."""
     binding = session.io_binding()
     shared = {
         name: onnxruntime.OrtValue.ortvalue_from_numpy(arrays[name].copy())
@@ -321,27 +322,26 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
 def _place(
     value: Any, array: Array, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Where rows of the tensor ``value`` are, whose values were those of ``array``, and the shape as which a graph takes
-    them."""
+    """Return the binding of rows of the tensor ``value``, whose values were those of ``array``, in the graph's shape."""
     _, address = rows.place(value.data_ptr(), array.shape, array.itemsize)
     return "cpu", 0, array.dtype.type, list(shape), address
 
 
 def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
-    """What a graph gives as rows of a tensor in a shape of its own, as rows."""
+    """Return rows that a graph returns in a shape of its own as rows of the whole tensor."""
     rows = rows_in(name)
     whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
     return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
 
 
 def given(name: str, arrays: Mapping[str, Array]) -> Array:
-    """What a graph reads as ``name``: an array, or rows of one."""
+    """Return the array of a port, or its rows of one."""
     rows = rows_in(name)
     return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
 
 
 def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
-    """The outputs of a graph, rows of one tensor together."""
+    """Return the outputs of a graph, with the rows of one tensor concatenated."""
     wholes: dict[str, list[Array]] = {}
     for name, value in zip(names, values, strict=True):
         rows = rows_in(name)
@@ -359,7 +359,7 @@ def _refused(function: Function, verb: str, error: Exception) -> ExportError:
 def _judge(
     function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
 ) -> tuple[float, float | None]:
-    """The relative error of an output and, where only rounding excuses it, the relative error of torch."""
+    """Return the relative error of an output and, if only rounding excuses it, the relative error of torch."""
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise ExportError(
             f"output {name!r} of function {function.name!r} is {found.dtype}{list(found.shape)} in the runtime and "
@@ -390,7 +390,8 @@ def _judge(
 def _judge_whole(
     function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
 ) -> tuple[float, float | None]:
-    """The share of whole numbers that differ and, where only rounding excuses it, the share that differs in torch itself.
+    """Return the share of whole numbers that differ and, if only rounding excuses it, the share that differs in torch
+    itself.
 
     None may, or where a threshold made them of floats, no more than rounding moves across it.
     """

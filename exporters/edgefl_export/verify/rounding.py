@@ -1,4 +1,4 @@
-"""Where rounding decides: what a function gives in float64, and how far torch's float32 strays from that by itself.
+"""Measures of rounding: results of a function in float64, and the error of torch's float32 beside them.
 
 On the kink of a ReLU, a sum that comes out a little above or below zero decides whether a gradient flows. In deep
 models with batch norm two right float32 results can so differ by a percent, and only a third one says who errs.
@@ -30,10 +30,10 @@ Array = NDArray[np.generic]
 
 
 class Rounding:
-    """The yardstick for one function on one example; nothing runs before it is asked.
+    """Reference results of one function on one example, computed when they are first read.
 
-    Float64 takes torch many times as long as float32. Without ``double`` torch's float32 stands for it: what strays from
-    that on nudged examples is rounding as well. ``proven``: it was seen that the function gives one result for one example.
+    Float64 takes torch many times as long as float32. Without ``double``, torch's float32 is used instead: differences on
+    nudged examples are rounding as well. ``proven``: the function is known to return one result for one example.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Rounding:
 
     @cached_property
     def plain(self) -> Mapping[str, Array]:
-        """The outputs in float32, as torch gives them."""
+        """Outputs in float32, as torch returns them."""
         return self._run(self._example)
 
     @cached_property
     def exact(self) -> Mapping[str, Array]:
-        """The outputs in float64; torch's own in float32 where it is not wanted, or the function does not run in it."""
+        """Outputs in float64, or torch's float32 if the function does not run in float64."""
         if not self._double:
             return self.plain
         try:
@@ -61,7 +61,7 @@ class Rounding:
             return self.plain
 
     def strays(self, name: str) -> Iterator[float]:
-        """How far output ``name`` of torch in float32 lies from :attr:`exact`, the largest so far: on the example
+        """Return the distances of output ``name`` of torch in float32 from :attr:`exact`, the largest so far: on the example
         itself, then on ``PROBES`` examples that differ from it by rounding.
 
         Raises ExportError if a second run on the example gives something else: what a function strays from itself
@@ -95,7 +95,7 @@ class Rounding:
 
 
 def distance(expected: Array, found: Array) -> float:
-    """Largest difference of an entry; of whole numbers, how many differ: a code that lies between two becomes either."""
+    """Return the largest difference of an entry; for whole numbers, the number that differ."""
     if expected.dtype.kind != "f":
         return float(np.sum(expected != found))
     return float(np.max(np.abs(expected.astype(np.float64) - found.astype(np.float64)), initial=0.0))
@@ -106,12 +106,14 @@ def _arrays(tensors: Tensors) -> dict[str, Array]:
 
 
 def _copied(example: Tensors) -> Tensors:
-    """A function that updates a buffer in place must not spoil the example."""
+    """Return a copy, because a function may update its arguments in place."""
     return {name: value.clone() for name, value in example.items()}
 
 
 class _Double(TorchFunctionMode):
-    """Every float32 tensor and every request for float32 becomes float64, also constants inside of modules."""
+    """Mode in which every float32 tensor and every request for float32 becomes float64, constants inside of modules
+    included.
+    """
 
     def __torch_function__(
         self,
@@ -164,7 +166,7 @@ def _doubled(value: Any) -> Any:
 
 
 def exactly(function: Function, example: Tensors) -> Tensors:
-    """``function(example)`` in float64; integers stay as they are. Whatever the function raises there, this raises."""
+    """Return ``function(example)`` in float64; integers stay as they are. Errors of the function are raised."""
     with double_precision():
         return function({name: _doubled(value) for name, value in _copied(example).items()})
 
@@ -177,7 +179,7 @@ def double_precision() -> Iterator[None]:
 
 
 def nudged(example: Tensors, seed: int) -> Tensors:
-    """``example`` with every float larger by ``NUDGE``, smaller, or as it is, at random."""
+    """Return ``example`` with every float at random larger by ``NUDGE``, smaller, or as it is."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(value: Tensor) -> Tensor:

@@ -94,8 +94,8 @@ def convolution_backward(
     return grad_x, grad_w, grad_b
 
 
-def _tiled(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.Plan | None:
-    """How to run a convolution, and its gradients, in tiles; None where that does not pay."""
+def _tiled(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.WinogradPlan | None:
+    """Return the tiles for a convolution and its gradients; None if tiles do not pay."""
     plain = {*moves.stride, *moves.dilation, moves.groups} == {1}
     return winograd.plan(x.shape, w.shape, moves.padding, x.dtype) if plain else None
 

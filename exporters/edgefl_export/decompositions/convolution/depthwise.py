@@ -53,7 +53,7 @@ class Planes:
 
 
 def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
-    """Whether a convolution is depthwise, one output per channel, on planes small enough."""
+    """Return True for a depthwise convolution, one output per channel, on planes small enough."""
     depthwise = w.shape[1] == 1 and w.shape[0] == groups == x.shape[1] and groups >= MANY_GROUPS
     return depthwise and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
 

@@ -1,4 +1,4 @@
-"""How the kernel of a convolution moves."""
+"""Stride, padding and dilation of a convolution's kernel."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) 
 
 
 def _row(space: Sequence[int], place: Sequence[int]) -> int:
-    """Where a place is, counted through all axes of space."""
+    """Return the flat position of a place, counted through all axes of space."""
     row = 0
     for size, at in zip(space, place, strict=True):
         row = row * size + at

@@ -7,7 +7,7 @@ convolution goes entry by entry, it takes 16 (their equation 8)::
     Y = A^T [(G g G^T) . (B^T d B)] A                       dL/dg = sum G^T [(B^T d B) . (A dL/dY A^T)] G
 
 Over channels and samples that is one product at each point, which is what runtimes do best. Both sides of a transform are
-one matrix here, the Kronecker product of two, so that a transform is a product, too. The entries stand channels last::
+one matrix here, the Kronecker product of two, so that a transform is a product, too. The entries lie channels last::
 
     tiles [16, T, C] x kernels [16, O, C]^T -> [16, T, O]     with T = N P Q / 4
 
@@ -56,7 +56,7 @@ class WinogradPlan:
 
     @property
     def pays(self) -> bool:
-        """Whether the multiplications that it spares outweigh what is brought to and fro, in little memory."""
+        """Return True if the saved multiplications outweigh the moved memory."""
         (height, width), (down, across) = self.outputs, self.tiles
         positions, covered = self.batch * height * width, self.batch * down * across * _TILE**2
         pairs = self.channels * self.out
@@ -67,7 +67,7 @@ class WinogradPlan:
 
     @property
     def adjoint(self) -> WinogradPlan:
-        """Of dL/dx as a convolution of dL/dy with the kernel turned around."""
+        """Plan of dL/dx as a convolution of dL/dy with the kernel turned around."""
         before = (_KERNEL[0] - 1 - self.before[0], _KERNEL[1] - 1 - self.before[1])
         return WinogradPlan(self.batch, self.out, self.channels, self.outputs, self.inputs, before)
 
@@ -75,7 +75,7 @@ class WinogradPlan:
 def plan(
     x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torch.dtype
 ) -> WinogradPlan | None:
-    """For x [N, C, H, W] and w [O, C, 3, 3] with stride 1; None where another form is the one to take."""
+    """Return the plan for x [N, C, H, W] and w [O, C, 3, 3] with stride 1; None if another form is better."""
     if tuple(w[2:]) != _KERNEL or dtype != torch.float32 or max(padding) >= min(_KERNEL):
         return None
     (height, width), (top, left) = x[2:], padding
@@ -149,7 +149,7 @@ def _cut(rows: Tensor, sizes: WinogradPlan, points: int) -> Tensor:
 
 
 def _sums(*axes: Sequence[int]) -> Tensor:
-    """Of a number of each, the first axis slowest; a runtime makes them when it loads."""
+    """Return sums of one number of each axis, the first axis slowest; a runtime computes them at load."""
     sums = torch.tensor([0])
     for numbers in axes:
         sums = (sums.unsqueeze(1) + torch.tensor([*numbers])).reshape(-1)

@@ -1,4 +1,4 @@
-"""Programs that somebody else made run in a process of their own: what they break there breaks nothing here.
+"""Isolated runs of programs from elsewhere: a damaged program breaks only its own process.
 
 ExecuTorch checks little of what it reads, so that a damaged program may take its process along.
 """
@@ -33,14 +33,14 @@ MODEL, GIVEN, FOUND = "model.pte", "given.npz", "found.npz"
 
 
 class IsolatedRunner:
-    """One process for program after program: it starts with the first and, if one ends it, again with the next."""
+    """Process that runs one program after another. It starts with the first, and again after one that ends it."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, model: bytes, arrays: Sequence[Array]) -> list[Array]:
-        """Outputs of the program for these inputs. Raises ExportError if it fails, hangs or ends its process."""
+        """Return the outputs of the program for these inputs; ExportError if it fails, hangs or ends its process."""
         with tempfile.TemporaryDirectory(prefix="edgefl-isolated-") as folder:
             (Path(folder) / MODEL).write_bytes(model)
             write(Path(folder) / GIVEN, arrays)
@@ -56,7 +56,7 @@ class IsolatedRunner:
             )
 
     def _asked(self, folder: str) -> str:
-        """What the process says of the program in ``folder``, or what became of the process; "" if all is well."""
+        """Return the answer of the process for the program in ``folder``, or its exit; "" if all is well."""
         if self._process is None and (problem := self._start()):
             return problem
         process = self._process
@@ -80,7 +80,7 @@ class IsolatedRunner:
         return self._answer(self._process, START_S)
 
     def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> str:
-        """Whoever is interrupted here leaves no answer behind that the next run would take for its own."""
+        """Return the answer of the process. An interrupted wait kills it, so that no answer is left for the next run."""
         try:
             answer = _line(process, limit_s)
         except BaseException:
@@ -100,7 +100,7 @@ class IsolatedRunner:
 
 
 def _line(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
-    """What the process writes; None if that takes longer than the limit. Empty if it has ended."""
+    """Return a line that the process writes; None if that takes longer than the limit; empty if it has ended."""
     assert process.stdout is not None
     waiting = select.poll()  # unlike select.select, it takes files beyond the 1024th
     waiting.register(process.stdout, select.POLLIN)
@@ -117,7 +117,7 @@ def read(path: Path) -> list[Array]:
 
 
 def _stopped(process: subprocess.Popen[bytes]) -> None:
-    """Closing its input ends the process; one that hangs is ended."""
+    """Stop the process by closing its input; kill it if it hangs."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -130,7 +130,7 @@ def _stopped(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tried(folder: Path) -> str:
-    """In the process apart: run the program in ``folder``; what is wrong with it, or ""."""
+    """Run the program in ``folder``, inside the isolated process, and return what is wrong with it, or ""."""
     model = (
         folder / MODEL
     ).read_bytes()  # the runtime reads the bytes where they lie, for as long as it runs
@@ -144,8 +144,7 @@ def _tried(folder: Path) -> str:
 
 
 def main() -> None:
-    """Say that it has started, then answer each folder that is named on a line of the input, both by what is wrong, or
-    "". What libraries print goes elsewhere."""
+    """Report that the process has started, then run each folder named on a line of the input and report its problem."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(""), file=answers, flush=True)

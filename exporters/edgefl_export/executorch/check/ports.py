@@ -1,4 +1,4 @@
-"""What a program says of its inputs and outputs, read from its bytes: damaged ones are an error, and nothing runs."""
+"""Inputs and outputs of a program, read from its bytes without running it; damaged bytes are an error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MOST_SIZES = 16
 
 @dataclass(frozen=True)
 class TensorPort:
-    """A tensor that goes in or out: its name, ExecuTorch's number of its type, its sizes."""
+    """Input or output tensor: its name, ExecuTorch's number of its type, its sizes."""
 
     name: str
     dtype: int
@@ -36,7 +36,7 @@ Ports = tuple[tuple[TensorPort, ...], tuple[TensorPort, ...]]
 
 
 def read_ports(model: bytes) -> Ports:
-    """Inputs and outputs of a program's method ``forward``, in order, with the names that its writer left.
+    """Return inputs and outputs of a program's method ``forward``, in order, with the names that its writer left.
 
     Raises ValueError for bytes that are no such program.
     """
@@ -85,14 +85,14 @@ def _tensor(plan: Table, at: int, name: str) -> TensorPort:
 
 
 def _offset(table: Table, slot: int) -> int:
-    """Where a field lies; 0 if it has its default. Offsets are read from bytes that may be damaged."""
+    """Return the place of a field; 0 if it has its default. Offsets are read from bytes that may be damaged."""
     if not 0 <= table.Pos < len(table.Bytes):
         raise ValueError("its tables are damaged: an offset leads out of it")
     return int(table.Offset(4 + 2 * slot))
 
 
 def _place(table: Table, slot: int) -> int:
-    """Where the table lies that a field refers to."""
+    """Return the place of the table that a field refers to."""
     at = _offset(table, slot)
     if not at:
         raise ValueError("its tables are damaged: a field is missing")
@@ -109,7 +109,7 @@ def _integer(table: Table, at: int) -> int:
 
 
 def _vector(table: Table, slot: int, width: int) -> range:
-    """Where the entries of a vector lie; none if there is no vector."""
+    """Return the places of the entries of a vector; none if there is no vector."""
     at = _offset(table, slot)
     if not at:
         return range(0)

@@ -1,4 +1,4 @@
-"""An exported program runs once in ExecuTorch's own runtime, beside torch, before anybody downloads it."""
+"""Verification of programs in ExecuTorch's own runtime, beside torch, before they are published."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from edgefl_export.verify.rounding import Array
 
 
 def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) -> Verification:
-    """:func:`edgefl_export.verify.graphs.verify` with ExecuTorch in place of onnxruntime."""
+    """Compare a program in ExecuTorch with torch, as :func:`edgefl_export.verify.graphs.verify` does for onnxruntime."""
     return compare(function, load(function, model), seed, quick=quick)
 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
-    """:func:`verify` for bytes that may be damaged: the program runs in the process ``runner``."""
+    """Compare bytes that may be damaged, as :func:`verify`: the program runs in the process of ``runner``."""
     names, made = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
@@ -31,7 +31,7 @@ def verify_isolated(function: Function, model: bytes, seed: int, runner: Isolate
 
 
 def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
-    """Of inputs and of outputs."""
+    """Return the names of inputs and of outputs."""
     try:
         inputs, outputs = read_ports(model)
         return [port.name for port in inputs], [port.name for port in outputs]
@@ -40,8 +40,10 @@ def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
 
 
 def load(function: Function, model: bytes) -> Run:
-    """``model`` in ExecuTorch's Python runtime. Its inputs are those of ``function`` that its graph reads, by order; some
-    may be rows."""
+    """Return a run of ``model`` in ExecuTorch's Python runtime.
+
+    Its inputs are the read ones of ``function``, some as rows.
+    """
     try:
         module = portable_lib()._load_for_executorch_from_buffer(model)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Steps become a program: values with their memory, instructions, constants, delegates."""
+"""Program of steps: values with their memory, instructions, constants, delegates."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ tenth more, and a workspace that has to grow is there twice."""
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Bytes of the program, what its arena and its delegates need, and how many values the delegates have."""
+    """Bytes of the program, memory of its arena and its delegates, and the number of the delegates' values."""
 
     model: bytes
     arena_bytes: int
@@ -57,7 +57,7 @@ def emit(
     planned_outputs: bool = False,
     named: bool = False,
 ) -> EmittedProgram:
-    """``steps`` as a program. The names of the ports go along; the runtime goes by their order.
+    """Write ``steps`` as a program. Port names are stored, but the runtime uses their order.
 
     ``named``: each input and output has its name where the runtime gives it, for some are rows of a port (:mod:`.rows`).
     ``reserve``: the first delegate asks for all the workspace that any of them needs, so that it never grows.
@@ -127,7 +127,7 @@ class _ProgramWriter:
             ],
             non_const_buffer_sizes=[0, arena] if arena else [0],
         )
-        program = schema.EmittedProgram(
+        program = schema.Program(
             version=0,
             execution_plan=[plan],
             constant_buffer=[schema.Buffer(data) for data in self._constants],
@@ -136,7 +136,7 @@ class _ProgramWriter:
             constant_segment=schema.SubsegmentOffsets(0, []),
         )
         # Delegates stay within the program: segments of their own are freed once they are set up, by every loader but the
-        # one that reads from memory, and XNNPACK goes on to read constants where they lie.
+        # one that reads from memory, and XNNPACK keeps reading constants in place.
         model = bytes(serialize_pte_binary(PTEFile(program), extract_delegate_segments=False))
         return EmittedProgram(model, arena, workspace, self._delegated, instructions)
 
@@ -152,7 +152,7 @@ class _ProgramWriter:
         return len(self.values) - 1
 
     def _number(self, value: object) -> int:
-        """Index of a plain value; equal ones are stored once."""
+        """Return the index of a plain value; equal ones are stored once."""
         key = (type(value), repr(value))
         if key not in self._numbers:
             self._numbers[key] = self._add(_plain(value))
@@ -171,7 +171,7 @@ class _ProgramWriter:
         return self._numbers[key]
 
     def _tensor(self, node: fx.Node) -> int:
-        """Index of the tensor of ``node``: an input, a constant, a view or the result of a step."""
+        """Return the index of the tensor of ``node``: an input, a constant, a view or the result of a step."""
         if node.op == "get_attr":
             return self._constant(getattr(self.module, str(node.target)))
         slot = slot_of(node)
@@ -185,14 +185,14 @@ class _ProgramWriter:
 
     def _view(self, node: fx.Node, base: fx.Node) -> None:
         if base.op == "get_attr" or self._is_outside(slot_of(base)):
-            # Its memory is known only when the program runs: told there which that is.
+            # Its memory is known only when the program runs, and set then.
             arguments = [self._tensor(base), self._list("int", node.meta["val"].shape), self._tensors[node]]
             self._call("executorch_prim::et_view", "default", arguments)
         else:
             self._aliases[node] = slot_of(base)
 
     def _is_outside(self, slot: Slot) -> bool:
-        """Whether the caller gives the memory: of inputs, and of outputs that are not planned."""
+        """Return True if the caller has the memory: for inputs, and for outputs that are not planned."""
         return slot[0].op == "placeholder" or (slot in self._left and not self.planned_outputs)
 
     def _constant(self, value: Tensor) -> int:
@@ -253,7 +253,7 @@ class _ProgramWriter:
             self._call("aten::view_copy", "out", copied)
 
     def _written(self, node: fx.Node, index: int, turn: int) -> tuple[int, list[int]]:
-        """Where a kernel writes a result, and what is copied to the output then if no kernel writes its type.
+        """Return the value that a kernel writes, and the copy to the output if no kernel writes its type.
 
         The bytes lie in the arena under two names: one of a type that kernels write, one of the type of the output.
         """
@@ -272,7 +272,7 @@ class _ProgramWriter:
         return names[0], [names[1], self._list("int", value.shape), self._tensors[key], self._tensors[key]]
 
     def _argument(self, value: Any, kind: Any, node: fx.Node, turn: int) -> int:
-        """Index of an argument of a kernel; ``kind`` is its type in the schema."""
+        """Return the index of an argument of a kernel; ``kind`` is its type in the schema."""
         text = str(kind)
         if isinstance(value, fx.Node):
             return self._read(value, turn)
@@ -295,7 +295,7 @@ class _ProgramWriter:
         return self._add(schema.TensorList(indices))
 
     def _regions(self) -> dict[int, Region]:
-        """The delegates, which share a workspace."""
+        """Return the delegates, which share a workspace."""
         left = set(results(self.module.graph))
         turns = [turn for turn, step in enumerate(self.steps) if step.delegated]
         made = {turn: delegate(self.module, self.steps[turn].nodes, left) for turn in turns}
@@ -322,7 +322,7 @@ class _ProgramWriter:
 
 
 def _converted(value: object, text: str) -> object:
-    """A plain argument as a program has it: types by their numbers, layouts and devices by the first of them."""
+    """Return a plain argument as a program stores it: types as numbers, layouts and devices as the first of them."""
     if isinstance(value, torch.dtype):
         return _number_of(value)
     if isinstance(value, (torch.layout, torch.device, torch.memory_format)):
@@ -365,7 +365,7 @@ def _described(value: Tensor, dtype: torch.dtype | None = None) -> schema.Tensor
 
 
 def _as_tensor(value: float | int | bool, node: fx.Node) -> Tensor:
-    """A number where a kernel wants a tensor: of the type that torch's promotion gives it beside the other operand."""
+    """Return a number as a tensor for a kernel, of the type that torch's promotion gives it beside the other operand."""
     others = [read.meta["val"].dtype for read in node.all_input_nodes if isinstance(read.meta["val"], Tensor)]
     like = others[0] if others else torch.float32
     if isinstance(value, float) and not like.is_floating_point:

@@ -1,4 +1,4 @@
-"""Less memory between forward and backward pass: what is cheap is computed again instead of kept.
+"""Recomputation of cheap values between forward and backward pass, instead of keeping them.
 
 The turn is where the forward pass ends. What is read behind it must be kept, or be computed again from what is kept:
 element-wise ops and movements may, products and what runs on kernels may not. The fewest bytes that separate what may
@@ -26,7 +26,7 @@ PRODUCT = 10.0
 
 
 def end_of_forward(lowered: LoweredGraph, module: fx.GraphModule) -> fx.Node | None:
-    """The first metric of ``module``, the loss: what comes behind it in the trace is the backward pass."""
+    """Return the first metric of ``module``, the loss: nodes behind it in the trace are the backward pass."""
     made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     metrics = {node for name, node in made.items() if role_of(name) == "metric"}
     return next((node for node in module.graph.nodes if node in metrics), None)
@@ -49,14 +49,14 @@ def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
 
 
 def owner_of(node: fx.Node) -> fx.Node:
-    """The node that makes the memory of ``node``."""
+    """Return the node that makes the memory of ``node``."""
     while is_name(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def _size(node: fx.Node) -> int:
-    """Bytes of a tensor; 0 of several results, which are not computed again."""
+    """Return the bytes of a tensor; 0 for several results, which are not computed again."""
     value = node.meta["val"]
     return value.numel() * value.itemsize if isinstance(value, Tensor) else 0
 
@@ -66,7 +66,7 @@ def _is_repeatable(node: fx.Node) -> bool:
 
 
 def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set[fx.Node]:
-    """The values to keep, large ones: a minimum cut."""
+    """Return the large values to keep, by a minimum cut."""
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
     lasting = around_products(
@@ -95,7 +95,7 @@ def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
 
 
 class _Recomputation:
-    """Copies, behind the turn, of what is not kept."""
+    """Copies of dropped values behind the turn."""
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
         self._graph, self._early, self._kept = graph, early, kept
@@ -103,7 +103,7 @@ class _Recomputation:
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def read_by(self, node: fx.Node) -> None:
-        """Let ``node`` read copies, which are made right before it."""
+        """Make ``node`` read copies, which are inserted right before it."""
         with self._graph.inserting_before(node):
             copies = {read: self._copy(read) for read in node.all_input_nodes}
         for read, copy in copies.items():

@@ -1,4 +1,4 @@
-"""Which ExecuTorch kernel computes a node: functional aten op in, registered ``out`` variant of it."""
+"""Kernels of ExecuTorch for nodes: functional aten op in, registered ``out`` variant of it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _OF_OUTPUT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_forma
 
 @dataclass(frozen=True)
 class Kernel:
-    """A registered kernel and its schema: the arguments before the outputs, then ``outputs`` of them."""
+    """Registered kernel and its schema: the arguments before the outputs, then ``outputs`` of them."""
 
     overload: OpOverload
 
@@ -60,7 +60,7 @@ class Kernel:
 
     @property
     def takes_list(self) -> bool:
-        """Whether the outputs are one list of tensors."""
+        """Return True if the outputs are one list of tensors."""
         return any(item.is_out and "List" in str(item.type) for item in self.overload._schema.arguments)
 
     @property
@@ -70,13 +70,13 @@ class Kernel:
 
 @functools.cache
 def registered() -> frozenset[str]:
-    """``namespace::op.variant`` of every kernel that the runtime of the wheel has: what a device's has too."""
+    """Return ``namespace::op.variant`` of every kernel in the wheel's runtime; devices have the same."""
     return frozenset(portable_lib()._get_operator_names())
 
 
 @functools.cache
 def kernel_of(target: object) -> Kernel | None:
-    """The kernel for ``target``; None if ExecuTorch has none."""
+    """Return the kernel for ``target``; None if ExecuTorch has none."""
     if not isinstance(target, OpOverload):
         return None
     namespace, name = target._overloadpacket._qualified_op_name.split("::")
@@ -95,7 +95,7 @@ def kernel_of(target: object) -> Kernel | None:
 
 
 def _signature(overload: OpOverload) -> list[str]:
-    """Types of the arguments that count: those that are no outputs and do not merely say what the output is like."""
+    """Return the types of the arguments that distinguish kernels, without outputs and arguments that describe them."""
     return [
         str(item.type)
         for item in overload._schema.arguments
@@ -104,7 +104,7 @@ def _signature(overload: OpOverload) -> list[str]:
 
 
 def arguments_of(node: fx.Node, kernel: Kernel) -> list[tuple[Any, Any]]:
-    """(value, type) of each argument of the kernel before its outputs, defaults filled in."""
+    """Return (value, type) of each argument of the kernel before its outputs, defaults filled in."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     plain = [name for name in names if name not in _OF_OUTPUT]
@@ -118,6 +118,6 @@ def arguments_of(node: fx.Node, kernel: Kernel) -> list[tuple[Any, Any]]:
 
 
 def results_of(node: fx.Node) -> Sequence[torch.Tensor]:
-    """The tensors (fake) that a node makes."""
+    """Return the fake tensors that a node makes."""
     value = node.meta["val"]
     return [value] if isinstance(value, torch.Tensor) else list(value)

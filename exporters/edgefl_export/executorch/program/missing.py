@@ -1,4 +1,4 @@
-"""Ops and types that no kernel of ExecuTorch computes: named with their module and line before anything is written."""
+"""Check for ops and types without a kernel of ExecuTorch: each is named with its module and line before writing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_AXES: dict[object, int] = {torch.ops.aten.convolution.default: 4}
 
 
 def check(lowered: LoweredGraph, module: fx.GraphModule, steps: Iterable[ProgramStep]) -> None:
-    """Raises ExportError for the first node whose type or op ExecuTorch does not have, or for an empty port."""
+    """Raise ExportError for the first node whose type or op ExecuTorch does not have, or for an empty port."""
     for kind, ports in (("input", lowered.inputs), ("output", lowered.outputs)):
         for name, spec in ports.items():
             if 0 in spec.shape and len(spec.shape) > 1:  # shape [0] is taken and returned

@@ -1,4 +1,4 @@
-"""What runs where and when: regions of nodes for XNNPACK, the rest on kernels, in an order with few regions.
+"""Partition of a graph into steps: regions of nodes for XNNPACK, the rest on kernels, in an order with few regions.
 
 The captured order holds within a region and within a row of kernels; between them, whatever is ready goes along
 with its kind, so that regions become large and few. Views belong nowhere: they are names for memory.
@@ -31,7 +31,7 @@ class ProgramStep:
 
 
 def steps_of(module: fx.GraphModule) -> tuple[ProgramStep, ...]:
-    """Each node that computes is in one step; reads come after writes."""
+    """Return the steps; each node that computes is in one of them, and reads come after writes."""
     refused: set[fx.Node] = set()
     able = {node for node in module.graph.nodes if node.op == "call_function" and supported(node)}
     while True:
@@ -81,7 +81,7 @@ def _reads(node: fx.Node) -> set[fx.Node]:
 def _release(
     node: fx.Node, waiting: dict[fx.Node, int], queue: _ReadyQueue, held: dict[fx.Node, list[fx.Node]]
 ) -> None:
-    """Tell the users of ``node`` that it is there; a view is there with what it views."""
+    """Mark ``node`` as computed for its users, and views of it with it."""
     for user in [*node.users, *held.get(node, ())]:
         if user.op != "call_function":
             continue
@@ -93,7 +93,7 @@ def _release(
 
 
 class _ReadyQueue:
-    """Nodes that are ready, by kind, earliest in the captured order first."""
+    """Ready nodes by kind, earliest in the captured order first."""
 
     def __init__(self, order: dict[fx.Node, int], able: set[fx.Node]) -> None:
         self._order, self._able = order, able

@@ -1,4 +1,4 @@
-"""The update of large state row by row: what is between reading old state and writing new stays in a cache.
+"""Updates of large state row by row: values between the old and the new state stay in a cache.
 
 As one graph has it, each op of ``m <- mu m + g + d w; w <- w - lr m`` goes through memory: fifteen times for a weight that
 no cache holds. Here a block of rows goes through all of them, its gradient's product included, before the next begins.
@@ -34,13 +34,15 @@ Shape = tuple[int, ...]
 
 
 def has_large_state(lowered: LoweredGraph) -> bool:
-    """Whether there is state to divide."""
+    """Return True if there is state to divide."""
     return bool(_large(lowered))
 
 
 def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | None:
-    """The ports of ``module``, the graph of ``lowered`` lowered, once the updates of its large state are in blocks of rows;
-    None where none are. Rewrites ``module`` in place."""
+    """Divide the updates of large state in ``module`` into blocks of rows, in place, and return its new ports.
+
+    ``module`` is ``lowered`` in kernel ops. None if there is nothing to divide.
+    """
     updates = [each for shape in sorted(_large(lowered)) for each in _updates(lowered, module, shape)]
     if not updates:
         return None
@@ -48,7 +50,7 @@ def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | Non
 
 
 def _large(lowered: LoweredGraph) -> set[Shape]:
-    """Shapes of large state that has a new value."""
+    """Return the shapes of large state that has a new value."""
     return {
         spec.shape
         for name, spec in lowered.outputs.items()
@@ -71,7 +73,7 @@ class _StateUpdate:
 
 
 def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Iterator[_StateUpdate]:
-    """Of each tensor whose gradient is a product: one that is made whole in another way gains nothing."""
+    """Return the updates of each tensor whose gradient is a product; one made whole in another way gains nothing."""
     made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     ends = {node for name, node in made.items() if role_of(name) == "state" and name in lowered.inputs}
     kept = {node for name, node in made.items() if node not in ends}
@@ -104,7 +106,7 @@ def _is_product_for(node: fx.Node, nodes: Sequence[fx.Node], shape: Shape) -> bo
 
 
 def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
-    """The nodes in groups, in order: those of a group read what others of it have made."""
+    """Return the nodes in groups, in order: nodes of a group read results of others of it."""
     groups: list[tuple[fx.Node, ...]] = []
     for node in nodes:
         mine = [each for each in groups if any(read in each for read in node.all_input_nodes)]
@@ -114,7 +116,7 @@ def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
 
 
 class _Divided:
-    """Writes the updates of a graph anew, behind all else."""
+    """Writer of the updates of a graph, behind all else."""
 
     def __init__(self, lowered: LoweredGraph, module: fx.GraphModule) -> None:
         self._lowered, self._module = lowered, module
@@ -143,7 +145,7 @@ class _Divided:
                 self._made.setdefault(node, []).append(rows[node])
 
     def _part(self, node: fx.Node, update: _StateUpdate, start: int, stop: int) -> fx.Node:
-        """The rows of what the update reads; the node itself where it has one row for all."""
+        """Return the rows of a value that the update reads; the node itself if it has one row for all."""
         shape = fake_value(node).shape
         if len(shape) < len(update.shape) or shape[0] == 1:
             return node
@@ -177,7 +179,7 @@ class _Divided:
         return self._rows[name]
 
     def _outputs(self) -> dict[str, TensorSpec]:
-        """The ports of the results, which are the blocks, one behind the other, in place of each whole."""
+        """Return the ports of the results: the blocks, one behind the other, for each whole."""
         returned: dict[str, fx.Node] = {}
         for (name, spec), node in zip(self._lowered.outputs.items(), results(self._graph), strict=True):
             if node in self._made:
@@ -189,7 +191,7 @@ class _Divided:
         return {name: _spec(node) for name, node in returned.items()}
 
     def _inputs(self) -> dict[str, TensorSpec]:
-        """The ports that are read: without those of which only rows are."""
+        """Return the read ports, without those of which only rows are read."""
         inputs: dict[str, TensorSpec] = {}
         names = self._ports | {node: name for name, node in self._rows.items()}
         divided = {self._ports[node] for node in self._ports if self._is_divided(node)}

@@ -1,4 +1,4 @@
-"""The one place that talks to ExecuTorch's program format: captured graph in, bytes of a .pte out.
+"""Writer of ExecuTorch programs: a graph of core ops in, bytes of a .pte out. No other module writes that format.
 
 The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
 of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`edgefl_export.executorch.xnnpack`), our arena
@@ -33,7 +33,7 @@ from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.releases import least_executorch
 from edgefl_export.sources.blob import program_nodes
 
-# Which state may be written where it was read: nobody reads the old value once the new one is being written.
+# State may be written where it was read if no reader of the old value runs after the write begins.
 
 _aten = torch.ops.aten
 LATE = VIEWS | {_aten.permute.default, _aten.transpose.int, _aten.t.default}
@@ -45,7 +45,7 @@ Time = tuple[int, int]
 
 
 def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[ProgramStep]) -> tuple[str, ...]:
-    """State ports whose output may have the memory of their input, in the order of the outputs."""
+    """Return the state ports whose output may have the memory of their input, in the order of the outputs."""
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
     written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
     old = dict(zip(lowered.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
@@ -64,7 +64,7 @@ def _whole(port: str) -> str:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether two ports have memory in common: rows lie in their whole."""
+    """Return True if two ports share memory: rows lie in their whole."""
     first, second = rows_in(one), rows_in(other)
     if _whole(one) != _whole(other) or not (first and second):
         return _whole(one) == _whole(other)
@@ -77,7 +77,7 @@ def _is_alike(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time]) -> bool:
-    """Whether the end of ``chain``, whose nodes may run as one, can be written over ``old``."""
+    """Return True if the end of ``chain``, whose nodes may run as one, can be written over ``old``."""
     if chain[0] not in times:
         return False
     begun = min(times[node] for node in chain if node in times)
@@ -91,7 +91,7 @@ def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time])
 
 
 def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
-    """Clamps, each before all that XNNPACK may run it as a part of: that writes its result, as early as it runs."""
+    """Yield clamps, each with the nodes that XNNPACK may fuse it with: the first of them then writes the result."""
     for node in step.nodes:
         chain = [node]
         while chain[-1].target in CLAMPS and (made := base_of(chain[-1].all_input_nodes[0])) in step.nodes:
@@ -100,7 +100,7 @@ def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Nodes that read the memory of ``node`` when they run."""
+    """Yield the nodes that read the memory of ``node`` when they run."""
     for user in node.users:
         if user.op != "call_function":
             continue
@@ -120,8 +120,9 @@ VALUE_BYTES = 1500
 
 
 def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: bool = False) -> Artifact:
-    """``lowered`` as a program of ExecuTorch 1.5. Raises ExportError naming the op, the module and the source line
-    of an op without a kernel.
+    """Return ``lowered`` as a program of ExecuTorch 1.5.
+
+    Raises ExportError, naming op, module and source line, for an op without a kernel.
 
     Not ``lean``: everything is kept from forward to backward pass and the workspace grows as it may, to compare with.
     ``planned_outputs``: outputs lie in the program's own arena.
@@ -148,9 +149,9 @@ def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: 
 
 
 def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
-    """``artifact``, the program of ``lowered``, with the updates of large state in blocks of rows (:mod:`.rows`).
+    """Return the program of ``lowered`` with the updates of large state in blocks of rows (:mod:`.rows`), or None.
 
-    None where there are none, or it needs more memory than ``artifact``, or another place for state that this has in place.
+    None if there is no such state, or if it needs more memory than ``artifact``, or other places for its state.
     """
     if artifact.planned_outputs or not has_large_state(lowered):
         return None
@@ -167,7 +168,7 @@ def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
 
 
 def rewritten_state(lowered: LoweredGraph) -> tuple[str, ...]:
-    """State that is read and left in one form: a caller who copies outputs after the call may copy it over the old one."""
+    """Return the state of one form before and after the step. A caller that copies outputs may copy it over the old one."""
     return tuple(
         name
         for name, spec in lowered.outputs.items()
@@ -180,7 +181,7 @@ def _same_form(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def planned_bytes(lowered: LoweredGraph, program: EmittedProgram, written: Collection[str]) -> int:
-    """Bytes over the idle process that one call needs: its program, its arena, XNNPACK's workspace, inputs and outputs.
+    """Return the bytes over the idle process that one call needs: program, arena, XNNPACK's workspace, inputs and outputs.
 
     State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.
     A checkpoint copies the tensors of the state one after the other.
@@ -197,7 +198,7 @@ def planned_bytes(lowered: LoweredGraph, program: EmittedProgram, written: Colle
         + VALUE_BYTES * program.delegated_values
         + max(state, default=0)
     )
-    # A device refuses a program whose arena is larger than what was told.
+    # A device refuses a program whose arena is larger than the manifest lists.
     return max(LEAST_BYTES, program.arena_bytes, needed)
 
 

@@ -1,6 +1,6 @@
 """Rules that rewrite training ops into ops that XNNPACK, ExecuTorch's CPU backend, runs well.
 
-They stand in front of those for ONNX (:mod:`edgefl_export.decompositions`), which hold for all ops without one here.
+They take precedence over those for ONNX (:mod:`edgefl_export.decompositions`), which apply to all ops without one here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.it
 
 
 def table() -> Rules:
-    """The table of the second pass of :func:`edgefl_export.capture.trace.capture` for ExecuTorch."""
+    """Return the table of the second pass for ExecuTorch (:func:`edgefl_export.capture.trace.decompose`)."""
     core = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
     return {**core, **RULES}

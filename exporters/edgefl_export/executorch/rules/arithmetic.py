@@ -65,7 +65,7 @@ def vector_norm(
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """y_k = x_0 ... x_k along ``dim``: products over 1, 2, 4, ... entries, each of two that are there."""
+    """y_k = x_0 ... x_k along ``dim``: products over 1, 2, 4, ... entries, each of two existing ones."""
     if dtype is None and not x.is_floating_point():
         x = x.to(torch.int64)
     if dtype not in (None, x.dtype) or not x.dim():

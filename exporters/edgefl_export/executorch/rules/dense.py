@@ -6,7 +6,7 @@ XNNPACK convolves with weights that never change only, so these are products wit
   columns, and cheap, because each entry is a run of C numbers;
 * y[p] = sum over i of (m w_i)[p + i - padding]: products first, then KH vertical shifts of their results, which are
   slices of whole rows. No product is computed for a row of padding;
-* the input gradient is the same with dL/dy in place of x and the shifts reversed;
+* the input gradient is the same with dL/dy for x and the shifts reversed;
 * the weight gradient is one product: KH vertical shifts of x, transposed, with the horizontal shifts of dL/dy that the
   input gradient needs anyway. All KH * KW offsets come out at once.
 
@@ -27,14 +27,14 @@ from edgefl_export.executorch.rules.shifts import cut, interleave, join, pad, sh
 
 @dataclass(frozen=True)
 class Moves:
-    """How a kernel moves, (rows, columns) each."""
+    """Stride, padding and dilation of a kernel, (rows, columns) each."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
 
     def starts(self, kernel: int, axis: int) -> list[int]:
-        """Where each kernel position begins, relative to the output."""
+        """Return the begin of each kernel position, relative to the output."""
         return [i * self.dilation[axis] - self.padding[axis] for i in range(kernel)]
 
     def met(self, kernel: int, phase: int, axis: int) -> list[tuple[int, int]]:
@@ -82,8 +82,10 @@ def forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
 
 
 def _parts(x: Tensor, kernel: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Where about equal parts of the batch of x [N, H, W, ..] begin and end, each of at most about :data:`MOST_AT_ONCE`
-    numbers; ``kernel`` [O, C, KH, KW], ``width`` of what the shifts make."""
+    """Return begins and ends of about equal parts of the batch of x [N, H, W, ..], of at most :data:`MOST_AT_ONCE` numbers.
+
+    ``kernel`` is [O, C, KH, KW], ``width`` that of the shifted columns.
+    """
     out, per, tall, wide = kernel
     numbers = x.shape[0] * x.shape[1] * width * (wide * x.shape[3] + tall * (out + per - x.shape[3]))
     count = -(-x.shape[0] // max(1, min(x.shape[0], -(-numbers // MOST_AT_ONCE))))
@@ -166,13 +168,15 @@ def weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves
 
 
 def _added(whole: Tensor | None, part: Tensor) -> Tensor:
-    """As soon as it is there: parts that wait for each other are as many weights."""
+    """Add a part at once: parts that waited for each other would hold as many copies of the weights."""
     return part if whole is None else whole + part
 
 
 def gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves) -> tuple[Tensor, Tensor]:
-    """dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O], a part of the batch after the other, so that what
-    both read is at hand."""
+    """Return dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O].
+
+    One part of the batch follows the other, so that the columns that both gradients read exist only for one part.
+    """
     if moves.stride != (1, 1):
         return input_gradient(grad, w, x.shape[1:3], moves), weight_gradient(grad, x, w.shape[2:], moves)
     rows = _by_row(w.permute(2, 3, 0, 1))

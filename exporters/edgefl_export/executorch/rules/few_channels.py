@@ -21,7 +21,7 @@ MOST_ALL = 128
 
 
 def covers(shape: Sequence[int]) -> bool:
-    """Whether a kernel [O, C, KH, KW] has few channels; those of one position are plain products."""
+    """Return True if a kernel [O, C, KH, KW] has few channels. Kernels of one position are plain products."""
     offsets = shape[2] * shape[3]
     return shape[3] * shape[1] <= MOST_ROW and offsets * shape[1] <= MOST_ALL and offsets > 1
 

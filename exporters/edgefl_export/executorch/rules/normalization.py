@@ -1,6 +1,6 @@
 """Batch and layer normalization as element-wise ops and sums that XNNPACK runs; variances in two passes.
 
-The formulas are those of :mod:`edgefl_export.decompositions.normalization`, with images channels last.
+The formulas are in :mod:`edgefl_export.decompositions.normalization`; here images are channels last.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def layer_norm(
 
 
 def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """What is normalized as the last axis, the others as they are if it is one of several."""
+    """Return the normalized axes as the last one; the others unchanged if there is one."""
     return x if len(shape) == 1 < x.dim() else x.reshape(-1, math.prod(shape))
 
 
@@ -127,7 +127,7 @@ def layer_norm_backward(
     bias: Tensor | None,
     output_mask: list[bool],
 ) -> Gradient:
-    """With h = (x - m) r, d = g weight and means over the last axes:
+    """Return the gradients of layer normalization. With h = (x - m) r, d = g weight and means over the last axes:
 
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
     """

@@ -117,7 +117,7 @@ def shared(grad: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
     for value in parts:
         lower = best > value
         shares.append(torch.where(lower, zero, left))
-        left = torch.where(lower, left, zero)  # what the first maximum has not taken yet
+        left = torch.where(lower, left, zero)  # entries after the first maximum
     return shares
 
 

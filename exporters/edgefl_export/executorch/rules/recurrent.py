@@ -1,7 +1,7 @@
 """Recurrent layers: each operator of :mod:`edgefl.models.layers.cells` step by step, because ExecuTorch has no loop
 over rows.
 
-The formulas are those of the operators. The graph grows with the sequence: :data:`STEPS` bounds it.
+The operators have the formulas. The graph grows with the sequence: :data:`STEPS` bounds it.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def window(x: Tensor, axis: int, start: int, size: int) -> Tensor | None:
 
 
 def shifts(x: Tensor, axis: int, starts: Sequence[int], size: int) -> list[Tensor]:
-    """For each start, entries start .. start + size along ``axis``, zeros where there are none: padded once."""
+    """Return for each start the entries start .. start + size along ``axis``, with zeros outside: padded once."""
     before = max(0, -min(starts))
     behind = max(0, max(starts) + size - x.shape[axis])
     padded = pad(x, axis, before, behind)
@@ -50,7 +50,7 @@ def shifts(x: Tensor, axis: int, starts: Sequence[int], size: int) -> list[Tenso
 def taps(
     x: Tensor, axis: int, kernel: int, count: int, stride: int, padding: int, dilation: int
 ) -> list[Tensor]:
-    """For each kernel position i, entries p * stride + i * dilation - padding, p < count, zeros where there are none.
+    """Return for each kernel position i the entries p * stride + i * dilation - padding, p < count, with zeros outside.
 
     With a stride s the axis becomes [size / s, s]: each tap is one of s phases and a slice of it.
     """
@@ -101,7 +101,7 @@ def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
 def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor | None:
     """[a0, b0, a1, b1, ..] along ``axis`` of channels-last parts a, b, .. of one shape, cut to ``size``.
 
-    None stands for zeros; None comes back if all parts are.
+    None means zeros; the result is None if all parts are.
     """
     tensors = [part for part in parts if part is not None]
     if not tensors:

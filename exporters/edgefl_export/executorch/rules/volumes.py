@@ -1,8 +1,8 @@
 """Convolutions and maxima over three axes for ExecuTorch, whose CPU backend knows two.
 
-Convolutions: the kernel's positions in depth lie side by side as channels: with x_k the input as position k meets it,
-y[n, o, d] = sum_k w[o, :, k] * x_k[n, :, d] is one two-dimensional convolution of planes [N D', C K, H, W]. Its gradients
-are those of that one, put back to where they were met.
+The kernel's positions in depth lie side by side as channels. With x_k the input that position k reads, y[n, o, d] = sum_k
+w[o, :, k] * x_k[n, :, d]. That is one two-dimensional convolution of planes [N D', C K, H, W]. Its gradients are put back to
+the places that each position read.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _covered(x: Tensor, w: Tensor) -> bool:
 
 
 def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
-    """How the kernel moves in depth (the first axis of Moves), and the arguments of the convolution over a plane."""
+    """Return the moves in depth (the first axis of Moves), and the arguments of the convolution over a plane."""
     stride, padding, dilation = how.stride, how.padding, how.dilation
     depth = Moves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
     plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
@@ -98,7 +98,7 @@ def volumes_of(x: Tensor, rows: int) -> Tensor:
 
 
 def spread(x: Tensor, kernel: int, count: int, depth: Moves) -> Tensor:
-    """What each kernel position in depth meets: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
+    """Return the input of each kernel position in depth: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
     parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
     side = torch.stack([planes_of(part) for part in parts], 2)
     return side.view(side.shape[0], -1, *x.shape[3:])
@@ -127,7 +127,7 @@ def _padded(x: Tensor, where: Windows, value: float) -> Tensor:
 
 
 def _moves(where: Windows) -> tuple[Moves, Moves]:
-    """How windows over what is padded already move in depth (the first axis of Moves), and over a plane."""
+    """Return the moves of windows over padded input in depth (the first axis of Moves), and over a plane."""
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
     plane = Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
     return Moves((deep, 1), (0, 0), (far, 1)), plane

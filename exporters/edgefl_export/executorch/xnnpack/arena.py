@@ -1,4 +1,4 @@
-"""Where the values between kernels and delegates lie: one arena, planned when the program is written."""
+"""Memory of the values between kernels and delegates: one arena, planned when the program is written."""
 
 from __future__ import annotations
 

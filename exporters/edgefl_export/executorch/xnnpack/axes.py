@@ -34,7 +34,7 @@ def _permute(builder: Builder, node: fx.Node) -> None:
 
 
 def _is_turned(node: fx.Node, last: int) -> bool:
-    """Whether the node is a matrix, transposed to be a left factor: what is turned need not have been one before."""
+    """Return True if the node is a matrix transposed to be a left factor; its operand may have more axes."""
     if len(shape_of(node)) != 2 or shape_of(node)[0] != last or axes_of(node, 2) != [1, 0]:
         return False
     mm = _aten.mm.default

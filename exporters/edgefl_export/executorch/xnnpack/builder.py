@@ -131,7 +131,7 @@ class Builder:
         return self.plain(self.raw(argument))
 
     def raw(self, argument: Any) -> TensorValue:
-        """As :meth:`stored`, but perhaps with another order of its axes, which nothing has asked for yet."""
+        """Return :meth:`stored`, perhaps with another order of its axes that was not needed yet."""
         if isinstance(argument, fx.Node):
             return self._known[argument] if argument in self._known else self.resolve(argument)
         return self.number(float(argument))
@@ -167,7 +167,7 @@ class Builder:
         self._outputs[node] = self._like(node)
 
     def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> TensorValue:
-        """Where the op of ``node`` writes; in another ``shape`` than the node's only if :meth:`is_inner`."""
+        """Return the value that the op of ``node`` writes; of another ``shape`` than the node's only if :meth:`is_inner`."""
         wanted = self._outputs.get(node)
         if wanted is None:
             value = fake_value(node)
@@ -176,7 +176,7 @@ class Builder:
         return wanted
 
     def is_inner(self, node: fx.Node) -> bool:
-        """Whether nothing outside reads the node, so that any view of it will do."""
+        """Return True if nothing outside reads the node, so that any view of it will do."""
         return node not in self._outputs
 
     def define(self, node: fx.Node, value: TensorValue) -> None:

@@ -1,4 +1,4 @@
-"""How an op is written for XNNPACK: what an emitter is, and what emitters read of a node."""
+"""Emitters of ops for XNNPACK, and the arguments of nodes that they read."""
 
 from __future__ import annotations
 

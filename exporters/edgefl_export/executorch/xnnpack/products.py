@@ -71,8 +71,10 @@ def _multiply(builder: Builder, node: fx.Node, left: Any, right: TensorValue, bi
 
 
 def _is_from_the_other_side(left: Any, right: TensorValue) -> bool:
-    """Whether the right factor is so much larger that the other should be the one that XNNPACK packs, with the product
-    transposed: the weights of a wide layer for a few samples are read once then, and not copied."""
+    """Return True if the right factor is so much larger that XNNPACK should pack the left one, with the product transposed.
+
+    The weights of a wide layer for a few samples are read once then, and not copied.
+    """
     count = math.prod(shape_of(left)[:-1])
     return (
         not right.plain

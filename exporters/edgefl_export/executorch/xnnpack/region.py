@@ -41,9 +41,9 @@ _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hin
 
 @dataclass(frozen=True)
 class Region:
-    """What the delegate reads and writes, in the order of its arguments; its bytes, its own memory, its values.
+    """Arguments of the delegate in order, its bytes, its own memory, its values.
 
-    ``reserved``: behind the outputs it writes a single number that nobody reads (:meth:`.builder.Builder.reserve`).
+    ``reserved``: behind the outputs it writes a single number without readers (:meth:`.builder.Builder.reserve`).
     """
 
     inputs: tuple[fx.Node, ...]
@@ -55,7 +55,7 @@ class Region:
 
 
 def supported(node: fx.Node) -> bool:
-    """Whether XNNPACK can run the node: an op of the table, of types that it takes, static shapes of few axes."""
+    """Return True if XNNPACK can run the node: an op of the table, of types that it takes, static shapes of few axes."""
     emitter = EMITTERS.get(node.target)
     if emitter is None:
         return False

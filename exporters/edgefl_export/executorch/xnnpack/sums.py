@@ -29,7 +29,7 @@ MOST_ONES = 1 << 14
 
 
 def is_long_sum(node: fx.Node) -> bool:
-    """Whether so many terms are added that ExecuTorch's own kernel, which adds one after another, loses digits."""
+    """Return True for so many terms that ExecuTorch's own kernel, which adds one after another, loses digits."""
     return node.target in EMITTERS and _count(node) >= MOST_ONES
 
 
@@ -94,14 +94,14 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
         scaled = builder.value(value.shape)
         builder.add(xnn.XNNMultiply(value.id, builder.number(factor).id, scaled.id, 0))
         value = scaled
-    if value is source:  # another name for what is read would be read later than its node stands
+    if value is source:  # another name for what is read would be read later than its node runs
         value = builder.result(node)
         builder.add(xnn.XNNStaticReshape(len(value.shape), list(value.shape), source.id, value.id, 0))
     builder.define(node, value)
 
 
 def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
-    """The matrix whose rows are summed, transposed, if that is there: a weight's gradient reads it."""
+    """Return the matrix whose rows are summed, transposed, if a weight's gradient reads it; else None."""
     matrix = node_argument(node, 0)
     shape = shape_of(matrix)
     if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= MOST_TURNED:
@@ -112,7 +112,7 @@ def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
 
 
 def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
-    """Whether the sum is one over images [N, H, W, C] that can be pooled as they are."""
+    """Return True if the sum is one over images [N, H, W, C] that can be pooled as they are."""
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
     return 1 < run // value.shape[0] <= MOST_POOLED

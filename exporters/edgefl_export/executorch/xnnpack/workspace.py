@@ -1,7 +1,7 @@
-"""How much memory XNNPACK takes for a delegate beside its arguments: a model of its planner.
+"""Model of XNNPACK's planner: the memory that a delegate takes beside its arguments.
 
 Values between nodes lie in one workspace, the largest first, each in the smallest gap; element-wise nodes, copies,
-softmax and reshapes write over an argument that nobody else reads. A product packs the operand at its right, in the
+softmax and reshapes write over an argument without other readers. A product packs the operand at its right, in the
 workspace if it is computed or given, once and for good if it is a constant.
 """
 

@@ -1,5 +1,4 @@
-"""Convolutions, and what is between them, on a blocked layout: channels in blocks of as many numbers as a processor's
-registers hold.
+"""Convolutions, and ops between them, on a blocked layout: channels in blocks of a register's size.
 
 onnxruntime has kernels for that, the domain ``com.microsoft.nchwc``, and takes them by itself where weights are constants.
 In training they are inputs. So the graph brings inputs and weights into that layout itself, with the op that onnxruntime has
@@ -31,9 +30,11 @@ __all__ = ["BLOCK", "blocked"]
 
 
 def blocked(model: bytes, room: float = ROOM) -> bytes | None:
-    """The ONNX model with its spatial convolutions on the blocked layout, and what is between them where values then need
-    at most ``room`` times what they did, and with the products of :mod:`edgefl_export.onnx.blocked.products`; None where
-    nothing fits."""
+    """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None.
+
+    Ops between them are on it too if values then need at most ``room`` times their memory. Products:
+    :mod:`edgefl_export.onnx.blocked.products`. None if nothing fits.
+    """
     most = room * live_peak(GraphValues(onnx.load_from_string(model).graph))
     for through, products in ((True, True), (True, False), (False, True)):
         if form := _written(model, most, through=through, products=products):
@@ -42,8 +43,9 @@ def blocked(model: bytes, room: float = ROOM) -> bytes | None:
 
 
 def _written(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
-    """The model on the layout, with what is ``through`` between convolutions, and with ``products``; None where nothing
-    fits, or where its values need more than ``most`` numbers at a time."""
+    """Return the model on the layout, with ops ``through`` and with ``products``; None if nothing fits within ``most``
+    numbers.
+    """
     left = set[Norm]()
     while True:
         proto = onnx.load_from_string(model)

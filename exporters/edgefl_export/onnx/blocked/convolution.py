@@ -1,4 +1,4 @@
-"""Convolutions on the blocked layout, transposed ones of stride 1 among them, and weight gradients of depthwise ones.
+"""Convolutions on the blocked layout, transposed ones of stride 1 and weight gradients of depthwise ones included.
 
 Left alone are kernels of one position, whose products gain nothing, other groups than one for each channel, and a first
 layer of few channels, whose kernel is no faster. The weight gradient of a depthwise convolution is one of them, too: each
@@ -22,7 +22,7 @@ _SPACE = 2
 
 
 class Convolutions:
-    """Their rules; ``count`` were replaced."""
+    """Rules for convolutions; ``count`` were replaced."""
 
     def __init__(self, layout: BlockedLayout) -> None:
         self.count = 0
@@ -30,7 +30,7 @@ class Convolutions:
         self._gradients = Finder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
-        """Whether the node is a convolution that is written anew."""
+        """Write a convolution anew; return False for any other node."""
         if node.domain:
             return False
         if node.op_type == "Concat":
@@ -45,7 +45,7 @@ class Convolutions:
         return True
 
     def fits(self, node: NodeProto) -> bool:
-        """Whether a convolution has a form there."""
+        """Return True if a convolution has a form on the layout."""
         if node.op_type == "ConvTranspose":
             return self._fits_transposed(node, attributes(node))
         return node.op_type == "Conv" and not node.domain and self._fits(node)
@@ -68,7 +68,7 @@ class Convolutions:
         return True
 
     def _fits_transposed(self, node: NodeProto, options: Mapping[str, Any]) -> bool:
-        """Whether a transposed convolution is a plain one with the kernel turned around."""
+        """Return True if a transposed convolution is a plain one with the kernel turned around."""
         inner, _, *kernel = self._layout.shapes.get(node.input[1], (0, 0))
         plain = {*options.get("strides", (1,))} == {1} and not any(options.get("output_padding", ()))
         padded = options.get("auto_pad", b"NOTSET") == b"NOTSET" and "output_shape" not in options
@@ -84,7 +84,9 @@ class Convolutions:
         return min(_turned_pads(kernel, options)) >= 0
 
     def _turned(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The kernel of a transposed convolution [I, O, h, w] as [O, I, h, w] from behind, and the plain one's options."""
+        """Return the kernel [I, O, h, w] of a transposed convolution as [O, I, h, w] reversed, and the plain one's
+        options.
+        """
         inner, out, *kernel = self._layout.shapes[weight]
         bounds = ((-1, -1), (-_END, -_END), (2, 3), (-1, -1))
         turned = self._layout.call("Slice", [weight, *map(self._layout.sizes, bounds)], domain="")
@@ -98,7 +100,7 @@ class Convolutions:
         }
 
     def _weight_gradient(self, gradient: DepthwiseGradient, result: str) -> None:
-        """[C, positions]: stride and dilation change places, and the results of the samples are summed."""
+        """Write [C, positions]: stride and dilation change places, and the results of the samples are summed."""
         x, grad = self._layout.shapes[gradient.x], self._layout.shapes[gradient.grad]
         samples, channels = x[:2]
         axes = (x[2:], grad[2:], gradient.kernel, gradient.stride, gradient.dilation, gradient.padding)
@@ -141,7 +143,7 @@ class Convolutions:
 
 
 def _turned_pads(kernel: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """Of the plain convolution that a transposed one is, begins and then ends."""
+    """Return the padding of the plain convolution for a transposed one, begins and then ends."""
     dilations, pads = options.get("dilations", [1] * len(kernel)), options.get("pads", [0] * 2 * len(kernel))
     reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
     return [each - pad for each, pad in zip(reach * 2, pads, strict=True)]

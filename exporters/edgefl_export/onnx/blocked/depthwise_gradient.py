@@ -33,13 +33,13 @@ class DepthwiseGradient:
 
 
 class Finder:
-    """Finds them by the node that puts the sums side by side."""
+    """Finder of these gradients by the node that joins their sums."""
 
     def __init__(self, values: GraphValues) -> None:
         self._values = values
 
     def gradient(self, node: NodeProto) -> DepthwiseGradient | None:
-        """What ``node`` is a gradient of; None if it is something else."""
+        """Return the gradient that ``node`` is; None for another node."""
         if node.op_type != "Concat" or _attribute(node, "axis") != 1:
             return None
         products = [self._product(name) for name in node.input]
@@ -55,7 +55,7 @@ class Finder:
     def _joined(
         self, grad: str, windows: list[tuple[tuple[int, ...], tuple[int, ...]]], padded: str
     ) -> DepthwiseGradient | None:
-        """The gradient of windows that begin at all positions of a kernel, row by row."""
+        """Return the gradient of windows that begin at all positions of a kernel, row by row."""
         source, padding = self._padded(padded)
         given = self._transposed(grad)
         starts, steps = [start for start, _ in windows], {step for _, step in windows}
@@ -73,7 +73,7 @@ class Finder:
         return DepthwiseGradient(source, given, kernel, steps.pop(), tuple(dilation), padding)
 
     def _product(self, name: str) -> tuple[str, str] | None:
-        """(dL/dy, window of x), both channels last, of one sum of products over all but channels."""
+        """Return (dL/dy, window of x), both channels last, of one sum of products over all but channels."""
         column = self._values.maker(name, "Unsqueeze")
         if self._numbers(self._input(column, 1)) != [1]:
             return None
@@ -81,8 +81,10 @@ class Finder:
         return (product.input[0], product.input[1]) if product else None
 
     def _summed(self, name: str) -> str:
-        """What was summed over all axes but the last; "" if none was. As a product with ones, of numbers enough
-        (:mod:`edgefl_export.onnx.sums`)."""
+        """Return the value that was summed over all axes but the last, or "".
+
+        A large sum is a product with ones (:class:`edgefl_export.onnx.passes.SumsToProducts`).
+        """
         total = self._values.maker(name, "ReduceSum")
         if total is not None:
             axes = self._numbers(self._input(total, 1))
@@ -96,7 +98,7 @@ class Finder:
         return found if self._is(self._input(ones, 0), 1.0) and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
-        """What is read, where it begins and in which steps, of a window along the axes of space."""
+        """Return source, begins and steps of a window along the axes of space."""
         node = self._values.maker(name, "Slice")
         if node is None:
             return name, (0, 0), (1, 1)
@@ -110,7 +112,9 @@ class Finder:
         return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
 
     def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """The tensor, channels second, that ``name`` has channels last with zeros around; and how many at its beginnings."""
+        """Return the channels-second tensor that ``name`` is with channels last and zeros around, and the padding at the
+        begins.
+        """
         node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
@@ -122,7 +126,7 @@ class Finder:
         return self._transposed(name), tuple(padding)
 
     def _transposed(self, name: str) -> str:
-        """The tensor, channels second, that ``name`` is with its channels last; "" if it is none."""
+        """Return the channels-second tensor that ``name`` is with channels last; "" if there is none."""
         node = self._values.maker(name, "Transpose")
         last = node is not None and _attribute(node, "perm") == _CHANNELS_LAST
         return node.input[0] if node is not None and last else ""
@@ -131,7 +135,7 @@ class Finder:
         return node.input[place] if node is not None and place < len(node.input) else ""
 
     def _is(self, name: str, number: float) -> bool:
-        """Whether it is a constant that has that number everywhere."""
+        """Return True for a constant with that number everywhere."""
         constant = self._values.constants.get(name)
         return constant is not None and bool((numpy_helper.to_array(constant) == number).all())
 

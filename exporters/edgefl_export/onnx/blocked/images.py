@@ -1,7 +1,7 @@
-"""What is between convolutions, on the blocked layout.
+"""Ops between convolutions, on the blocked layout.
 
-Entry by entry, ops are the same there. A number for each channel is the kernel, or the bias, of a depthwise convolution of
-one position, and a sum over all else is that of each sample's mean::
+Ops entry by entry are the same there. One number for each channel is the kernel, or the bias, of a depthwise convolution of
+one position. A sum over all else is H W times the sum of all samples' means::
 
     s x + b            -> Conv(x, s, b)
     sum_{n, h, w} x    -> H W sum_n GlobalAveragePool(x)
@@ -34,8 +34,11 @@ Norm = tuple[str, ...]
 
 
 class Images:
-    """Rules by op; each says whether it wrote the node anew. ``nodes``: of the graph, in order; ``fits``: whether one is a
-    convolution that will be on the layout; ``left``: batch norms that stay as they are."""
+    """Rules by op; each returns True if it wrote the node anew.
+
+    ``nodes``: those of the graph, in order. ``fits``: returns True for a convolution that will be on the layout. ``left``:
+    batch norms that stay as they are.
+    """
 
     def __init__(
         self,
@@ -61,8 +64,7 @@ class Images:
             self._look_ahead(node, fits(node))
 
     def _look_ahead(self, node: NodeProto, fits: bool) -> None:
-        """``_convolved``: what leads to a convolution there, through nothing but nodes that have a form there.
-        ``_elsewhere``: what is read, at their end, by a node that has none."""
+        """Collect the nodes that lead to a convolution on the layout (``_convolved``) or out of it (``_elsewhere``)."""
         images = node.input if node.op_type in PAIRS else node.input[:1]
         out = node.output[0]
         stays = node.op_type in {*ENTRIES, *PAIRS, "BatchNormalization"} or self._waits(node)
@@ -72,7 +74,7 @@ class Images:
             self._elsewhere.update(node.input)
 
     def _pays(self, node: NodeProto) -> bool:
-        """Whether to write it anew: for a convolution other operands are brought there, otherwise none."""
+        """Return True if the node is worth writing anew. Other operands are brought to the layout only for a convolution."""
         out, images = node.output[0], filter(self._layout.is_image, node.input)
         inside = all(map(self._layout.is_inside, images))
         return out in self._convolved or (inside and out not in self._elsewhere) or self._ends(node)
@@ -81,7 +83,7 @@ class Images:
         return node.op_type == "Reshape" and self._layout.waits(node)
 
     def _ends(self, node: NodeProto) -> bool:
-        """Whether it reads an image on the layout, and gives something that is on none."""
+        """Return True if the node reads an image on the layout, and its result is on none."""
         if node.op_type == "ReduceSum":
             axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
             return axes is not None and sorted(axes) == list(_ALL_BUT_CHANNELS)
@@ -90,7 +92,7 @@ class Images:
         return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
-        """Whether the node reads something that was made on the blocked layout, and is written anew there."""
+        """Write a node anew that reads a value made on the layout; return False for any other node."""
         if node.op_type == "BatchNormalization" and not node.domain:
             norm = self._norm(node)
             done = norm not in self._left and self._is_rewritten(node)
@@ -105,12 +107,15 @@ class Images:
         return rule is not None and self._pays(node) and rule(node)
 
     def torn(self) -> set[Norm]:
-        """Batch norms of which one is there and another, the same computed again, is not: they would round otherwise, and
-        what compares their results, as the gradient of a maximum does, would find none alike."""
+        """Return the batch norms that are on the layout while an equal one, computed again, is not.
+
+        They would round differently, and a comparison of their results, as by the gradient of a maximum, would find no equal
+        ones.
+        """
         return {norm for norm, forms in self._norms.items() if len(forms) > 1}
 
     def _norm(self, node: NodeProto) -> Norm:
-        """What is normalized, however long it waited, and by what."""
+        """Return the operand of a norm, behind all waits, and its statistics."""
         x, *others = node.input[:_NORM_INPUTS]
         while (waiting := self._layout.values.maker(x, "Reshape")) is not None and self._waits(waiting):
             x = waiting.input[0]
@@ -181,7 +186,7 @@ class Images:
         return shifted
 
     def _mean(self, twin: str, result: str) -> None:
-        """[C], of [N, C, H, W] on the layout."""
+        """Return [C], the means of [N, C, H, W] on the layout."""
         pooled, axes = self._layout.call("GlobalAveragePool", [twin]), self._layout.sizes(_ALL_BUT_CHANNELS)
         self._layout.emit("ReduceMean", [pooled, axes], result, domain="", keepdims=0)
 
@@ -211,7 +216,7 @@ class Images:
         return self._layout.call(op, inputs, domain="")
 
     def _sum(self, node: NodeProto) -> bool:
-        """Over samples and positions."""
+        """Write a sum over samples and positions."""
         x, axes = node.input
         if not self._layout.is_inside(x) or not self._ends(node):
             return False
@@ -223,7 +228,7 @@ class Images:
         return True
 
     def _channels_last(self, node: NodeProto) -> bool:
-        """The layout's own way out, on all threads."""
+        """Leave the layout by its own op, which runs on all threads."""
         x = node.input[0]
         if not self._ends(node):
             return False
@@ -232,8 +237,9 @@ class Images:
         return True
 
     def _reshape(self, node: NodeProto) -> bool:
-        """To its own shape, as what waits for something else is, and what is waited for: its first number, which is the
-        same in both layouts."""
+        """Reshape to its own shape, for a value that waits or is waited for by its first number, the same in both
+        layouts.
+        """
         x, shape = node.input
         if not self._layout.is_inside(x):
             return False

@@ -1,4 +1,4 @@
-"""The values of a graph in two layouts, and the nodes that are written anew."""
+"""Values of a graph in two layouts, and the writer of its new nodes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CHANNELS = 1
 
 
 class BlockedLayout:
-    """Writes nodes anew. ``nodes``: so far, in order. ``done``: results of nodes that others have taken in.
+    """Writer of nodes anew. ``nodes``: those so far, in order. ``done``: results of nodes that others have absorbed.
 
-    A value may have a twin on the blocked layout: beside it or, of what was made there, in its place. That one comes out of
-    the layout before the first node that reads it elsewhere, if any does.
+    A value may have a twin on the blocked layout: beside it, or instead of it if it was made there. The twin leaves the
+    layout before the first reader elsewhere.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -37,34 +37,34 @@ class BlockedLayout:
         self._inside: dict[str, str] = {}
 
     def is_image(self, name: str) -> bool:
-        """Whether it has a place in the layout: numbers [N, C, H, W], with channels in whole blocks."""
+        """Return True if a value can be on the layout: numbers [N, C, H, W], with channels in whole blocks."""
         shape = self.shapes.get(name, ())
         known = len(shape) == AXES and self.values.types.get(name) == TensorProto.FLOAT
         return known and shape[_CHANNELS] % BLOCK == 0
 
     def is_inside(self, name: str) -> bool:
-        """Whether it was made on the blocked layout."""
+        """Return True if a value was made on the blocked layout."""
         return name in self._inside
 
     def twin(self, name: str) -> str:
-        """The value on the blocked layout, brought there where it is not yet."""
+        """Return the value on the blocked layout, brought there if necessary."""
         if name not in self._twins:
             self._twins[name] = self.call("ReorderInput", [name])
             self.shapes[self._twins[name]] = self.shapes.get(name, ())
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
-        """``twin`` was made there in place of ``name``."""
+        """Register ``twin`` as the value of ``name`` on the layout."""
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
     def sole_reader(self, name: str) -> NodeProto | None:
-        """The only node that reads it, of what is no result of the graph."""
+        """Return the only reader of a value that is no result of the graph, or None."""
         found = self.values.read_at(name)
         return found[0] if len(found) == 1 and name not in self.values.outputs else None
 
     def activated(self, result: str) -> tuple[str, dict[str, str]]:
-        """What a convolution gives in place of ``result``, where a ReLU alone reads that, and its options."""
+        """Return name and options of a convolution's result, with the ReLU that alone reads it."""
         reader = self.sole_reader(result)
         if reader is None or reader.op_type != "Relu" or reader.domain:
             return result, {}
@@ -72,12 +72,12 @@ class BlockedLayout:
         return reader.output[0], {"activation": "Relu"}
 
     def waits(self, node: NodeProto) -> bool:
-        """Whether it is reshaped to its own shape, to wait for something."""
+        """Return True if a value is reshaped to its own shape, to wait for another one."""
         sizes = self.values.waiting(node)
         return sizes is not None and sizes == self.shapes.get(node.input[0])
 
     def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
-        """The result of one more node."""
+        """Append a node and return its result."""
         result = f"blocked{len(self.nodes)}"
         self.emit(op, inputs, result, domain, **options)
         return result
@@ -90,11 +90,11 @@ class BlockedLayout:
         return self.call("Reshape", [value, self.sizes(shape)], domain="")
 
     def sizes(self, numbers: Shape) -> str:
-        """The name of a constant of whole numbers."""
+        """Return the name of a constant of whole numbers."""
         return self._size(numbers)
 
     def filled(self, number: float, *shape: int) -> str:
-        """The name of a constant that has one number everywhere."""
+        """Return the name of a constant that has one number everywhere."""
         key = (number, shape)
         if key not in self._numbers:
             array = np.full(shape, number, np.float32)
@@ -102,8 +102,7 @@ class BlockedLayout:
         return self._numbers[key]
 
     def finished(self, outputs: set[str]) -> list[NodeProto]:
-        """The nodes, without those that made something for what is written anew, and with those that bring out of the
-        layout what is read elsewhere."""
+        """Return the nodes without unread ones, and with the conversions out of the layout for readers elsewhere."""
         read, kept = set(outputs), list[NodeProto]()
         for name in outputs & self._inside.keys():
             read.add(self._inside[name])

@@ -1,12 +1,12 @@
-"""Products of matrices between which only ops by entry stand, as convolutions of one position on the blocked layout.
+"""Products of matrices with only ops by entry between them, as convolutions of one position on the blocked layout.
 
-A matrix of T rows and C columns is there an image of T positions and C channels::
+A matrix of T rows and C columns is an image of T positions and C channels on it::
 
     x [T, C] -> as [1, 1, T, C], channels last -> ReorderInput -> [C/b][T][b]
 
-Entry by entry, the order of the numbers does not matter: what stands between two products keeps its shape and its nodes,
-and only the products know that its numbers lie otherwise. In the layout of a kernel, [O/b][I/b][b][b], such an image of O
-channels and I positions is a kernel of O x I. So the three products of a layer bring few numbers there or back::
+Entry by entry, the order of the numbers does not matter: values between two products keep their shape and their nodes, and
+only the products use that their numbers are in another order. In the layout of a kernel, [O/b][I/b][b][b], such an image of
+O channels and I positions is a kernel of O x I. So the three products of a layer bring few numbers there or back::
 
     y = x W^T           -> Conv(x, kernel W)                             W [O, I] as an image of I positions
     dL/dx = dL/dy W     -> Conv(dL/dy, kernel W^T)                       W as one of O positions
@@ -37,8 +37,10 @@ _MATRIX = 2
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """``x @ y``, [T, I] and [I, O], plus ``bias`` [O] if there is one. ``of``: the matrix of which ``x`` is the transposed,
-    in a weight gradient; else ""."""
+    """Product ``x @ y`` of [T, I] and [I, O], plus ``bias`` [O] if there is one.
+
+    ``of``: the matrix of which ``x`` is the transpose, in a weight gradient; else "".
+    """
 
     x: str
     y: str
@@ -47,7 +49,7 @@ class MatrixProduct:
 
 
 def with_products(graph: GraphProto) -> int:
-    """Write the products of ``graph`` anew that are the ends of a region; how many."""
+    """Write the products of ``graph`` anew that end a region, and return their number."""
     values = GraphValues(graph)
     products = {
         node.output[0]: product for node in graph.node if (product := _product(values, node)) is not None
@@ -68,7 +70,7 @@ def with_products(graph: GraphProto) -> int:
 
 
 def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
-    """The product that a node is, of numbers that fit into blocks and are many."""
+    """Return the product that a node is, if its sizes fit into blocks and are large."""
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, y, *bias = node.input
@@ -92,14 +94,16 @@ def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
 
 
 def _turned(values: GraphValues, matrix: str) -> str | None:
-    """What it is the transposed of, if it is one of a matrix."""
+    """Return the matrix of which a value is the transpose, or ""."""
     node = values.maker(matrix, "Transpose")
     return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
 
 
 def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: str) -> set[str]:
-    """All values that ops by entry and changes of shape join with ``start``, if nothing but these, products and sums over
-    rows make and read them; else none."""
+    """Return the values that ops by entry and changes of shape join with ``start``.
+
+    Empty if any of them is made or read by other nodes than these, products and sums over rows.
+    """
     channels, total = values.shapes[start][-1], values.count(start)
     found, waiting, ends = set[str](), [start], set[str]()
     while waiting:
@@ -123,7 +127,7 @@ def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: s
 def _joined(
     values: GraphValues, products: Mapping[str, MatrixProduct], node: NodeProto, name: str
 ) -> Sequence[str] | None:
-    """The values that ``node``, which makes or reads ``name``, joins with it; None where it needs them in their order."""
+    """Return the values that a maker or reader of ``name`` joins with it; None if the node needs them in their order."""
     result = node.output[0]
     product = products.get(result)
     if product is not None:
@@ -146,8 +150,7 @@ def _joined(
 
 
 def _summed(values: GraphValues, node: NodeProto) -> str:
-    """What ``node`` adds the rows of, as such or as a product with ones (:mod:`edgefl_export.onnx.sums`); "" if it does
-    not."""
+    """Return the value whose rows ``node`` adds, as such or as a product with ones; "" for other nodes."""
     if node.op_type == "MatMul" and not node.domain:
         ones = values.maker(node.input[0], "Expand")
         number = values.constants.get(ones.input[0]) if ones is not None else None
@@ -166,7 +169,7 @@ def _is_one(number: TensorProto) -> bool:
 
 
 class _ProductWriter:
-    """Writes nodes anew; ``count``: products so far."""
+    """Writer of nodes anew; ``count``: products so far."""
 
     def __init__(self, values: GraphValues, products: Mapping[str, MatrixProduct], inside: Set[str]) -> None:
         self.count = self._made = 0
@@ -176,7 +179,7 @@ class _ProductWriter:
         self._new: list[NodeProto] = []
 
     def written(self, node: NodeProto) -> Iterator[NodeProto]:
-        """What stands in place of ``node``."""
+        """Return the nodes that replace ``node``."""
         result = node.output[0]
         product = self._products.get(result)
         self._new = []
@@ -201,7 +204,7 @@ class _ProductWriter:
         self._reshape(made, (rows, columns), result)
 
     def _kernel(self, matrix: str) -> str:
-        """[I, O] as the kernel of a convolution."""
+        """Return [I, O] as the kernel of a convolution."""
         turned = _turned(self._values, matrix)
         key = ("kernel", matrix)
         if key not in self._known:
@@ -214,7 +217,7 @@ class _ProductWriter:
         return self._known[key]
 
     def _weight_gradient(self, product: MatrixProduct, result: str) -> None:
-        """[N, M], of ``of`` [T, N] and ``y`` [T, M]: one is the kernel as it lies, of the other the rows are channels."""
+        """Write [N, M] of ``of`` [T, N] and ``y`` [T, M]: one is the kernel as it lies, rows of the other are channels."""
         left, right = product.of, product.y
         (rows, columns), (_, others) = self._values.shapes[left], self._values.shapes[right]
         last: dict[str, Any] = {}
@@ -235,7 +238,7 @@ class _ProductWriter:
         self._reshape(plain, (columns, others), result)
 
     def _sum(self, name: str, result: str) -> None:
-        """Of all rows: their number times the mean of each channel."""
+        """Write the sum of all rows: their number times the mean of each channel."""
         *rows, channels = self._values.shapes[name]
         count = math.prod(rows)
         number = f"product_rows{count}"
@@ -247,14 +250,14 @@ class _ProductWriter:
         self._reshape(total, self._values.shapes[result], result)
 
     def _image(self, name: str, shape: Shape) -> str:
-        """The matrix on the layout, in the shape of an image."""
+        """Return the matrix on the layout, in the shape of an image."""
         if name in self._inside:
             return self._reshape(name, shape)
         _, channels, _, rows = shape
         return self._reordered(name, (1, 1, rows, channels), channels_last=1)
 
     def _outside(self, name: str) -> str:
-        """The matrix in its own order."""
+        """Return the matrix in its own order."""
         if name not in self._inside:
             return name
         key = ("outside", name)

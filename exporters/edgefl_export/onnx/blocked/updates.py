@@ -1,5 +1,4 @@
-"""Updates of large state in fewer passes: a number times a tensor plus another is one op on the blocked layout, which adds
-to what is there.
+"""Updates of large state in fewer passes: a number times a tensor plus another is one op on the blocked layout.
 
     m <- mu m + d w + g;  w <- w - lr m
 
@@ -36,8 +35,11 @@ _PARTS = (8, 4, 2)
 
 
 def summed(model: bytes) -> bytes | None:
-    """The ONNX model with the sums that make its large state on the blocked layout; None where it has none, or where its
-    values then need more than :data:`ROOM` times what they did: all terms of a sum are there at a time."""
+    """Return the ONNX model with the sums of its large state on the blocked layout, or None.
+
+    None if it has no such state, or if its values need more than :data:`ROOM` times their memory, because all terms of a sum
+    exist at once.
+    """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)
     before = live_peak(values)
@@ -54,7 +56,7 @@ def summed(model: bytes) -> bytes | None:
 
 @dataclass(frozen=True)
 class _Term:
-    """A tensor, times a number if there is one, from which it is taken if ``negative``."""
+    """Tensor, times a number if there is one; subtracted if ``negative``."""
 
     name: str
     number: str = ""
@@ -67,8 +69,10 @@ class _Term:
 
 @dataclass(frozen=True)
 class _GradientSum:
-    """New state of ``shape``: the terms of which it is the sum, in the order in which they are added, and the results of the
-    nodes that made it so far. ``old``: the port of what it was before."""
+    """New state of ``shape`` as a sum: its terms in the order of addition, and the results of the nodes that made it so far.
+
+    ``old``: the port of its previous value.
+    """
 
     result: str
     shape: Shape
@@ -79,12 +83,12 @@ class _GradientSum:
 
     @property
     def onto_old(self) -> bool:
-        """Whether a number times one tensor is added to the state before, where it lies."""
+        """Return True if a number times one tensor is added to the previous state, in its memory."""
         return self.plain == (self.old,) and len(self.scaled) == 1
 
 
 def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
-    """How new state is made, where that takes fewer passes here."""
+    """Return the sum that makes new state, if it takes fewer passes on the layout."""
     shape, count = values.shapes.get(result, ()), values.count(result)
     is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
     if not (is_state and shape) or count < LEAST or count % BLOCK:
@@ -101,7 +105,7 @@ def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
 
 
 def _old(result: str) -> str:
-    """The port of what state, or rows of it, were before."""
+    """Return the port of the previous value of state, or of rows of it."""
     rows = rows_in(result)
     if rows is None:
         return result.removesuffix(REWRITTEN)
@@ -111,7 +115,7 @@ def _old(result: str) -> str:
 def _terms(
     values: GraphValues, name: str, shape: Shape, inside: set[str], *, negative: bool
 ) -> Iterator[_Term]:
-    """Of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
+    """Return the terms of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
     node = values.maker(name)
     own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
     if node is not None and own and not node.domain and len({*node.input}) == len(node.input):
@@ -131,7 +135,7 @@ def _terms(
 
 
 class _UpdateWriter:
-    """Writes a graph's sums anew, each where its last node was."""
+    """Writer of a graph's sums, each at the position of its last node."""
 
     def __init__(self, values: GraphValues, sums: Sequence[_GradientSum]) -> None:
         self._values, self._graph = values, values.graph
@@ -188,12 +192,12 @@ class _UpdateWriter:
         self._call("Add", [found.plain[-1], name], result=found.result)
 
     def _added(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
-        """``onto`` plus a number times a tensor, both images."""
+        """Write ``onto`` plus a number times a tensor, both images."""
         inputs = [self._image(term.name, shape), self._kernel(self._number(term)), "", onto]
         return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
 
     def _image(self, name: str, shape: Shape) -> str:
-        """The tensor as an image: of state a port, where nothing reads these rows of it as they are."""
+        """Return the tensor as an image: a port for state, if these rows of it have no other reader."""
         if name not in self._images:
             is_port = name in self._values.inputs and name.startswith(_STATE)
             if is_port and not (rows_in(name) and name in self._read_as_it_is):
@@ -208,7 +212,7 @@ class _UpdateWriter:
         return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _seen(shape))
 
     def _number(self, term: _Term) -> str:
-        """The number of a term, with its sign, of no more axes than an image."""
+        """Return the number of a term, with its sign and the axes of an image."""
         key = (term.number, term.negative)
         if key not in self._numbers:
             self._numbers[key] = self._signed(term)
@@ -225,7 +229,7 @@ class _UpdateWriter:
         return self._call("Neg", [number]) if term.negative else number
 
     def _kernel(self, number: str) -> str:
-        """A depthwise kernel of one position with this number for each channel."""
+        """Return a depthwise kernel of one position with this number for each channel."""
         if number not in self._kernels:
             self._kernels[number] = self._call("Expand", [number, self._size((BLOCK, 1, 1, 1))])
         return self._kernels[number]
@@ -245,7 +249,7 @@ class _UpdateWriter:
 
 
 def _seen(shape: Shape) -> Shape:
-    """The shape as an image of one block of channels."""
+    """Return the shape as an image of one block of channels."""
     positions = math.prod(shape) // BLOCK
     rows = next((part for part in _PARTS if positions % part == 0), 1)
     return 1, BLOCK, rows, positions // rows
