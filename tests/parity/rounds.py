@@ -32,8 +32,8 @@ from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_export.compiler.request import FrozenChunk
 from tests.parity.forms import engine_of
-from tests.support.reference import run_round
 from tests.support.bundles import build_bundle
+from tests.support.reference import run_round
 
 CHUNK_BYTES = 4096
 
