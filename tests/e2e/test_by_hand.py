@@ -225,4 +225,4 @@ def test_an_algorithm_that_python_does_not_find_is_told_before_anything_starts(t
     ran = edgefl("run", config, "--out", tmp_path / "out", "--json", "--engine", "onnx")
 
     assert ran.returncode == ConfigError.exit_code
-    assert "cannot load algorithm 'no_such_module:factory'" in " ".join(ran.stderr.split())
+    assert "algorithm.name: there is no module 'no_such_module'" in " ".join(ran.stderr.split())
