@@ -123,7 +123,7 @@ class Convolutions:
             bounds = (0, 0), gradient.kernel, (2, 3)
             rows = self._layout.call("Slice", [rows, *map(self._layout.sizes, bounds)], domain="")
         positions = math.prod(gradient.kernel)
-        ones = self._layout.filled(1.0, 1, samples)  # see :mod:`edgefl_export.onnx.sums`
+        ones = self._layout.filled(1.0, 1, samples)  # see :mod:`edgefl_export.onnx.passes`
         each = self._layout.reshaped(rows, (samples, channels * positions))
         total = self._layout.call("MatMul", [ones, each], domain="")
         self._layout.emit("Reshape", [total, self._layout.sizes((channels, positions))], result, domain="")
