@@ -48,7 +48,7 @@ from edgefl.system.distribution import PACKAGES, folders
 from edgefl.errors import EdgeflError
 from edgefl_device.sandbox.confine import _of_packages
 from edgefl_export.capture.locate import is_compiler
-from edgefl_export.compiler.compiler import source_digest
+from edgefl_export.compiler.cache import source_digest
 
 try:
     build_model("mine:make", sample_shape=(4,), classes=2)

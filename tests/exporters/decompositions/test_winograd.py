@@ -32,7 +32,7 @@ def test_it_is_the_same_convolution(
     y = nn.functional.conv2d(x, w, padding=padding)
     grad = torch.randn(y.shape, generator=made)
     dx, dw = torch.autograd.grad(y, (x, w), grad)
-    sizes = winograd.Plan(batch, channels, out, (height, width), (y.shape[2], y.shape[3]), padding)
+    sizes = winograd.WinogradPlan(batch, channels, out, (height, width), (y.shape[2], y.shape[3]), padding)
 
     torch.testing.assert_close(winograd.forward(x, w, sizes), y, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(winograd.input_gradient(grad, w, sizes), dx, rtol=1e-4, atol=1e-4)
@@ -61,7 +61,7 @@ def test_it_is_taken_where_it_pays(x: tuple[int, ...], w: tuple[int, ...], taken
 def test_its_bound_is_that_of_the_gradient_too() -> None:
     """Without padding dL/dx is larger than y."""
     x, w = (64, 512, 6, 6), (512, 512, 3, 3)
-    assert winograd.Plan(x[0], x[1], w[0], (6, 6), (4, 4), (0, 0)).pays
+    assert winograd.WinogradPlan(x[0], x[1], w[0], (6, 6), (4, 4), (0, 0)).pays
     assert winograd.plan(x, w, (0, 0), torch.float32) is None
 
 

@@ -243,8 +243,8 @@ def train_on_device(
 ) -> Arrays:
     """The update of one round, by the device runtime, from the bundle's graphs and the published bytes."""
     manifest = bundle.manifest
-    runner, job = device_round(bundle, published, open_engine(manifest.graphs[0].format), folder, seed=seed)
-    return runner.run(job, data.fitted(manifest.data, LabelSpec.of(manifest)), {}).update
+    made = device_round(bundle, published, open_engine(manifest.graphs[0].format), folder, seed=seed)
+    return made.run(data.fitted(manifest.data, LabelSpec.of(manifest))).update
 
 
 def drawn_batches(data: LocalData, seed: int, steps: int) -> list[Batch]:

@@ -152,7 +152,7 @@ def test_what_has_one_length_says_so() -> None:
     with pytest.raises(ModelError):
         split(Flat(), sample=sample, classes=CLASSES).shortened(3)
     spec = split(reader(), sample=TEXT, classes=CLASSES)
-    with pytest.raises(ModelError, match="reads samples of 6 entries, and is asked for one that reads 6"):
+    with pytest.raises(ModelError, match="reads samples of 6 entries, and cannot read samples of 6"):
         spec.shortened(6)
     mime = algorithms.build("mimelite", Objective.of(OutputSide(spec, 0)), batch=4, steps=2)
     with pytest.raises(ConfigError, match="has several exchanges or passes over the data"):
