@@ -37,7 +37,7 @@ from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.storage.feed import Feed
 from edgefl_server.storage.history import History
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.places import journal_at
 from edgefl_server.storage.update_files import UpdateFiles
 from edgefl_server.storage.update_rows import AcceptedUpdate
@@ -231,7 +231,7 @@ class SyntheticRun:
         hello = encode(
             Hello(agent="bench", memory_bytes=64 << 20, cores=2, samples=600, engines={"onnxruntime": "1.20"})
         )
-        self._journal.begin_run(Run(RUN, "digest", 1))
+        self._journal.begin_run(RunRecord(RUN, "digest", 1))
         self._journal.save_devices(
             (Device(name, tier_of(name), 600, True, self._now), hello) for name in self.names
         )

@@ -24,7 +24,7 @@ from edgefl.lab.run_folder import PASSWORD
 from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.mqtt.address import Address
-from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import DeviceReport, FleetReport, by_tier
 
 _HOST = "127.0.0.1"
@@ -81,7 +81,7 @@ def profiled(
         BrokerError: if no broker can be started.
     """
     federation = f"profile-{secrets.token_hex(4)}"
-    wanted = Wanted(
+    wanted = ProfilingOptions(
         federation=federation,
         offered=by_tier([bundle]),
         devices=frozenset({how.device}),
@@ -98,7 +98,7 @@ def profiled(
         environment = {PASSWORD: address.password} if address.password else {}
         agent = AgentProcess([*command, *options], log, environment)
         try:
-            profiler = FleetProfiler(address, wanted, signer=signer, tell=tell)
+            profiler = FleetProfiler(address, wanted, signer=signer, on_report=tell)
             stopping(profiler)
             threading.Thread(target=_watch, args=(agent, profiler), daemon=True).start()
             report = profiler.run().devices[0]

@@ -12,7 +12,7 @@ from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Arrays
 from edgefl_server.publish.downlink import Downlink
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.published import PublishedModels
 
@@ -57,16 +57,16 @@ class Downloads:
         self._blobs = DownlinkBlobs(limits.chunk_bytes, downlink.compression)
         self._downlink = Downlink(downlink, self._blobs, PublishedModels(folder, run), limits.max_blob_bytes)
 
-    def publish(self, model: Model) -> None:
+    def publish(self, model: ModelVersion) -> None:
         """Publish a new model."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._blobs.keep_only(self._downlink.units)
 
-    def resume(self, model: Model) -> None:
+    def resume(self, model: ModelVersion) -> None:
         """Publish a model again after a restart."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
 
-    def received(self, model: Model) -> Arrays:
+    def received(self, model: ModelVersion) -> Arrays:
         """Return the weights of ``model`` by global name, with the rounding of their encoding."""
         return self._downlink.given(model.weights, model.parts(self._spec))
 

@@ -19,10 +19,10 @@ from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.collapse import NEVER, Best
 from edgefl_server.coordinator.states import OpenRound, Outcome
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.rounds import RoundModel, begin_aggregation, conclude_round
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,13 @@ class Replay:
     """
 
     def __init__(
-        self, spec: RunSpec, journal: Journal, run: Run, initial: Arrays, folder: Path, device: str = "auto"
+        self,
+        spec: RunSpec,
+        journal: Journal,
+        run: RunRecord,
+        initial: Arrays,
+        folder: Path,
+        device: str = "auto",
     ) -> None:
         if run.digest != spec.digest:
             raise ConfigError(
@@ -82,7 +88,7 @@ class Replay:
         self._device = device
         self._downloads = Downloads(spec, folder, run.run)
         self._versions = journal.versions(run.run)
-        self._models = {1: Model.of(spec, 0, initial)}
+        self._models = {1: ModelVersion.of(spec, 0, initial)}
         known = self._versions.get(1)
         if known is not None and known.model_version != self._models[1].version:
             raise ConfigError(
@@ -103,7 +109,7 @@ class Replay:
                 if closed
                 else (self._models[number].weights, 0, 0)
             )
-            model = Model.of(self._spec, number, weights)
+            model = ModelVersion.of(self._spec, number, weights)
             self._downloads.publish(model)
             self._models[number + 1] = model
             self._models.pop(number - self._spec.rules.max_staleness, None)
@@ -138,7 +144,7 @@ class Replay:
         done = conclude_round(spec, ended, active, start, devices=devices, best=Best())
         return done.weights, updates, late
 
-    def _round_model(self, model: Model) -> RoundModel:
+    def _round_model(self, model: ModelVersion) -> RoundModel:
         return RoundModel(model, partial(self._downloads.received, model))
 
 

@@ -34,7 +34,7 @@ from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
 from edgefl_server.coordinator.record import Record
 from edgefl_server.coordinator.roster import Device, tier_of
 from edgefl_server.coordinator.states import OpenRound, State
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import (
     RoundConclusion,
@@ -97,7 +97,7 @@ class Rounds:
             DivergedError: If training diverged on the clients.
         """
         self._now, self._best = standing.now, standing.best
-        self._model = Model.of(self.spec, standing.number, weights)
+        self._model = ModelVersion.of(self.spec, standing.number, weights)
         (self.downloads.resume if resumed else self.downloads.publish)(self._model)
         self._state = replace(
             coordinator.initial(self._model.version, self._now),
@@ -332,7 +332,7 @@ class Rounds:
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
         self._sums = aggregation.aggregator.released()
-        self._model = Model.of(self.spec, ended.number, weights)
+        self._model = ModelVersion.of(self.spec, ended.number, weights)
         self.downloads.publish(self._model)
         metrics: dict[str, float] = {}
         if self.spec.evaluate is not None and self.spec.evaluates(ended.number, outcome):

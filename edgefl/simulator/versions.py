@@ -20,7 +20,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import RoundModel
 from edgefl_server.run_spec import RunSpec
@@ -58,7 +58,7 @@ class VersionWindow:
 class _RoundStart:
     """Inputs of a round's clients: their downloads by tier, the scalars, and the weights as they have them."""
 
-    model: Model
+    model: ModelVersion
     fetched: Mapping[str, FetchedWeights]
     hyper: Mapping[str, float]
     received: Arrays
@@ -90,7 +90,7 @@ class Versions:
         self,
         state: State,
         opened: OpenRound,
-        model: Model,
+        model: ModelVersion,
         now: float,
         *,
         active: Callable[[Mapping[int, RoundModel]], RoundAggregation],
@@ -125,7 +125,7 @@ class Versions:
                 return window, reports, sums
             refused |= bad
 
-    def _begin(self, opened: OpenRound, model: Model) -> None:
+    def _begin(self, opened: OpenRound, model: ModelVersion) -> None:
         tiers = self.spec.exchange(opened.position).tiers
         index = self.spec.index(opened.position)
         given = _RoundStart(
@@ -145,7 +145,7 @@ class Versions:
         self,
         tasks: list[Assignment],
         opened: OpenRound,
-        model: Model,
+        model: ModelVersion,
         active: RoundAggregation,
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> Iterator[tuple[Assignment, Report]]:

@@ -65,7 +65,7 @@ def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
     """Return the ports to listen on. BrokerError where one cannot be had, or both are the same."""
     if websocket_port and websocket_port == port:
         raise BrokerError(
-            f"port {port} is asked for twice: MQTT over WebSocket (`websocket_port`) has a port of its own",
+            f"port {port} is used twice: MQTT over WebSocket (`websocket_port`) has a port of its own",
             port=port,
         )
     ports = [port, websocket_port] if websocket_port else [port]
@@ -75,7 +75,7 @@ def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
 
 
 def mosquitto_program() -> str:
-    """Where Mosquitto is; BrokerError if it is not installed."""
+    """Return the path of Mosquitto. BrokerError if it is not installed."""
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise BrokerError(
@@ -117,7 +117,7 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
 
 
 def check_private(host: str) -> None:
-    """BrokerError where a broker that asks nobody for a password would be reached by others than this machine."""
+    """Raise BrokerError if other machines could reach a broker without passwords at ``host``."""
     if not Address(host).is_loopback:
         raise BrokerError(
             f"a broker without passwords listens to its own machine only, found host {host!r}: others come with TLS and "
@@ -127,7 +127,7 @@ def check_private(host: str) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """BrokerError if nobody can listen on ``host:port`` now."""
+    """Raise BrokerError if a socket cannot listen on ``host:port`` now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,4 +1,4 @@
-"""From a federation file to a run spec: the model, its tiers, their bundles, the initial weights and the evaluation."""
+"""Composition of a run spec from a federation file: model, tiers, bundles, initial weights and evaluation."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def _warnings(
     initial: Arrays,
     aggregate: AggregateSpec,
 ) -> Iterator[Warned]:
-    """What a person should know before anything is compiled."""
+    """Return warnings for the user before anything is compiled."""
     for name, tier in tiers.items():
         for text in submodel_warnings(tier.submodel, name, model):
             yield Warned(tier=name, text=text)
@@ -341,7 +341,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algo
 
 
 def _buffered(federation: Federation) -> dict[str, Any]:
-    """Of the rules, those of rounds that wait for nobody."""
+    """Return the rules of asynchronous rounds; empty for synchronous rounds."""
     table = federation.round
     if table.mode == "synchronous":
         return {}
@@ -384,5 +384,8 @@ def _memory_of(rule: MeanRule, entries: int) -> str:
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
-    """Who belongs to a tier by name. One that says nothing at all takes the devices that bear its name."""
+    """Return the device name patterns of a tier.
+
+    A tier without names and without a memory limit takes the devices that bear its name.
+    """
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)

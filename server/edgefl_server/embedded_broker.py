@@ -43,7 +43,7 @@ class _Opening(ReaderAdapter):
         self._seen = b""
 
     async def speaks_mqtt_5(self) -> bool:
-        """Whether the CONNECT is of version 5, which amqtt would wait for ever to understand."""
+        """Return True if the CONNECT is of version 5, for which amqtt would wait without end."""
         try:
             self._seen = await self._reader.read(2)
             while self._seen[-1:] >= b"\x80" and len(self._seen) < 5:
@@ -115,8 +115,8 @@ class LeanBroker(Broker):
 
     * A client that connects got every retained message that matched anybody's filter; here it gets what it
       subscribes to, when it does.
-    * Filters nobody holds any more stayed for ever and were matched against each message; here they go.
-    * Each message was formatted, payload and all, for a debug line that nobody sees.
+    * Filters without subscribers were never removed and were matched against each message; here they go.
+    * Each message was formatted, payload and all, for a debug line that no log shows.
     * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
     * A client that fell silent was never missed, so its will was never sent.
     * A client that connected again over a half-open connection, or while its old one was closing, was declared dead by the
@@ -311,7 +311,10 @@ class LeanBroker(Broker):
 
 
 def _matches(levels: list[str], topic: str) -> bool:
-    """MQTT 3.1.1, 4.7: ``+`` stands for one level, ``#`` for the rest, neither for topics that begin with ``$``."""
+    """Return True if the filter ``levels`` match ``topic`` (MQTT 3.1.1, 4.7).
+
+    ``+`` matches one level, ``#`` the rest, neither matches topics that begin with ``$``.
+    """
     parts = topic.split("/")
     if topic.startswith("$") and levels[0] in ("+", "#"):
         return False

@@ -308,7 +308,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
 class RolledBack(Event, frozen=True, kw_only=True):
     """A round made the model worse than the rollback rule allows. The model is again the one before it.
 
-    The metrics are those of the rejected model, as in :class:`RoundClosed`.
+    The metrics describe the rejected model, as in :class:`RoundClosed`.
     """
 
     round: int

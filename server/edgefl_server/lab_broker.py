@@ -1,6 +1,6 @@
 """Mosquitto with TLS, users and an access list, ready to run: everything that it needs is in one folder.
 
-What is there already is used again, so that a broker that is started anew knows the same clients.
+Existing files are used again, so a restarted broker accepts the same clients.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, kw_only=True)
 class LabBroker:
-    """What to serve: ``devices`` of ``federation``, on ``port`` and, where ``websocket_port`` is not 0, over WebSocket too.
+    """Mosquitto for ``devices`` of ``federation``, on ``port`` and, if ``websocket_port`` is not 0, over WebSocket too.
 
-    ``ca_file``, ``cert_file`` and ``key_file`` are the broker's own certificate and its authority; without them a lab's are
-    made. ``client_certificates``: clients show certificates (of the lab's authority) in place of passwords. ``limits`` and
-    ``memory_bytes`` as :func:`edgefl_server.broker.mosquitto_base` takes them.
+    ``ca_file``, ``cert_file`` and ``key_file`` are the broker's own certificate and its authority. Without them the
+    certificates of a lab are made. With ``client_certificates`` clients show certificates (of the lab's authority)
+    instead of passwords. ``limits`` and ``memory_bytes`` as :func:`edgefl_server.broker.mosquitto_base` takes them.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class LabBroker:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Who may come, the server first."""
+        """Return the names of all users, the server first."""
         return (self.access.server, self.access.asker, *self.devices)
 
     @property
@@ -100,7 +100,9 @@ class LabBroker:
         return [program, "-c", str(config)]
 
     def needs(self, user: str) -> dict[str, str]:
-        """What a client needs to come as ``user``: a broker's URL, which holds the files, and the file of the password."""
+        """Return what a client needs to connect as ``user``: a broker URL, which holds the files, and the password
+        file.
+        """
         ca_file = self.ca_file or str(self.folder / "ca.crt")
         if self.client_certificates:
             pair = self._authority().client(user)
@@ -166,7 +168,7 @@ class LabBroker:
 
 
 def _hashed(password: str) -> str:
-    """As mosquitto_passwd writes it: PBKDF2 with SHA-512."""
+    """Return the hash of ``password`` in the format of mosquitto_passwd: PBKDF2 with SHA-512."""
     salt = secrets.token_bytes(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ROUNDS)
     return f"$7${_ROUNDS}${base64.b64encode(salt).decode()}${base64.b64encode(digest).decode()}"

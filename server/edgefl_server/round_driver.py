@@ -34,7 +34,7 @@ from edgefl_server.evaluator import Evaluator, metric_fields
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.downlink import check_counting
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import RoundConclusion, RoundModel, begin_aggregation, conclude_round
@@ -43,7 +43,7 @@ from edgefl_server.shards.messages import shard_of
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.device_writes import DeviceWrites
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.participation_rows import TURNOUT
 from edgefl_server.storage.retrying import ActionFailed, RetryingJournal
 from edgefl_server.storage.trial_rows import ROLLOUT
@@ -74,7 +74,7 @@ class RunContext:
     """
 
     spec: RunSpec
-    run: Run
+    run: RunRecord
     resumed: bool
     device: str
     clock: Clock
@@ -91,13 +91,13 @@ class RunContext:
         own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
         check_counting(spec.count, spec.downlink.encoding, forms, own)
         known = journal.latest_run()
-        run = known or Run(uuid.uuid4().hex[:16], spec.digest, 1)
+        run = known or RunRecord(uuid.uuid4().hex[:16], spec.digest, 1)
         check_configuration(run, spec.federation, spec.digest)
         spec = replace(spec, rules=replace(spec.rules, run=run.run))
         return cls(spec, run, known is not None, device, clock)
 
 
-def check_configuration(run: Run, federation: str, digest: str) -> None:
+def check_configuration(run: RunRecord, federation: str, digest: str) -> None:
     """Raise AnotherConfiguration if a run of ``federation`` was begun under another digest."""
     if run.digest != digest:
         raise AnotherConfiguration(
@@ -159,7 +159,7 @@ class RoundDriver:
         self._release_at = 0.0
         self._last_devices: frozenset[str] = frozenset()
         """Devices of the last round that this process opened."""
-        self._versions: dict[int, Model] = {}
+        self._versions: dict[int, ModelVersion] = {}
         """Models that rounds begin from, by number: as many rounds as devices may still work for."""
         self.model = self._resume_model() if context.resumed else self._begin_run()
         self._best = self._best_so_far()
@@ -169,7 +169,7 @@ class RoundDriver:
 
     # -- begin and resumption --------------------------------------------------------------------------------
 
-    def _begin_run(self) -> Model:
+    def _begin_run(self) -> ModelVersion:
         """Publish the initial model, then journal the run: a run that cannot be published must not be resumed."""
         self._checkpoints.save(0, self._spec.initial)
         model = self._load_model(0)
@@ -178,7 +178,7 @@ class RoundDriver:
         self._journal.direct.begin_run(self._run)
         return model
 
-    def _resume_model(self) -> Model:
+    def _resume_model(self) -> ModelVersion:
         number = self._run.number
         for earlier in range(max(1, number - self._spec.rules.max_staleness), number):
             self._versions[earlier] = self._load_model(earlier - 1)
@@ -187,8 +187,8 @@ class RoundDriver:
         self.announcements.resume(model)
         return model
 
-    def _load_model(self, number: int) -> Model:
-        return Model.of(self._spec, number, self._checkpoints.load(number))
+    def _load_model(self, number: int) -> ModelVersion:
+        return ModelVersion.of(self._spec, number, self._checkpoints.load(number))
 
     def journaled_state(self, *, held: bool) -> State:
         """Return the coordinator's state in the journal.
@@ -400,7 +400,7 @@ class RoundDriver:
             older={number: self._round_model(self._versions[number]) for number in opened.older},
         )
 
-    def _round_model(self, model: Model) -> RoundModel:
+    def _round_model(self, model: ModelVersion) -> RoundModel:
         return RoundModel(model, partial(self.announcements.received, model))
 
     def _end_round(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> RoundConclusion:

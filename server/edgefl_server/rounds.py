@@ -19,7 +19,7 @@ from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import Best, collapse
 from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
 
@@ -34,7 +34,7 @@ class RoundModel:
             expensive to compute.
     """
 
-    model: Model
+    model: ModelVersion
     received: Callable[[], Arrays]
 
 
@@ -196,7 +196,7 @@ def _server_step(
     return {name: np.where(array == began[name], weights[name], array) for name, array in after.items()}
 
 
-def _layouts(spec: RunSpec, exchange: ExchangeSpec, model: Model) -> dict[str, UpdateLayout]:
+def _layouts(spec: RunSpec, exchange: ExchangeSpec, model: ModelVersion) -> dict[str, UpdateLayout]:
     """Return the layouts of the updates that begin from ``model``, by tier."""
     return {
         tier: exchange.update_layout(tier, placement, spec.trained)

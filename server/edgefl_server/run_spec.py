@@ -50,7 +50,7 @@ class Steady:
 
 
 def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
-    """``place`` itself where its entries move from round to round, or are told with something else beside them."""
+    """Return a fixed placement, or ``place`` itself if its entries move between rounds or need a further payload."""
     if moves:
         return place
     placed = place(weights, 1)
@@ -63,13 +63,12 @@ def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
 
 @dataclass(frozen=True)
 class TierSpec:
-    """What a tier downloads, its share of each round's weights, and what the bytes of its updates mean.
+    """Settings of a tier: its bundle, its share of each round's weights, and the form of its updates.
 
     ``bundle`` is the one that the server reads itself, ``further`` are the same in other formats: devices take the one
-    that their engine runs.
-    If its share has a payload, the bundle's ``suffix`` begins with the name under which it is published. ``reads``: the
-    server's states that its devices get; of a payload, state ``m`` is published as ``<name>/m``. ``sends``: what its
-    updates hold, states by name and the weights as "".
+    that their engine runs. If its share has a payload, the bundle's ``suffix`` begins with the name under which it is
+    published. ``reads``: the server's states that its devices get; of a payload, state ``m`` is published as
+    ``<name>/m``. ``sends``: what its updates hold, states by name and the weights as "".
     """
 
     bundle: Bundle
@@ -98,7 +97,7 @@ class TierSpec:
 
 @dataclass(frozen=True)
 class ExchangeSpec:
-    """One exchange of a method: what its devices run and are told, and what the server makes of their averages."""
+    """One exchange of a method: programs and settings of the devices, and the server step on their averages."""
 
     tiers: Mapping[str, TierSpec]
     hyper: Mapping[str, float]
@@ -106,7 +105,7 @@ class ExchangeSpec:
     server: ServerOpt = MEAN
 
     def update_layout(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateLayout:
-        """How to read the updates of a tier that has this placement."""
+        """Return the layout of the updates of a tier that has this placement."""
         spec = self.tiers[tier]
         averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
         return UpdateLayout(
@@ -121,9 +120,12 @@ class ExchangeSpec:
 
 @dataclass(frozen=True)
 class DownlinkSpec:
-    """How weights travel to the devices (:mod:`edgefl_server.publish.downlink`). ``compression`` is for every blob but
-    manifests. ``mirrors``: URLs where blobs are, too; ``mirrors_only``: and not at the broker. ``mirror_folder``: where the
-    server writes them to, "" for ``mirror`` in its own folder, if there are ``mirrors``."""
+    """Settings of the downlink (:mod:`edgefl_server.publish.downlink`).
+
+    ``compression`` is for every blob but manifests. ``mirrors``: URLs that serve the blobs, too; ``mirrors_only``: and
+    not at the broker. ``mirror_folder``: where the server writes them to, "" for ``mirror`` in its own folder, if there
+    are ``mirrors``.
+    """
 
     encoding: Encoding = "float32"
     keyframe_every: int = 10
@@ -135,8 +137,10 @@ class DownlinkSpec:
 
 @dataclass(frozen=True)
 class AggregateSpec:
-    """How the updates of a round become one change (:class:`edgefl_server.aggregate.aggregator.Aggregator`);
-    ``clip_norm`` and ``clip_statistics`` (units of :mod:`edgefl_server.aggregate.statistics`) 0: no limit."""
+    """Settings of the aggregation (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
+
+    ``clip_norm`` and ``clip_statistics`` (units of :mod:`edgefl_server.aggregate.statistics`) 0: no limit.
+    """
 
     rule: MeanRule = MEAN_RULE
     clip_norm: float = 0.0
@@ -150,11 +154,12 @@ class RunSpec:
 
     ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
     parameters, the others (moving statistics) travel as they are. ``server_state`` names what the server keeps beside
-    the model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead`` and
-    the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled in
-    by the service. ``count`` says whom an entry is averaged over (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
-    ``evaluate`` is called every ``evaluate_every`` rounds (0: never) and after the last one; ``metric`` names the number
-    of it that people are shown first. With a rule for ``rollback`` each round is evaluated before it counts.
+    the model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead``
+    and the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled
+    in by the service. ``count`` selects the updates that an entry averages
+    (:class:`edgefl_server.aggregate.aggregator.Aggregator`). ``evaluate`` is called every ``evaluate_every`` rounds (0:
+    never) and after the last one; ``metric`` names the number of it that people are shown first. With a rule for
+    ``rollback`` each round is evaluated before it counts.
     """
 
     federation: str
@@ -221,7 +226,7 @@ class RunSpec:
         return self.exchanges[self.index(position)]
 
     def index(self, position: int) -> int:
-        """Which of :attr:`exchanges` that is."""
+        """Return the index in :attr:`exchanges` for ``position``."""
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
@@ -241,7 +246,7 @@ class RunSpec:
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
-        """Whether the model after round ``number`` is to be evaluated."""
+        """Return True if the model after round ``number`` is to be evaluated."""
         if self.evaluate is None or self.evaluate_every == 0:
             return False
         last = number == self.rules.rounds

@@ -43,7 +43,7 @@ from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.message_handler import Handled, MessageHandler
-from edgefl_server.operations.operations import Given, Operations, Probe
+from edgefl_server.operations.operations import LatencyProbe, Operations, QueuedOrder
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.watch import Watch
 from edgefl_server.reporter import EventReporter
@@ -73,7 +73,7 @@ class StopRequested:
     """Event of the inbox: end the loop. The run can be resumed later."""
 
 
-InboxEvent = Event | FromWorker | Evaluation | Neighbours | Given | Probe | StopRequested
+InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | LatencyProbe | StopRequested
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class Service:
                 self._evaluator.report(event)
             case Neighbours():
                 self._reporter.report_neighbours(self.state, event)
-            case Given() | Probe():
+            case QueuedOrder() | LatencyProbe():
                 self._operations.take(event)
             case StopRequested():
                 self.halt()

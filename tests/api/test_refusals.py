@@ -285,7 +285,7 @@ def test_a_folder_of_another_run_is_refused_before_anything_is_compiled(
     out = Path("out")
     out.mkdir()
     with closing(journal.Journal(journal_at(out / "journal.sqlite"), "demo", store_at("updates"))) as made:
-        made.begin_run(journal.Run("r1", "e" * 64, 1))
+        made.begin_run(journal.RunRecord("r1", "e" * 64, 1))
     federation = parse({"model": {"name": model}, "data": {"name": "digits"}}, source="the test")
 
     with pytest.raises(ConfigError, match=r"holds run r1 .* under another configuration"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl_server.profiling.fleet import Wanted
+from edgefl_server.profiling.fleet import ProfilingOptions
 from edgefl_server.profiling.rows import by_tier
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import (
@@ -65,8 +65,8 @@ def phones(broker: BrokerProcess, connect: SessionFactory, federation: str) -> I
 
 
 @pytest.fixture
-def wanted(federation: str, limits: Limits) -> Wanted:
-    return Wanted(
+def wanted(federation: str, limits: Limits) -> ProfilingOptions:
+    return ProfilingOptions(
         federation=federation,
         offered=by_tier([WEAK]),
         timeout_s=30.0,

@@ -65,7 +65,7 @@ def test_one_port_twice_is_refused(kind: str, tmp_path: Path) -> None:
     if kind == "mosquitto":
         needs.require("mosquitto")
     port = free_port()
-    with pytest.raises(BrokerError, match=f"port {port} is asked for twice"):
+    with pytest.raises(BrokerError, match=f"port {port} is used twice"):
         if kind == "amqtt":
             run_amqtt("127.0.0.1", port, port)
         else:

@@ -112,7 +112,7 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
     from edgefl.wire.bundle.archive import Signer
     from edgefl.wire.mqtt.messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
-    from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+    from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
     from edgefl_server.profiling.rows import by_tier
 
     if options.repeat > MOST_REPEATS:
@@ -125,7 +125,7 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
             path=str(options.sign_key),
         )
     key = options.sign_key or folders.server_key(checked_name("federation", options.federation))
-    wanted = Wanted(
+    wanted = ProfilingOptions(
         federation=checked_name("federation", options.federation),
         offered=by_tier(bundles),
         devices=frozenset(checked_name("device", device) for device in options.devices),
@@ -135,7 +135,7 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
     with shown() as tell:
         assert options.broker is not None
         signer = Signer(key) if key.is_file() else None
-        profiler = FleetProfiler(options.broker, wanted, signer=signer, tell=tell)
+        profiler = FleetProfiler(options.broker, wanted, signer=signer, on_report=tell)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: profiler.stop())
         return profiler.run()

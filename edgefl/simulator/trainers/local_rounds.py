@@ -29,7 +29,7 @@ from edgefl_device.round.trainer import RoundResult
 from edgefl_server.coordinator.claims import Claim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import RoundModel
 from edgefl_server.run_spec import RunSpec
@@ -50,14 +50,14 @@ class RoundTask:
     """
 
     opened: OpenRound
-    model: Model
+    model: ModelVersion
     weights: Mapping[str, Arrays]
     hyper: Mapping[str, float]
     received: Arrays
-    since: Model | None = None
+    since: ModelVersion | None = None
 
     @property
-    def began(self) -> Model:
+    def began(self) -> ModelVersion:
         """Model that its clients begin with."""
         return self.since or self.model
 

@@ -1,1 +1,1 @@
-"""Who may read and write which topic, in the words of several brokers; and the certificates of a lab's own broker."""
+"""Access rules of a federation's topics for several brokers, their limits, and certificates for a lab broker."""

@@ -34,7 +34,10 @@ def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") 
 
 
 def mosquitto(access: Access) -> str:
-    """``acl_file`` of Mosquitto. Users that are no device have no name that a pattern could stand for."""
+    """Return the ``acl_file`` of Mosquitto.
+
+    Users that are not devices get rules of their own, because no pattern matches their names.
+    """
     lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name."]
     for user, role in ((access.server, "server"), (access.asker, "asker")):
         lines += [
@@ -81,7 +84,10 @@ def hivemq(access: Access) -> str:
 
 
 def aws_policy(access: Access, role: Role, place: str) -> str:
-    """A policy of AWS IoT Core. A client's name is the common name of its certificate; ``*`` stands for any characters."""
+    """Return a policy of AWS IoT Core.
+
+    The common name of a client's certificate is its name. ``*`` matches any characters.
+    """
     arn = f"arn:aws:iot:{place}"
     clients = [f"{arn}:client/edgefl:{_AWS_CLIENTS[role]}".format(federation=access.federation)]
     rules = list(access.of(role))
@@ -104,7 +110,10 @@ def aws_policy(access: Access, role: Role, place: str) -> str:
 
 
 def _short(filters: list[str], *, reading: bool) -> list[str]:
-    """With ``*`` for open levels, and one filter for all that a client may have below a level: policies are short."""
+    """Return shorter filters, because policies have a size limit.
+
+    Open levels become ``*``, and all filters below a client's own level become one.
+    """
     found = []
     for each in filters:
         below, own, _ = each.partition(f"{USER}/")

@@ -1,4 +1,4 @@
-"""What hosted brokers do not take, and what of a federation would break there."""
+"""Limits of hosted brokers, and the check of a federation against them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STANDING = 4
 
 @dataclass(frozen=True)
 class HostedLimits:
-    """Of one broker, as its documentation has them; sizes in bytes."""
+    """Documented limits of one hosted broker; sizes in bytes."""
 
     name: str
     source: str
@@ -56,7 +56,7 @@ HOSTED: Mapping[str, HostedLimits] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a federation sends: bytes of its announcement, and messages that a round publishes at once."""
+    """Traffic of a federation: bytes of its announcement, and messages that a round publishes at once."""
 
     announcement_bytes: int
     round_messages: int

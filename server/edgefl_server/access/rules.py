@@ -1,6 +1,6 @@
-"""Who may read and write which topic of a federation: the table in docs/protocol.md as data.
+"""Read and write rules for the topics of a federation: the table in docs/protocol.md as data.
 
-A device's user is its name, so ``{user}`` in a filter is what ties a topic to a device.
+A device's user is its name, so ``{user}`` in a filter ties a topic to a device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Access:
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[Rule]:
-        """The rules of ``role``, with :data:`USER` in place of a device's name."""
+        """Return the rules of ``role``, with :data:`USER` as the name of a device."""
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:
             yield Rule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)

@@ -18,7 +18,15 @@ import numpy as np
 from edgefl.system.memory import cores
 from edgefl.system.spare import Spare
 from edgefl.wire.tensors import Array
-from edgefl_server.aggregate.adders import Checked, Chosen, Factors, Waiting, addresses_of, loop_of, readable
+from edgefl_server.aggregate.adders import (
+    Checked,
+    Chosen,
+    Factors,
+    UpdateBatch,
+    addresses_of,
+    loop_of,
+    readable,
+)
 from edgefl_server.aggregate.scatter import (
     LENGTH,
     PART,
@@ -27,7 +35,7 @@ from edgefl_server.aggregate.scatter import (
     Integers,
     Layout,
     Pieces,
-    Work,
+    SectionBlocks,
     stretch,
 )
 from edgefl_server.aggregate.threads import Call, run
@@ -72,7 +80,7 @@ class Renewal:
 
     @cached_property
     def tensors(self) -> list[Array]:
-        """Those of the old model, as compiled loops read them."""
+        """Return the tensors of the old model as compiled loops read them."""
         return [readable(self.old[name]) for name in self.layout.offsets]
 
 
@@ -86,14 +94,14 @@ class Accumulator(Protocol):
         """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
 
     def by_parts(self, pieces: Pieces) -> bool:
-        """Whether updates with these pieces need not be added before :meth:`ended`."""
+        """Return True if updates with these pieces can be added as late as in :meth:`ended`."""
 
-    def ended(self, batches: Sequence[Waiting]) -> Ended:
+    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
         """The sums so far and ``batches`` (:meth:`by_parts`) beside them, which are in what it gives alone: their sums
         are made a part at a time, in the cache, and never lie in memory."""
 
     def renewing(
-        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
         """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`edgefl_server.aggregate.blocks.mean`
         would, in one go: where they are one batch of whole models, and all that there is. None elsewhere."""
@@ -124,17 +132,17 @@ class CpuAccumulator:
         if not pieces.covering:
             self._zeroed()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
-        run(self._calls(Waiting(pieces, updates, factors), sink), self._threads)
+        run(self._calls(UpdateBatch(pieces, updates, factors), sink), self._threads)
         self._fresh = self._empty = False
 
     def by_parts(self, pieces: Pieces) -> bool:
         return pieces.by_parts
 
-    def ended(self, batches: Sequence[Waiting]) -> Ended:
+    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
         return _Parts(None if self._fresh else self._sums, batches)
 
     def renewing(
-        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
         whole = len(batches) == 1 and batches[0].pieces.covering
         if not (whole and self._empty and renewal.new.dtype == np.float32):
@@ -168,11 +176,11 @@ class CpuAccumulator:
             self._sums.fill(0)
             self._fresh = False
 
-    def _calls(self, batch: Waiting, sink: Sink) -> list[Call]:
+    def _calls(self, batch: UpdateBatch, sink: Sink) -> list[Call]:
         works = [work for work in batch.pieces.works if len(work.blocks)]
         return [call for work in works for call in self._of(batch, work, sink)]
 
-    def _of(self, batch: Waiting, work: Work, sink: Sink) -> Iterator[Call]:
+    def _of(self, batch: UpdateBatch, work: SectionBlocks, sink: Sink) -> Iterator[Call]:
         chosen, values = loop_of(batch, work), int(work.blocks[:, LENGTH].sum()) * len(batch.updates)
         for span in _spans(work, min(_SPANS * self._threads, 1 + values // _LEAST)):
             yield partial(chosen(span, work.blocks[span]), sink)
@@ -188,7 +196,7 @@ def _sink(index: Integers, size: int, fresh: bool, sums: Integers) -> Sink:
 class _Parts:
     """The sums of one part after the other: ``known`` (None: zeros) and those of ``batches``."""
 
-    def __init__(self, known: Integers | None, batches: Sequence[Waiting]) -> None:
+    def __init__(self, known: Integers | None, batches: Sequence[UpdateBatch]) -> None:
         batches = sorted(batches, key=lambda batch: not batch.pieces.covering)
         self._known = known
         self._covered = bool(batches) and batches[0].pieces.covering
@@ -214,7 +222,7 @@ class _Parts:
         return sums
 
     def _scratch(self) -> Integers:
-        """Of this thread, for all parts."""
+        """Return the scratch sums of this thread, which all parts share."""
         if not hasattr(self._own, "sums"):
             self._own.sums = np.empty(PART, np.int64)
         scratch: Integers = self._own.sums
@@ -224,14 +232,16 @@ class _Parts:
 _NO_INDEX = np.zeros(1, np.int64)
 
 
-def _add_here(chosen: Chosen, span: slice, work: Work, start: int, sums: Integers, *, fresh: bool) -> None:
-    """Add the blocks ``span`` of a section to ``sums``, the first of which is that of entry ``start`` of the model."""
+def _add_here(
+    chosen: Chosen, span: slice, work: SectionBlocks, start: int, sums: Integers, *, fresh: bool
+) -> None:
+    """Add the blocks ``span`` of a section to ``sums``, which begins at entry ``start`` of the model."""
     blocks = work.blocks[span].copy()
     blocks[:, TARGET] -= start
     chosen(span, blocks)(_sink(_NO_INDEX, sums.size, fresh, sums))
 
 
-def _spans(work: Work, count: int) -> list[slice]:
+def _spans(work: SectionBlocks, count: int) -> list[slice]:
     """Consecutive blocks, about equally many entries in each span."""
     ends = np.cumsum(work.blocks[:, LENGTH])
     edges = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)

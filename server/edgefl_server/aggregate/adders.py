@@ -1,4 +1,4 @@
-"""From the encoding of a section to the compiled loop that adds a batch of its updates, with all that it needs."""
+"""Choice of the compiled loop that adds a batch of updates, by the encoding of a section."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Work
+from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, SectionBlocks
 
 Factors = npt.NDArray[np.float64]
 
@@ -45,7 +45,7 @@ class Checked:
 
     @cached_property
     def addresses(self) -> npt.NDArray[np.uint64]:
-        """Of the arrays."""
+        """Return the memory addresses of the arrays."""
         return addresses_of(self.arrays)
 
 
@@ -61,7 +61,7 @@ def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
+class UpdateBatch:
     """Updates that are added together, all of the same ``pieces``: each value times its update's factor, rounded."""
 
     pieces: Pieces
@@ -69,8 +69,8 @@ class Waiting:
     factors: Factors
 
 
-def loop_of(batch: Waiting, work: Work) -> Chosen:
-    """What adds the section ``work`` of the updates."""
+def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
+    """Return the function that adds the section ``work`` of the updates."""
     from edgefl_server.aggregate import code_kernels, kernels
 
     pieces, updates, factors = batch.pieces, batch.updates, batch.factors
@@ -92,8 +92,13 @@ def loop_of(batch: Waiting, work: Work) -> Chosen:
             )
 
 
-def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors: Factors) -> Integers:
-    """What each code adds, int64 [updates, rows, 2**bits]: the float32 scale times the level, then times the factor."""
+def code_values(
+    pieces: Pieces, work: SectionBlocks, updates: Sequence[Checked], factors: Factors
+) -> Integers:
+    """Return what each code adds, int64 [updates, rows, 2**bits].
+
+    Each value is the float32 scale times the level, then times the factor.
+    """
     assert isinstance(work.encoding, Codes)
     levels = np.asarray(work.encoding.levels, np.float32)
     if work.encoding.scale is None:
@@ -106,8 +111,11 @@ def code_values(pieces: Pieces, work: Work, updates: Sequence[Checked], factors:
     return np.rint(values, out=values).astype(np.int64)
 
 
-def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
-    """Where in ``values`` each block of a sparse section begins, int64 [updates, blocks]: blocks go through the mask."""
+def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[Checked]) -> Integers:
+    """Return where each block of a sparse section begins in ``values``, int64 [updates, blocks].
+
+    The mask determines these positions.
+    """
     from edgefl_server.aggregate import scans
 
     source = pieces.sources.index("mask")
@@ -120,7 +128,10 @@ def _starts(pieces: Pieces, work: Work, updates: Sequence[Checked]) -> Integers:
 
 @cache
 def _widened(dtype: str) -> npt.NDArray[np.float32]:
-    """float32 [65536]: the value of each pattern of 16 bits. The patterns of NaN are there too, and never looked up."""
+    """Return the value of each pattern of 16 bits, float32 [65536].
+
+    The table includes the patterns of NaN, which are never looked up.
+    """
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         return widen(patterns if dtype == "bfloat16" else patterns.view(np.float16))

@@ -55,9 +55,11 @@ class Clip:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """What an aggregator was given, for another one of the same round: sums of whole numbers, so that it does not matter
-    which of them was given what, nor in which order they come together. ``change``: whether its updates hold changes.
-    ``statistics``: those of each update, where they are not summed."""
+    """Sums of one aggregator, for another aggregator of the same round.
+
+    They are whole numbers, so neither the distribution of the updates nor the order of merging matters. ``change`` is
+    True if the updates hold changes. ``statistics`` are the statistics of each update, where they are not summed.
+    """
 
     change: bool
     weight: int
@@ -82,10 +84,10 @@ class Aggregator:
     leaves a variance below 0 (:mod:`edgefl_server.aggregate.statistics`).
 
     ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
-    (:func:`edgefl_server.aggregate.robust.buffered_bytes`), and ``base`` cannot be had beside it: ValueError.
+    (:func:`edgefl_server.aggregate.robust.buffered_bytes`), and does not support ``base``: ValueError.
 
-    ``sums`` are those of an earlier round of this layout and device, as :meth:`released` gives them. After that an
-    aggregator is of no more use: RuntimeError.
+    ``sums`` are the arrays of an earlier round of this layout and device, which :meth:`released` returns. After that call
+    the earlier aggregator raises RuntimeError.
     """
 
     def __init__(
@@ -171,7 +173,10 @@ class Aggregator:
         self.total_weight += weight
 
     def partial(self) -> PartialSum | None:
-        """What was added so far; None if nothing was. Its arrays must not be changed, and change with the next update."""
+        """Return the sums so far, or None if no update was added.
+
+        The caller must not change the arrays. They change with the next update.
+        """
         self._check_in_use()
         if self._average is None:
             return None
@@ -216,7 +221,7 @@ class Aggregator:
         return self._sums.spare.array(self.layout.size, dtype)
 
     def _average_of(self, which: str, *, change: bool) -> Average:
-        """What takes updates of this round: made for the first one."""
+        """Return the average that takes updates of this round. Creates it for the first update."""
         if self._average is None:
             self._change = change
             self._average = self._begun()
@@ -266,7 +271,7 @@ class Aggregator:
         return self._dense(arrays, pieces)
 
     def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> Checked:
-        """``arrays`` in place of those of an update with the pieces ``like``."""
+        """Return ``arrays`` as an update of the regions of ``like``."""
         pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
         return Checked(pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources))
 

@@ -1,4 +1,7 @@
-"""What an entry becomes at the end of a round: the mean over its holders, over those that changed it, or a robust rule."""
+"""Averages that compute an entry at the end of a round.
+
+One takes the mean over the entry's holders, one over the updates that changed it, one applies a robust rule.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from edgefl_server.aggregate.accumulator import Accumulator, Renewal
-from edgefl_server.aggregate.adders import Checked, Waiting
+from edgefl_server.aggregate.adders import Checked, UpdateBatch
 from edgefl_server.aggregate.robust import BLOCK, MeanRule, combine
 from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
 from edgefl_server.aggregate.threads import Call
@@ -27,8 +30,9 @@ from edgefl_server.aggregate.threads import Call
 # and multi-Krum is the mean of the m with the lowest scores. It needs 2 f + 2 < n; m = n - f - 2 is the most for which it is
 # shown to hold (El Mhamdi, Guerraoui and Rouault, ICML 2018, proposition 2).
 #
-# Distances have a meaning between updates of the same entries only: devices of different submodels are told apart, and each
-# set of equal entries chooses among its own. What was chosen is averaged over the holders of each entry, as ever.
+# Distances have a meaning between updates of the same entries only: the rule separates devices of different submodels,
+# and each set of equal entries chooses among its own. The chosen updates are averaged over the
+# holders of each entry, as ever.
 
 Row = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -47,7 +51,7 @@ def chosen(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> 
 
 
 def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Row]:
-    """Of updates that hold the same entries."""
+    """Return the rows that multi-Krum selects among updates of the same entries."""
     bad = rule.left_out(len(rows))
     if not bad:
         return rows
@@ -96,10 +100,10 @@ _ROOM = 1 << 28
 
 @dataclass(frozen=True)
 class Added:
-    """What some of a round's updates come to, for another aggregator of the same round.
+    """Sums of some of a round's updates, for another aggregator of the same round.
 
-    ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries; in their place ``rows``, each
-    update as float32 [model], where a rule looks at all of them at once.
+    ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries. If a rule looks at all
+    updates at once, ``rows`` holds each update as float32 [model] instead.
     """
 
     sums: Integers
@@ -117,7 +121,7 @@ class Average(Protocol):
         """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
 
     def added(self) -> Added:
-        """What was added so far; its arrays are not to be changed."""
+        """Return the sums so far. The caller must not change the arrays."""
 
     def take(self, added: Added) -> None:
         """Count what another one was given, too."""
@@ -146,7 +150,7 @@ class OverHolders:
         count = sum(len(batch) for batch in self._waiting.values())
         if count == _BATCH or self._waiting_bytes + update.nbytes > self._most_bytes:
             self.flush()
-        key = id(update.pieces)  # kept alive beside it, so its id stays its own
+        key = id(update.pieces)  # the entry keeps the pieces alive, so no other object gets their id
         self._held[key] = (update.pieces, self._held.get(key, (update.pieces, 0))[1] + weight)
         self._waiting.setdefault(key, []).append((update, factor))
         self._waiting_bytes += update.nbytes
@@ -165,16 +169,16 @@ class OverHolders:
         self._sums.take(added.sums)
         self._taken = self._taken + added.weights
 
-    def _batches(self) -> list[Waiting]:
+    def _batches(self) -> list[UpdateBatch]:
         return [
-            Waiting(
+            UpdateBatch(
                 batch[0][0].pieces, [update for update, _ in batch], np.array([factor for _, factor in batch])
             )
             for batch in self._waiting.values()
         ]
 
     def renewing(self, renewal: Renewal) -> list[Call]:
-        """What waits goes on waiting, unless its pieces cannot be added in parts: then all is added."""
+        """Keep the pending batches, unless their pieces cannot be added in parts: then flush them first."""
         if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
             self.flush()
         batches, weights = self._batches(), self._total_weights()

@@ -1,7 +1,7 @@
-"""Blocks: stretches of an update that stay together in the model, and what every loop over them shares.
+"""Sink and helpers of the loops over blocks, the stretches of an update that stay together in the model.
 
-``blocks`` are those of :mod:`edgefl_server.aggregate.scatter`. After a change of this file, delete the ``__pycache__``
-folder of the server (:mod:`edgefl_server.aggregate.native` says why).
+The layout of ``blocks`` is defined in :mod:`edgefl_server.aggregate.scatter`. After a change of this file,
+delete the ``__pycache__`` folder of the server (:mod:`edgefl_server.aggregate.native` says why).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from edgefl_server.aggregate.scatter import LENGTH, TARGET
 
 
 class Sink(NamedTuple):
-    """Where a loop's sums go: into ``sums`` (int64 [size]), at ``places`` where they are scattered (the
-    ``index`` of :mod:`edgefl_server.aggregate.scatter`). ``fresh`` sums hold nothing yet, whatever is there.
+    """Target of a loop's sums: they go into ``sums`` (int64 [size]), at ``places`` where they are scattered (the
+    ``index`` of :mod:`edgefl_server.aggregate.scatter`). ``fresh`` sums hold nothing yet, so their content is ignored.
 
-    With ``new`` (float32 [size]; else [0]) they are all sums of a round, none is scattered, and nobody touches ``sums``: the
-    new model is written there, by :func:`mean`. ``old`` (uint64 [tensors]) are the addresses of the old one's tensors, which
-    begin at the entries ``starts`` (int64 [tensors + 1], the last one being ``size``).
+    With ``new`` (float32 [size]; else [0]) they are all sums of a round, and none is scattered. :func:`mean` writes the
+    new model to ``new``, and no loop uses ``sums``. ``old`` (uint64 [tensors]) are the addresses of the old one's
+    tensors, which begin at the entries ``starts`` (int64 [tensors + 1], the last one being ``size``).
     """
 
     places: Numbers
@@ -37,15 +37,17 @@ class Sink(NamedTuple):
 
 @compiled
 def place(block: Numbers, sink: Sink, scratch: Numbers) -> Numbers:
-    """Where the block's sums are made: in its part of ``sums``, or in scratch if its places are scattered or nobody needs
-    the sums themselves."""
+    """Return the memory for the block's sums.
+
+    This is the block's part of ``sums``, or scratch if its places are scattered or only their mean is needed.
+    """
     at, count = block[TARGET], block[LENGTH]
     return sink.sums[at : at + count] if at < sink.size and sink.new.shape[0] == 0 else scratch[:count]
 
 
 @compiled
 def overwritten(block: Numbers, sink: Sink) -> bool:
-    """Whether what lies at the block's :func:`place` counts for nothing."""
+    """Return True if the content of the block's :func:`place` is to be ignored."""
     return bool(sink.fresh or block[TARGET] >= sink.size)
 
 
@@ -130,7 +132,7 @@ def few(addresses: Numbers, first: Number, source: Number, skipped: Number, foun
 
 @compiled
 def last_word(address: Number, count: Number) -> Number:
-    """The ``count`` bytes (at most 8) at ``address`` as a word; what lies behind is not read."""
+    """Return the ``count`` bytes (at most 8) at ``address`` as an integer. Reads no byte behind them."""
     word, source = np.uint64(0), bytes_at(address)
     for j in range(count):
         word |= np.uint64(source[j]) << np.uint64(8 * j)

@@ -1,4 +1,4 @@
-"""Whether an update's arrays are what its form says, before any of them is read: names, dtypes, lengths, values."""
+"""Checks of an update's arrays against its form before use: names, dtypes, lengths, values."""
 
 from __future__ import annotations
 
@@ -142,13 +142,13 @@ def _check_scales(update: Checked) -> None:
             scale=float(scales.min()),
         )
     if update.largest * pieces.steepest <= pieces.form.limit:
-        return  # as no scale stands for more
+        return  # no scale allows a larger value
     for work in pieces.works:
         if isinstance(work.encoding, Codes) and work.encoding.scale is None:
             own = scales[work.scale : work.scale + work.rows]
             largest = reach(work.encoding, float(own.max(initial=0.0)))
             if not largest <= pieces.form.limit:
-                raise _too_large(f"a scale of the update stands for {largest:.6g},", pieces.form)
+                raise _too_large(f"a scale of the update allows values up to {largest:.6g},", pieces.form)
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:

@@ -1,9 +1,9 @@
 """The compiled loop that adds batches of updates in codes of 1 to 8 bits; it keeps the rules of
 :mod:`edgefl_server.aggregate.kernels`.
 
-The codes that a *group* of updates has for an entry (eight of one bit, four of two, two of three or four, one of more)
-make one byte, which looks up what they add together in a table of 256 sums. So an entry costs a look-up for each group,
-whatever the codes stand for. Bytes come from bits by exchanging fields of words between updates, eight bytes at a time
+A *group* of updates contributes one byte for each entry: eight codes of one bit, four of two, two of three or four, or
+one of more. The byte is the index into a table of 256 sums. So an entry costs a look-up for each group, whatever the
+values of the codes. Bytes come from bits by exchanging fields of words between updates, eight bytes at a time
 and as many words as the processor's registers hold; where bits do not divide eight, codes are unpacked one by one.
 """
 
@@ -68,8 +68,10 @@ def add_codes(
 
 @compiled
 def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
-    """How many lines of memory the codes of ``block`` take, and their addresses, in ``lines``: one stretch for each update,
-    which is more at once than processors foresee."""
+    """Return the number of memory lines that the codes of ``block`` take, and write their addresses to ``lines``.
+
+    The caller prefetches them: one stretch for each update is more than a processor predicts.
+    """
     found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
     for k in range(addresses.shape[0]):
         start = addresses[k, block[SOURCE]] + np.uint64(block[FIRST] >> 3)
@@ -165,7 +167,7 @@ def _swapped(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Nu
 def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbers) -> None:
     """``plane``'s byte j: its bits ``bits * k`` on are code j from bit ``skip`` on of the update at address ``at[k]``.
 
-    Eight codes lie in a word, which is halved three times: each half moves to its half of the word it becomes.
+    Eight codes share one integer, which is halved three times: each half moves to its half of the resulting integer.
     """
     count = (skip + bits * codes + 7) >> 3
     for k in range(at.shape[0]):
@@ -183,7 +185,7 @@ def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbe
 
 @compiled
 def _repeated(half: Number, bits: Number) -> Number:
-    """A word whose lowest ``half * bits`` bits are set, and of each ``16 * half`` bits above."""
+    """Return the integer whose lowest ``half * bits`` bits are set, in each field of ``16 * half`` bits."""
     mask = (np.uint64(1) << np.uint64(half * bits)) - np.uint64(1)
     span = np.uint64(16 * half)
     while span < np.uint64(64):

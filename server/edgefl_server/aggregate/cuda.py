@@ -24,8 +24,18 @@ from edgefl.errors import ConfigError
 from edgefl.system.spare import Spare
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
 from edgefl_server.aggregate.accumulator import Ended, Renewal
-from edgefl_server.aggregate.adders import Checked, Waiting, code_values
-from edgefl_server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE, TARGET, Integers, Pieces, Work
+from edgefl_server.aggregate.adders import Checked, UpdateBatch, code_values
+from edgefl_server.aggregate.scatter import (
+    BLOCK,
+    FIRST,
+    LENGTH,
+    ROW,
+    SOURCE,
+    TARGET,
+    Integers,
+    Pieces,
+    SectionBlocks,
+)
 from edgefl_server.aggregate.threads import Call
 
 # Updates on a torch device, decoded a slab of entries at a time: every form, with torch alone.
@@ -47,7 +57,9 @@ Factors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """Of up to SLAB entries, int64: first bit or element, number of its array, row of its scale, place in the model."""
+    """Positions of up to SLAB entries, int64: first bit or element, index of the array, row of the scale, place in the
+    model.
+    """
 
     at: torch.Tensor
     source: torch.Tensor
@@ -55,7 +67,7 @@ class Slab:
     target: torch.Tensor
 
 
-def slabs(work: Work, batch: Batch) -> Iterator[Slab]:
+def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
     """The blocks of ``work``, in their order."""
     step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
@@ -74,7 +86,7 @@ def slabs(work: Work, batch: Batch) -> Iterator[Slab]:
 
 
 class Batch:
-    """The arrays of some updates of one tier, each copied to the device when it is first asked for."""
+    """Arrays of some updates of one tier, each copied to the device on first use."""
 
     def __init__(self, pieces: Pieces, updates: Sequence[Checked], device: torch.device) -> None:
         self.pieces = pieces
@@ -88,8 +100,10 @@ class Batch:
         return torch.from_numpy(self.pieces.index).to(self.device)
 
     def rows(self, source: int) -> torch.Tensor:
-        """Array ``source`` of each update: [updates, length]. Bytes are followed by a word of zeros at least, up to a
-        multiple of words; bfloat16 arrives as its 16 bits."""
+        """Return array ``source`` of each update: [updates, length].
+
+        Bytes are padded by at least 64 zero bits, up to a multiple of 64 bits; bfloat16 arrives as its 16 bits.
+        """
         if source not in self._rows:
             arrays = [update.arrays[source].reshape(-1) for update in self.updates]
             dtype = np.dtype(np.int16) if arrays[0].dtype == np.uint16 else arrays[0].dtype
@@ -112,17 +126,17 @@ class Batch:
         return (rows[0] if len(rows) == 1 else torch.cat(rows, 1)), starts.to(self.device)
 
 
-class Reader(Protocol):
-    """Of one section of a batch."""
+class SectionReader(Protocol):
+    """Reader of one section of a batch."""
 
     def fixed(self, k: int, slab: Slab) -> torch.Tensor:
-        """What update ``k`` adds to each entry of the slab, int64. Slabs come once per update, in their order."""
+        """Return what update ``k`` adds to each entry of the slab, int64. Slabs come once per update, in their order."""
 
 
 class _CodeReader:
-    """What each code adds, looked up in a table of the update."""
+    """Reader of codes, which looks up what each code adds in a table of the update."""
 
-    def __init__(self, batch: Batch, work: Work, factors: Factors, bits: int) -> None:
+    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, bits: int) -> None:
         values = code_values(batch.pieces, work, batch.updates, factors)
         self._values = torch.from_numpy(values).to(batch.device).flatten(1)
         self._codes = batch.rows(int(work.blocks[0, SOURCE]))
@@ -138,7 +152,7 @@ class _CodeReader:
 class _FloatReader:
     """Floats times the factor of the update, rounded half to even."""
 
-    def __init__(self, batch: Batch, work: Work, factors: Factors, dtype: str) -> None:
+    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
         rows, self._starts = batch.joined(np.unique(work.blocks[:, SOURCE]).tolist())
         self._rows = rows.view(torch.bfloat16) if dtype == "bfloat16" else rows
         self._factors = factors.tolist()
@@ -150,7 +164,7 @@ class _FloatReader:
 class _SparseReader:
     """The next value where the mask has a 1."""
 
-    def __init__(self, batch: Batch, work: Work, factors: Factors) -> None:
+    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors) -> None:
         self._mask = batch.rows(int(work.blocks[0, SOURCE]))
         self._values = batch.rows(batch.pieces.sources.index("values"))
         self._next = torch.full((len(factors),), work.kept, dtype=torch.int64, device=batch.device)
@@ -164,8 +178,8 @@ class _SparseReader:
         return torch.where(mask, _rounded(self._values[k][place], self._factors[k]), 0)
 
 
-def reader_of(batch: Batch, work: Work, factors: Factors) -> Reader:
-    """What reads the entries of ``work``; ``factors`` (float64 [updates]) is what each update is multiplied with."""
+def reader_of(batch: Batch, work: SectionBlocks, factors: Factors) -> SectionReader:
+    """Return the reader for the entries of ``work``. ``factors`` (float64 [updates]) are multiplied with the updates."""
     match work.encoding:
         case Codes(bits=bits):
             return _CodeReader(batch, work, factors, bits)
@@ -220,11 +234,11 @@ class TorchAccumulator:
         """Never: a launch for each part would cost more than it saves."""
         return False
 
-    def ended(self, batches: Sequence[Waiting]) -> Ended:
+    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
         return self.sums().__getitem__
 
     def renewing(
-        self, batches: Sequence[Waiting], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
         return []
 
@@ -250,7 +264,7 @@ def measure_signs(
     """Speed of adding one-bit updates of ``clients``, made on the device, to a model of so many ``parameters``.
 
     ``bytes`` counts every packed byte once, and eight per parameter read and eight written for the sums.
-    ``copy_bytes_per_s`` is that of a copy within the device, reading and writing counted, and ``copy_fraction`` the
+    ``copy_bytes_per_s`` is the speed of a copy within the device, reading and writing counted, and ``copy_fraction`` the
     share of it that the sums reach. All are medians of ``repeat``, with the tuning that the server uses;
     ``tunings`` has the seconds of each that could be used instead. The sums of some blocks are compared with numpy's.
 

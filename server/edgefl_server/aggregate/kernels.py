@@ -3,12 +3,12 @@ those in codes.
 
 All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
 copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
-``size`` are those of :mod:`edgefl_server.aggregate.scatter`, ``sink`` is one of :mod:`edgefl_server.aggregate.blocks`.
+``size`` are defined in :mod:`edgefl_server.aggregate.scatter`, ``sink`` in :mod:`edgefl_server.aggregate.blocks`.
 Each block's sum over the batch is built in the cache, so the sums in memory are read and written once per batch, and
 those of the last one never lie there. The loops hold no lock of Python's: several threads may run them on disjoint
 blocks. They are not numba's own parallel loops, whose thread pool must not be used from several threads at once.
 
-What these loops are compiled with stands in this file and in three that they share (:mod:`edgefl_server.aggregate.native`
+All code that is compiled into these loops is in this file and in three shared files (:mod:`edgefl_server.aggregate.native`
 says why).
 
 ``near`` (bool [updates]) says of an update that none of its values times its factor reaches :data:`NEAR`: a sum with
@@ -165,9 +165,9 @@ def add_kept(
 
 @compiled
 def _places(mask: Number, first: Number, count: Number, places: Numbers) -> Number:
-    """How many of the ``count`` bits from bit ``first`` of the mask at this address are set; ``places`` has where, from 0.
+    """Return how many of the ``count`` bits from bit ``first`` of the mask at this address are set.
 
-    Bits are read by words as far as these go.
+    Writes their positions, counted from 0, to ``places``. Bits are read by 64 as far as these go.
     """
     skip, found = first & 7, 0
     address = mask + np.uint64(first >> 3)

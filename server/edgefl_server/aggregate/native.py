@@ -1,6 +1,6 @@
 """Python functions as machine code that many threads may run at once, and addresses as arrays of numbers.
 
-numba keeps what it compiled on disk, and looks at nothing but the file that a function stands in to see whether that is
+numba keeps what it compiled on disk, and checks only the file that defines a function to see whether that is
 still right: what a compiled function takes from another file (a number, a compiled helper) is frozen into it. So the
 modules of compiled functions define their numbers and helpers themselves. Only this file,
 :mod:`edgefl_server.aggregate.blocks` and what :mod:`edgefl_server.aggregate.scatter` says of blocks are shared: after a

@@ -1,12 +1,13 @@
 """Averages that a few bad updates cannot move far: coordinate-wise median, trimmed mean, and clipping of norms.
 
-Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once, multi-Krum
-(:func:`edgefl_server.aggregate.averaging.chosen`) at all updates of a tier, so they are kept until the round ends:
-:func:`buffered_bytes` says what that takes. Each update counts once there, whatever number of samples it claims: a weight
-that the sender chooses would let one device be many. Clipping works on one update as it arrives and costs no memory.
+Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once. Multi-Krum
+(:func:`edgefl_server.aggregate.averaging.chosen`) looks at all updates of a tier. So the server keeps the updates until
+the round ends; :func:`buffered_bytes` computes the memory for that. Each update counts once there, whatever number of
+samples it claims: a weight that the sender chooses would let one device be many. Clipping works on one update as it
+arrives and costs no memory.
 
-What cannot be had: where the bad updates are half of those that hold an entry or more (a submodel that only one device
-holds, say), no rule tells good from bad.
+Limit: where half of the updates of an entry or more are bad (a submodel that only one device holds, say), no rule can
+separate good from bad.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ and twelve numbers per entry."""
 
 @dataclass(frozen=True)
 class MeanRule:
-    """How the updates that hold an entry become one number.
+    """Rule that combines the updates of an entry into one number.
 
-    ``trim``, in [0, 0.5), for the trimmed mean: the share of the holders that is dropped at each end; for multi-Krum: the
-    share of a tier's updates that may be bad. To be safe from f bad updates of n it must be at least f / n, and
-    floor(trim * n) at least f wherever n devices hold an entry (:func:`unprotected`). ConfigError for an unknown kind or a
-    trim that cannot be, which 0 is for these two.
+    ``trim``, in [0, 0.5), for the trimmed mean: the share of the holders that is dropped at each end; for multi-Krum:
+    the share of a tier's updates that may be bad. To be safe from f bad updates of n it must be at least f / n, and
+    floor(trim * n) at least f wherever n devices hold an entry (:func:`unprotected`). ConfigError for an unknown rule
+    or an invalid trim; 0 is invalid for these two.
     """
 
     name: RuleName = "mean"
@@ -81,12 +82,14 @@ class MeanRule:
 
     @property
     def buffered(self) -> bool:
-        """Whether all updates of a round must be kept until its end."""
+        """Return True if all updates of a round must be kept until its end."""
         return self.name != "mean"
 
     def left_out(self, holders: int) -> int:
-        """How many of so many holders of an entry can be bad without moving the result far: what the median and the
-        trimmed mean leave out at either end, and f of multi-Krum, for which 2 f + 2 < holders."""
+        """Return how many of ``holders`` of an entry can be bad without moving the result far.
+
+        Median and trimmed mean leave out this number at either end. For multi-Krum it is f, with 2 f + 2 < holders.
+        """
         if self.name == "mean":
             return 0
         most = (holders - 3) // 2 if self.name == "multi_krum" else (holders - 1) // 2
@@ -129,7 +132,7 @@ def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float
     rows = np.where(held, values, np.inf).astype(values.dtype, copy=False)
     rows += 0.0  # makes -0.0 a plain 0: sorting takes them for equal and would keep their order of arrival
     ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)
-    # Where nobody holds an entry, it has one holder of infinity, which the caller drops.
+    # An entry without holders has one holder of infinity, which the caller drops.
     holders = np.maximum(held.sum(axis=0), 1)
     known = [0 if rule.name == "multi_krum" else rule.left_out(count) for count in range(len(values) + 1)]
     dropped = np.array(known, np.int64)[holders]
@@ -153,8 +156,10 @@ def _mean_between(
 
 
 def unprotected(rule: MeanRule, holders: int) -> bool:
-    """Whether a single bad one of so many ``holders`` of an entry can move the result as far as it likes, although
-    ``rule`` is one of those that are meant to prevent that: because the rule leaves out nothing at all."""
+    """Return True if a robust ``rule`` leaves out none of the ``holders`` of an entry.
+
+    Then a single bad update can move the result as far as it likes.
+    """
     return rule.buffered and holders > 0 and not rule.left_out(holders)
 
 

@@ -21,7 +21,7 @@ from edgefl_server.aggregate.native import (
 
 @compiled
 def _below(bits: Number) -> Number:
-    """A word whose lowest ``bits`` (at most 63) are set."""
+    """Return the integer whose lowest ``bits`` (at most 63) bits are set."""
     return (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
 
 

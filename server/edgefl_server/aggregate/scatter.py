@@ -1,8 +1,8 @@
-"""Where every entry of a packed update belongs in the flat model: compiled once per tier into arrays that kernels read.
+"""Positions of a packed update's entries in the flat model: compiled once per tier into arrays that kernels read.
 
-An update's tensors are cut into *blocks*: stretches of at most :data:`BLOCK` entries that
-lie one after the other in the update, share a scale, and go to neighbouring entries of one part of the model
-(:data:`PART`) or to positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
+An update's tensors are cut into *blocks* of at most :data:`BLOCK` entries. The entries of a block lie one after the
+other in the update and share a scale. They go to neighbouring entries of one part of the model (:data:`PART`), or to
+positions listed in ``index``. Regions name no entry twice, so no two blocks write the same place and
 threads need no locks.
 """
 
@@ -51,7 +51,7 @@ _SHORT = 64  # where slices leave stretches shorter than this, on average, an in
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each global tensor lies in one flat buffer, in the order of the names."""
+    """Layout of the global tensors in one flat buffer, in the order of the names."""
 
     shapes: Mapping[str, tuple[int, ...]]
     offsets: Mapping[str, int]
@@ -98,10 +98,10 @@ def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """The blocks (int64 [blocks, 5]) of one section, and how their entries are coded.
+class SectionBlocks:
+    """Blocks (int64 [blocks, 5]) of one section, and the encoding of their entries.
 
-    ``scale`` is where its scales begin in ``scales``, ``kept`` where the values begin that a sparse section kept.
+    ``scale`` is where its scales begin in ``scales``, ``kept`` where the values of a sparse section begin.
     """
 
     encoding: Encoding
@@ -119,7 +119,7 @@ class Pieces:
     regions: Mapping[str, Region]
     shapes: Mapping[str, tuple[int, ...]]
     sources: tuple[str, ...]
-    works: tuple[Work, ...]
+    works: tuple[SectionBlocks, ...]
     index: Integers
     size: int
     model: int
@@ -144,29 +144,31 @@ class Pieces:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether every entry of the model is held."""
+        """Return True if the pieces hold every entry of the model."""
         return self.size == self.model
 
     @cached_property
     def covering(self) -> bool:
-        """Whether the blocks lie side by side on the whole model, and none is scattered."""
+        """Return True if the blocks lie side by side on the whole model, and none is scattered."""
         return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
 
     @cached_property
     def by_parts(self) -> bool:
-        """Whether the blocks of a part of the model are neighbours in each section, and none is scattered."""
+        """Return True if the blocks of a part of the model are neighbours in each section, and none is scattered."""
         targets = [work.blocks[:, TARGET] for work in self.works]
         return all(bool((own < self.model).all() and (np.diff(own) > 0).all()) for own in targets)
 
     @cached_property
     def edges(self) -> list[Integers]:
-        """Of each section, where in its blocks each part of the model begins, and the end; for :attr:`by_parts`."""
+        """Return, for each section, where each part of the model begins in its blocks, and the end. Requires
+        :attr:`by_parts`.
+        """
         starts = np.arange(0, self.model + PART, PART)
         return [np.searchsorted(work.blocks[:, TARGET], starts) for work in self.works]
 
     @cached_property
     def stretches(self) -> dict[str, Stretches]:
-        """By dtype, the whole of the arrays that have it."""
+        """Return the stretches of all arrays, grouped by dtype."""
         found: dict[str, list[tuple[int, int, int]]] = {}
         for source, name in enumerate(self.sources):
             dtype, shape = self.expected[name]
@@ -192,7 +194,7 @@ class Pieces:
 
     @cached_property
     def masked(self) -> tuple[list[str], Integers, Integers, Integers]:
-        """Of the mask's tensors, in its order: names, first bits, entries, and how many of these are kept."""
+        """Return the tensors of the mask in its order: names, first bits, entries, and numbers of kept entries."""
         found = [
             (name, self.entries[name], section.encoding.kept(self.entries[name]))
             for section in self.form.sections
@@ -228,7 +230,7 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
     else:
         sources = tuple(shapes)
         runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
-        works = (Work(FloatValues(), _blocks(runs, 1, layout.size)),)
+        works = (SectionBlocks(FloatValues(), _blocks(runs, 1, layout.size)),)
     return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
 
 
@@ -245,7 +247,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
     largest = reach(encoding, encoding.scale)
     if not largest <= form.limit:
         raise ConfigError(
-            f"codes of codec {form.codec!r} stand for up to {largest:.6g}, and an update may hold {form.limit:.0f}; "
+            f"codes of codec {form.codec!r} reach values up to {largest:.6g}, and an update may hold {form.limit:.0f}; "
             "choose a smaller scale",
             codec=form.codec,
             largest=largest,
@@ -254,7 +256,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
 
 def _works(
     form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
-) -> Iterator[Work]:
+) -> Iterator[SectionBlocks]:
     """One work per section. Each array continues from section to section."""
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
     for section in form.sections:
@@ -277,7 +279,7 @@ def _works(
             used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
         used["scales"] += scales
         blocks = _blocks(runs, step, cutter.layout.size)
-        yield Work(section.encoding, blocks, scale, max(1, scales), first_value)
+        yield SectionBlocks(section.encoding, blocks, scale, max(1, scales), first_value)
 
 
 _Runs = tuple[int, int, int, int, int] | Integers

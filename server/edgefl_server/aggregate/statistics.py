@@ -1,4 +1,4 @@
-"""How far an update may move what is not trained: moving means and variances, counts.
+"""Bounds on what an update changes in untrained entries: moving means and variances, counts.
 
 The norm of a change says nothing of them, as one large variance would hide every weight; so they are bounded on their own,
 entry by entry, in units of what they are. With the round's value b of an entry, and the mean v of the variances of its
@@ -8,7 +8,7 @@ layer, the unit is
 * max(|b|, sqrt(v)) for a mean,
 * max(|b|, root mean square of the tensor) for any other tensor,
 
-and 1 where that is 0. A variance below 0 is none, whatever may be said of it: it counts as 0.
+and 1 where that is 0. A variance below 0 is invalid and counts as 0.
 
 A bound alone leaves a mean of them at the mercy of a few: pulled by as many deviations in each layer, round after round, a
 model is lost. So where a federation looks for bad updates at all, each becomes the median over its holders. ::
@@ -49,7 +49,7 @@ _Part = Callable[[Mapping[str, Array]], Reals]
 
 
 @dataclass(frozen=True)
-class Reader:
+class TensorReader:
     """``names``: local tensors in the order in which their entries are given."""
 
     names: tuple[str, ...]
@@ -61,11 +61,16 @@ class Reader:
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.float32), *found])
 
 
-def reader(form: Form, held: Collection[str], regions: Mapping[str, Region], shapes: Shapes) -> Reader | None:
-    """Of the local tensors ``held``; None where some of them travel with a mask, which is different in each update."""
+def reader(
+    form: Form, held: Collection[str], regions: Mapping[str, Region], shapes: Shapes
+) -> TensorReader | None:
+    """Return a reader for the local tensors ``held``, or None if some of them travel with a mask.
+
+    Masks are different in each update.
+    """
     if not form.sections:
         names = tuple(sorted(held))
-        return Reader(names, tuple(_dense(name) for name in names))
+        return TensorReader(names, tuple(_dense(name) for name in names))
     found: list[str] = []
     parts: list[_Part] = []
     places = {"codes": 0, "values": 0, "halves": 0, "scales": 0}
@@ -83,7 +88,7 @@ def reader(form: Form, held: Collection[str], regions: Mapping[str, Region], sha
             found += chosen
             places[key] = end
         places["scales"] += section.scales
-    return Reader(tuple(found), tuple(parts))
+    return TensorReader(tuple(found), tuple(parts))
 
 
 def _starts(
@@ -141,7 +146,7 @@ def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
 
 
 def _scales(section: Section, name: str, region: Region, shapes: Shapes, first: int) -> Positions:
-    """Where in the update's scales that of each entry lies."""
+    """Return the index of each entry's scale in the update's scales."""
     counts = [(part, where.stop - where.start) for part, where, _ in spans(name, region, shapes)]
     groups = section.groups if section.scales else dict.fromkeys((part for part, _ in counts), 0)
     return np.concatenate(
@@ -161,19 +166,22 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Look:
-    """Of an update of ``form``: the tensors that are ``held``, how they are read (None: not at once), which of their entries
-    are bounded, and by what."""
+    """Bounds of the updates of ``form``.
+
+    Holds the names of the tensors ``held``, their reader (None: updates have to be decoded), the indices of the bounded
+    entries, and the bounds.
+    """
 
     form: Form
     regions: Mapping[str, Region]
     held: tuple[str, ...]
-    read: Reader | None
+    read: TensorReader | None
     chosen: npt.NDArray[np.int64]
     low: Reals
     high: Reals
 
     def inside(self, arrays: Mapping[str, Array]) -> bool:
-        """Whether all of them lie within; False where that is not seen at once."""
+        """Return True if all entries lie within the bounds, False if that needs decoding."""
         if self.read is None:
             return False
         found = self.read(arrays)[self.chosen]
@@ -230,7 +238,7 @@ class Bounds:
         return np.concatenate(list(row.values()))
 
     def medians(self, rows: Sequence[Reals], old: Mapping[str, Array], *, change: bool) -> Arrays:
-        """What the tensors of :attr:`names` become of such ``rows``; ``old`` where nobody holds an entry."""
+        """Return the new tensors of :attr:`names`: medians of ``rows``, or ``old`` for entries without a holder."""
         if not rows:
             return {}
         values = np.stack(rows)
@@ -251,7 +259,7 @@ class Bounds:
         return True
 
     def _look(self, form: Form, regions: Mapping[str, Region], shapes: Shapes) -> _Look:
-        """How to see at once whether all that an update of a tier says of :attr:`names` lies within."""
+        """Return a fast check of the updates of a tier against the bounds of :attr:`names`."""
         held = tuple(name for name, region in regions.items() if self.names & _global_names(name, region))
         read = reader(form, held, regions, shapes)
         chosen, lows, highs, start = [], [], [], 0
@@ -271,7 +279,7 @@ class Bounds:
         return (each for each in spans(name, region, shapes) if each[0] in self.base)
 
     def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
-        """What an update may say of these entries: values, or changes."""
+        """Return the bounds of these entries, for values or for changes."""
         own = slice(None) if positions is None else positions
         low, high, base = self.low[part][own], self.high[part][own], self.base[part][own]
         return (low - base, high - base) if form.change else (low, high)

@@ -38,10 +38,10 @@ GROUP = 4
 
 @dataclass(frozen=True)
 class Tuning:
-    """How a block is cut; any choice gives the same sums.
+    """Division of a block among programs; any choice gives the same sums.
 
-    ``words``, a power of two, is how many words of 32 entries a program adds; with ``32 * warps`` of them every lane has
-    one. ``registers`` bounds those of a lane, so that more programs fit beside each other; None leaves it to the
+    ``words``, a power of two, is how many words of 32 entries a program adds; with ``32 * warps`` of them every lane
+    has one. ``registers`` bounds those of a lane, so that more programs fit beside each other; None leaves it to the
     compiler, which takes about 168.
     """
 
@@ -169,11 +169,11 @@ def add_signs(
     sums: torch.Tensor,
     tuning: Tuning = Tuning(),
 ) -> None:
-    """Add to ``sums`` (int64, the flat model) what the bits of a batch of updates stand for.
+    """Add to ``sums`` (int64, the flat model) the values of the bits of a batch of updates.
 
     ``codes`` is uint8 [clients, bytes], ``bytes`` a multiple of 4 and at least 4 more than the bits need. ``values``,
-    int64 [clients, rows, 2], is what a 0 and a 1 add. ``blocks`` (contiguous int64 [blocks, 5]) and ``index`` are those
-    of :mod:`edgefl_server.aggregate.scatter`; no two blocks may name the same entry.
+    int64 [clients, rows, 2], is what a 0 and a 1 add. ``blocks`` (contiguous int64 [blocks, 5]) and ``index`` are
+    defined in :mod:`edgefl_server.aggregate.scatter`; no two blocks may name the same entry.
     """
     if not len(blocks) or not len(codes):
         return

@@ -1,1 +1,1 @@
-"""What operators do to a running server, and how it fares: orders that are left in its folder, and its vitals."""
+"""Orders of operators to a running server, and its vitals."""

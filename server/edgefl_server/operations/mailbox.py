@@ -34,11 +34,11 @@ class Pause(Order, frozen=True, kw_only=True):
 
 
 class Resume(Order, frozen=True, kw_only=True):
-    """Go on after a pause."""
+    """Order to resume after a pause."""
 
 
 class Drain(Order, frozen=True, kw_only=True):
-    """Let the open round end, then end the server; started again it goes on."""
+    """Order to close the open round and then stop the server. A restarted server resumes the run."""
 
 
 class RollBack(Order, frozen=True, kw_only=True, tag="rollback"):
@@ -77,7 +77,7 @@ class Mailbox:
         write_whole(self._folder / name, msgspec.json.encode(order), durable=True)
 
     def waiting(self) -> Iterator[tuple[Path, AnyOrder | None]]:
-        """The orders that nobody carried out, in the order in which they came; None for what is none."""
+        """Return the pending orders, the oldest first; None for an invalid one."""
         for path in sorted(self._folder.glob("*.json")):
             try:
                 with path.open("rb") as file:
@@ -94,7 +94,7 @@ class Mailbox:
 
     @property
     def paused(self) -> bool:
-        """Whether the server is to open no round, however often it is started."""
+        """Return True if the server is to open no round, even after a restart."""
         return (self._folder / _PAUSED).exists()
 
     def pause(self, *, on: bool) -> None:

@@ -18,14 +18,14 @@ from edgefl_server.coordinator import states
 from edgefl_server.coordinator.states import State
 from edgefl_server.operations.mailbox import AnyOrder, Drain, Mailbox, Pause, Resume, RollBack
 
-# Carries out an operator's orders, between two rounds where that matters. Each one's fate is told, and audited.
+# Carries out an operator's orders, between two rounds where that matters. The result of each is reported and audited.
 
 _MOST_BY = 64
 
 
 @dataclass(frozen=True)
-class Given:
-    """Put into the service's inbox: an order, and the file in which it came. None for what cannot be read."""
+class QueuedOrder:
+    """Item of the service's inbox: an order, and the file that held it. The order is None if it is invalid."""
 
     path: Path
     order: AnyOrder | None
@@ -62,16 +62,16 @@ class Operator:
         self._control = control
         self._models = models
         self._emit = emit
-        self._due: list[Given] = []
+        self._due: list[QueuedOrder] = []
 
     @property
     def holds(self) -> bool:
-        """Whether no round may open before the orders that wait have been looked at."""
+        """Return True if pending orders have to be handled before a round opens."""
         return self._mailbox.paused or any(
             isinstance(order, Drain | RollBack) for _, order in self._mailbox.waiting()
         )
 
-    def take(self, given: Given) -> None:
+    def take(self, given: QueuedOrder) -> None:
         """Carry an order out, or keep it for when no round is open."""
         match given.order:
             case Pause() | Resume():
@@ -92,7 +92,7 @@ class Operator:
                 self._mailbox.done(given.path)
 
     def _paused(self, *, on: bool) -> str:
-        """Why that cannot be remembered; empty where it is."""
+        """Store the pause, and return the reason if that fails, else an empty text."""
         try:
             self._mailbox.pause(on=on)
         except OSError as error:
@@ -113,7 +113,7 @@ class Operator:
             self._roll_back(given, given.order.version)
             self._hold()
 
-    def _roll_back(self, given: Given, version: int) -> None:
+    def _roll_back(self, given: QueuedOrder, version: int) -> None:
         text = self._models.rollback_refusal(version)  # rounds have ended since it came
         if not text:
             try:
@@ -127,7 +127,7 @@ class Operator:
     def _hold(self) -> None:
         self._control.dispatch(states.Hold(bool(self._due) or self._mailbox.paused))
 
-    def _end(self, given: Given, *, done: bool, text: str = "", version: int = -1) -> None:
+    def _end(self, given: QueuedOrder, *, done: bool, text: str = "", version: int = -1) -> None:
         assert given.order is not None
         by = printable(given.order.by, _MOST_BY)
         self._emit(events.Ordered(order=given.order.name, by=by, done=done, text=text, version=version))
@@ -145,8 +145,8 @@ _STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Put into the service's inbox at ``at`` (monotonic seconds): how long it waits there is what others wait."""
+class LatencyProbe:
+    """Item put into the service's inbox at ``at`` (monotonic seconds), to measure the latency of the inbox."""
 
     at: float
 
@@ -160,7 +160,7 @@ class Sent(Protocol):
 class Watcher:
     """``put`` takes what it finds to the service. It ends with the process, or by :meth:`stop`."""
 
-    def __init__(self, mailbox: Mailbox, put: Callable[[Given | Probe], None]) -> None:
+    def __init__(self, mailbox: Mailbox, put: Callable[[QueuedOrder | LatencyProbe], None]) -> None:
         self._mailbox = mailbox
         self._put = put
         self._given: set[Path] = set()
@@ -191,8 +191,8 @@ class Watcher:
             self._timed = delivery
             self._wake.set()
 
-    def vitals(self, probe: Probe, inbox: int) -> events.Vitals:
-        """How the server fares, now that it looks at ``probe`` while ``inbox`` messages wait."""
+    def vitals(self, probe: LatencyProbe, inbox: int) -> events.Vitals:
+        """Return the vitals of the server when it takes ``probe`` from the inbox and ``inbox`` messages are left."""
         self._probing = False
         return events.Vitals(
             inbox=inbox,
@@ -211,16 +211,16 @@ class Watcher:
             self._look()
             if time.monotonic() >= self._due and not self._probing:
                 self._due, self._probing = time.monotonic() + _VITALS_S, True
-                self._put(Probe(time.monotonic()))
+                self._put(LatencyProbe(time.monotonic()))
 
     def _look(self) -> None:
         for path, order in self._mailbox.waiting():
             if path not in self._given:
                 self._given.add(path)
-                self._put(Given(path, order))
+                self._put(QueuedOrder(path, order))
 
     def _time(self) -> None:
-        """How long the broker takes for the message that is timed."""
+        """Measure how long the broker takes for the timed message."""
         if self._timed is None:
             return
         if self._timed.wait(_BROKER_S):
@@ -229,18 +229,18 @@ class Watcher:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory; 0 where the system does not tell."""
+    """Return the bytes of this process in memory, or 0 if the system does not report them."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
 
 
-__all__ = ["Given", "Operations", "Probe"]
+__all__ = ["LatencyProbe", "Operations", "QueuedOrder"]
 
 
 class Operations:
-    """Of the server in ``folder``, whose run is ``control``'s and whose models are ``models``."""
+    """Operation of the server in ``folder``, whose run is ``control``'s and whose models are ``models``."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class Operations:
 
     @property
     def holds(self) -> bool:
-        """Whether no round may open yet."""
+        """Return True if no round may open yet."""
         return self._operator.holds
 
     def start(self) -> None:
@@ -271,9 +271,9 @@ class Operations:
         """A message went to the broker."""
         self._watcher.sent(delivery)
 
-    def take(self, event: Given | Probe) -> None:
-        """What came out of the inbox."""
-        if isinstance(event, Given):
+    def take(self, event: QueuedOrder | LatencyProbe) -> None:
+        """Handle an item of the inbox."""
+        if isinstance(event, QueuedOrder):
             self._operator.take(event)
         else:
             self._emit(self._watcher.vitals(event, self._inbox.qsize()))

@@ -3,7 +3,7 @@
 ::
 
     offered = by_tier([read_bundle(Path("weak.efl"))])
-    report = FleetProfiler(Address("localhost"), Wanted(federation="demo", offered=offered)).run()
+    report = FleetProfiler(Address("localhost"), ProfilingOptions(federation="demo", offered=offered)).run()
 
 What devices fetch lies below a name of its own at the broker, and is cleared in the end.
 """
@@ -51,11 +51,11 @@ _MOST_REASON, _MOST_TEXT = 32, 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """What is asked. ``devices``: only these (empty: all that there are).
+class ProfilingOptions:
+    """Settings of a fleet profile. ``devices``: only these (empty: all that are online).
 
-    A device is waited for ``timeout_s`` at most, ``answer_s`` for its first word, ``grace_s`` after it went offline; others
-    that may be there have ``settle_s`` to show up.
+    The profiler waits at most ``timeout_s`` for a device, ``answer_s`` for its first message, and ``grace_s`` after it
+    went offline. Other devices have ``settle_s`` to appear.
     """
 
     federation: str
@@ -72,20 +72,23 @@ class Wanted:
 
 
 class FleetProfiler:
-    """``run`` asks and waits; ``tell`` gets a report after each change. :meth:`stop` ends it early."""
+    """Profiler of a fleet: :meth:`run` sends requests and waits for the profiles, :meth:`stop` ends it early.
+
+    ``on_report`` receives a report after each change.
+    """
 
     def __init__(
         self,
         address: Address,
-        wanted: Wanted,
+        wanted: ProfilingOptions,
         *,
         signer: Signer | None = None,
-        tell: Callable[[FleetReport], None] = lambda _: None,
+        on_report: Callable[[FleetReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wanted = wanted
         self._address = address
-        self._tell = tell
+        self._on_report = on_report
         self._clock = clock
         self._nonce = secrets.token_hex(8)
         self._topics = Topics(wanted.federation)
@@ -141,7 +144,7 @@ class FleetProfiler:
         return self.report()
 
     def report(self) -> FleetReport:
-        """What is known now."""
+        """Return the report so far."""
         return FleetReport(
             federation=self._wanted.federation,
             seconds=round(self._clock() - self._begun, 3),
@@ -155,7 +158,7 @@ class FleetProfiler:
         for name, row in self._rows.items():
             self._ask_if_due(name, row)
         if self.report().devices != before:
-            self._tell(self.report())
+            self._on_report(self.report())
 
     def _handle(self, event: Event) -> None:
         check_limit(event, self._address)
@@ -167,7 +170,7 @@ class FleetProfiler:
             case Refusal():
                 raise BrokerError(event.text(self._address), topic=event.topic, reason=event.reason)
             case IncomingMessage(payload=payload) if payload:
-                with suppress(ProtocolError, BundleError):  # somebody's garbage is nobody's answer
+                with suppress(ProtocolError, BundleError):  # an invalid message is not an answer
                     self._incoming(event)
 
     def _up(self) -> None:
@@ -203,7 +206,10 @@ class FleetProfiler:
         return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
 
     def _is_settled(self, name: str, row: Row, now: float) -> bool:
-        """Whether nothing more is to be expected of a device. Those that were named may still come online."""
+        """Return True if the profiler expects no more messages of a device.
+
+        Devices that were named may still come online.
+        """
         if row.final:
             return True
         if not row.online:
@@ -284,7 +290,7 @@ class FleetProfiler:
             self._done(row, answer.profile)
 
     def _done(self, row: Row, data: bytes) -> None:
-        """A profile, if it can be read and is of what was asked for."""
+        """Store a profile, if it can be decoded and matches the request."""
         try:
             profile = profiles.decode(data)
         except ProtocolError as error:

@@ -1,4 +1,4 @@
-"""Reports of profiles as files: what one machine measured stands beside what another one measures later."""
+"""Files with profile reports, which compare the measurements of several machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of each device while a fleet is profiled: who is asked which bundle, and what became of it. No I/O."""
+"""State of each device while a fleet is profiled: its bundle, and the result. No I/O."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answered(self) -> tuple[DeviceReport, ...]:
-        """Those with a profile."""
+        """Return the devices with a profile."""
         return tuple(row for row in self.devices if row.profile is not None)
 
     @property
     def silent(self) -> tuple[DeviceReport, ...]:
-        """Those without one."""
+        """Return the devices without a profile."""
         return tuple(row for row in self.devices if row.profile is None)
 
 
@@ -98,9 +98,9 @@ def by_tier(bundles: Iterable[Bundle]) -> Offered:
 
 
 def tier_for(offered: Offered, device: str, hello: Hello) -> str:
-    """Whose bundle a device is asked to measure; "" if that is not to be known.
+    """Return the tier whose bundle a device is to measure, or "" if that is unknown.
 
-    The only tier where one is offered; else the one the device wishes for, the one that it is called after (``weak-3``),
+    The only tier where one is offered; else the one that the device requests, the one in its name (``weak-3``),
     or the largest that fits its memory, where all say what they need.
     """
     if len(offered) == 1:

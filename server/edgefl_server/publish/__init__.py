@@ -1,1 +1,1 @@
-"""What devices may fetch: retained blobs, announcements, the encoded downlink."""
+"""Data for devices: retained blobs, announcements, the encoded downlink."""

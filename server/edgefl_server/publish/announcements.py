@@ -1,4 +1,4 @@
-"""Everything that the devices of a run are told: its bundles, the model's parts, where it is, and their tasks."""
+"""Announcements to the devices of a run: bundles, parts of the model, mirrors, and tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound, State
 from edgefl_server.publish.downlink import Downlink
 from edgefl_server.publish.kept import MirrorFolder
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.publish.publisher import Publisher
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
 from edgefl_server.storage.published import PublishedModels
@@ -76,7 +76,7 @@ class Announcements:
 
     @property
     def sent_bytes(self) -> int:
-        """Of all messages so far."""
+        """Return the bytes of all messages so far."""
         return self._session.sent_bytes
 
     @property
@@ -84,22 +84,22 @@ class Announcements:
         """Every blob of the current weights, and what the last announcement was too large for."""
         return [*_refs(self._downlink.units), *self.publisher.pages]
 
-    def publish(self, model: Model) -> None:
+    def publish(self, model: ModelVersion) -> None:
         """Offer the parts of a new model."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
-    def _keep_units(self, model: Model) -> None:
+    def _keep_units(self, model: ModelVersion) -> None:
         number, most = model.number + 1, self._spec.rules.max_staleness
         self._units = {each: units for each, units in self._units.items() if number - most <= each < number}
         self._units[number] = self._downlink.units
 
-    def resume(self, model: Model) -> None:
+    def resume(self, model: ModelVersion) -> None:
         """Offer the parts of a model as a killed process did."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
-    def received(self, model: Model) -> Arrays:
+    def received(self, model: ModelVersion) -> Arrays:
         """The weights of ``model`` as devices have them, rounded on their way."""
         return self._downlink.given(model.weights, model.parts(self._spec))
 

@@ -1,14 +1,14 @@
-"""What devices are given of the model: whole in float32 or float16, or as changes in int8 with the error fed back.
+"""Encoder of the model for devices: whole in float32 or float16, or as changes in int8 with the error fed back.
 
 With int8 the model has two versions: w, the server's own, exact, and r, the one that devices put together. A *keyframe*
 is w in float32; from one to the next there is one patch per round and unit (:mod:`edgefl.wire.patches`), made from
 w - r, so what one patch rounds off is in the next. A device that took part in the last round fetches a patch, one that
 comes fresh the keyframe and all patches since. A tier's own payload goes like a unit while it holds the same entries;
-when these change, and where they are told by masks, it is sent whole, in float16.
+when these change, and where masks name them, it is sent whole, in float16.
 
 Devices train from r, placements are chosen by w. Both uplinks are fine with that: changes are added to w, so w keeps
-what r has not got yet; dense weights are averaged, and the mean stands where r stood, with its error and all. Who
-measures how far a dense update went has to begin at r (:meth:`Downlink.given`).
+what r lacks; dense weights are averaged, and the mean takes the position of r, with its error and all. A measure of
+the change in a dense update has to begin at r (:meth:`Downlink.given`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edgefl_server.storage.published import Lines, PublishedModel, PublishedMode
 
 
 class Shelf(Protocol):
-    """Where blobs are offered (:class:`edgefl_server.publish.publisher.Publisher`)."""
+    """Interface of the blob publisher (:class:`edgefl_server.publish.publisher.Publisher`)."""
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef: ...
 
@@ -39,8 +39,8 @@ class Shelf(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
-    """What is published under one name: a unit of the model (``regions`` is None), or a tier's own payload.
+class PublishedPart:
+    """Data published under one name: a unit of the model (``regions`` is None), or a tier's own payload.
 
     ``coded`` names the arrays that may be rounded, ``masks`` those that are packed bits.
     """
@@ -51,7 +51,7 @@ class Part:
     regions: Mapping[str, Region] | None = None
 
     @classmethod
-    def of_payload(cls, placement: Placement, trained: frozenset[str]) -> Part:
+    def of_payload(cls, placement: Placement, trained: frozenset[str]) -> PublishedPart:
         """A tier's payload: rounded where it holds nothing but entries of the parameters ``trained``."""
         coded = {
             name
@@ -63,8 +63,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class _Line:
-    """A whole blob and the patches since; ``since`` numbers the model of the whole one, ``r`` is what they come to."""
+class _PatchChain:
+    """A whole blob and the patches to it. ``since`` is the model number of the whole one, ``r`` the patched result."""
 
     since: int
     refs: tuple[BlobRef, ...]
@@ -82,14 +82,14 @@ class Downlink:
         self._publisher = publisher
         self._published = published
         self._limit = blob_limit
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _PatchChain] = {}
 
     @property
     def units(self) -> dict[str, tuple[BlobRef, ...]]:
-        """Of each part the whole blob, and the patches to it in order."""
+        """Return, for each part, the whole blob and the patches to it in order."""
         return {name: line.refs for name, line in self._lines.items()}
 
-    def publish(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+    def publish(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
         """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
         before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":
@@ -108,7 +108,7 @@ class Downlink:
             self._published.prune(_oldest(before, number), number)
         self._lines = after  # last: a full disk leaves it as it was, for another try
 
-    def resume(self, number: int, model: str, parts: Mapping[str, Part]) -> None:
+    def resume(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
         """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
         known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
@@ -122,10 +122,10 @@ class Downlink:
                 r = patched(r, changes)
             for ref in refs:
                 self._publisher.put(ref, blobs[ref.sha256])
-            self._lines[name] = _Line(record.oldest, refs, r, parts[name].regions)
+            self._lines[name] = _PatchChain(record.oldest, refs, r, parts[name].regions)
 
-    def given(self, weights: Mapping[str, Array], parts: Mapping[str, Part]) -> Arrays:
-        """What devices begin with, by global name: ``weights`` as the published ``parts`` of them have been rounded.
+    def given(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
+        """Return ``weights`` as devices receive them, by global name: with the rounding of the published ``parts``.
 
         Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.
         """
@@ -140,7 +140,7 @@ class Downlink:
                 _scatter(r[local].reshape(-1), spans(local, regions[local], shapes), rounded_weights)
         return rounded_weights
 
-    def _next(self, number: int, name: str, part: Part) -> _Line:
+    def _next(self, number: int, name: str, part: PublishedPart) -> _PatchChain:
         """The part whole, or one patch more."""
         before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
@@ -155,21 +155,21 @@ class Downlink:
         refs = (*before.refs, self._publisher.offer(changes))
         return replace(before, refs=refs, r=patched(before.r, changes))
 
-    def _whole(self, number: int, part: Part, arrays: Mapping[str, Array]) -> _Line:
+    def _whole(self, number: int, part: PublishedPart, arrays: Mapping[str, Array]) -> _PatchChain:
         ref = self._publisher.offer(tensors.dump(arrays, part.masks))
         r = widened(arrays) if self._spec.encoding == "int8" and not part.masks else {}
-        return _Line(number, (ref,), r, part.regions)
+        return _PatchChain(number, (ref,), r, part.regions)
 
 
-def _oldest(lines: Mapping[str, _Line], number: int) -> int:
+def _oldest(lines: Mapping[str, _PatchChain], number: int) -> int:
     return min((line.since for line in lines.values()), default=number)
 
 
 def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
-    """Whoever compares what came back with what devices were given must know that: ConfigError if it is not one model.
+    """Raise ConfigError if the server cannot compare an update with the model that its device got.
 
-    ``forms`` are those of the tiers' updates, ``own`` the tiers with a payload. Float16 has one number for each weight,
-    int8 rounds a payload by steps of its own.
+    ``forms`` are the forms of the tiers' updates, ``own`` the tiers with a payload. Float16 has one number for each
+    weight, int8 rounds a payload by steps of its own.
     """
     dense = any(not form.change for form in forms.values())
     if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:

@@ -1,4 +1,4 @@
-"""Where the bytes of live blobs are kept on the server's side: in memory, or in a folder that mirrors serve."""
+"""Blob storage of the server: in memory, or in a folder that mirrors serve."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _LOCK = "lock"
 _READ = 1 << 20
 
 
-class Kept(Protocol):
-    """The bytes of blobs, as they travel, by SHA-256."""
+class BlobStore(Protocol):
+    """Storage of blobs as they travel, by SHA-256."""
 
     def keep(self, sha256: str, data: bytes) -> None:
-        """StoreError if there is no room."""
+        """Store a blob. StoreError if there is no room."""
 
     def whole(self, sha256: str) -> bytes:
-        """StoreError if they are gone."""
+        """Return a blob. StoreError if it is gone."""
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
-        """Chunk by chunk; StoreError if they are gone."""
+        """Return a blob chunk by chunk. StoreError if it is gone."""
 
     def keep_only(self, wanted: Collection[str]) -> None:
         """Drop all others, also those that an earlier process kept."""
@@ -34,7 +34,7 @@ class Kept(Protocol):
 
 
 class InMemory:
-    """As long as the process lives."""
+    """Blob storage for the lifetime of the process."""
 
     def __init__(self) -> None:
         self._blobs: dict[str, bytes] = {}
@@ -98,7 +98,7 @@ class MirrorFolder:
                 for start in range(0, max(1, ref.size), ref.chunk):
                     piece = file.read(ref.chunk)
                     if len(piece) != min(ref.chunk, ref.size - start):
-                        raise OSError(f"it has not {ref.size} bytes")
+                        raise OSError(f"it does not have {ref.size} bytes")
                     yield piece
         except OSError as error:
             raise self._gone(ref.sha256, error) from error

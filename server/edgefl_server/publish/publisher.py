@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.envelope import Seal, bare
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_server.publish.kept import InMemory, Kept
+from edgefl_server.publish.kept import BlobStore, InMemory
 
 _MOST_ECHOES = 64
 _MOST_WAITING = 64 << 20
@@ -53,7 +53,7 @@ class Publisher:
         blob_limit: int = Limits().max_blob_bytes,
         seal: Seal = bare,
         *,
-        kept: Kept | None = None,
+        kept: BlobStore | None = None,
         by_broker: bool = True,
         most_bytes: int = Limits().announcement_bytes,
     ) -> None:
@@ -66,7 +66,7 @@ class Publisher:
         self._said = b""
         self._announced: Round | None = None
         self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
-        self._kept: Kept = kept or InMemory()
+        self._kept: BlobStore = kept or InMemory()
         self._by_broker = by_broker
         self._most_bytes = most_bytes
         self._blobs: dict[str, BlobRef] = {}
@@ -92,7 +92,10 @@ class Publisher:
 
     @property
     def pages(self) -> tuple[BlobRef, ...]:
-        """What the last announcement was too large for; it stays as long as that does."""
+        """Return the blobs with the part of the last announcement that was too large for it.
+
+        They stay as long as that announcement.
+        """
         return () if self._page is None else (self._page,)
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
@@ -149,7 +152,10 @@ class Publisher:
             self._delivery = self._session.publish(topic, payload, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
-        """Whether the broker has the announcement and knows what was cleared, waiting ``timeout_s`` for its word on each."""
+        """Return True if the broker acknowledged the announcement and the cleared topics.
+
+        Waits ``timeout_s`` for each acknowledgement.
+        """
         announced = self._delivery is not None and self._delivery.wait(timeout_s)
         return announced and (self._cleared is None or self._cleared.wait(timeout_s))
 
@@ -176,18 +182,21 @@ class Publisher:
             )
 
     def connected(self, *, resumed: bool = False) -> None:
-        """The broker is there. One that knows our session (``resumed``) is asked for the announcement that it retains before
-        anything is published again: the whole model goes out only where the broker has lost something."""
+        """Publish after a connection to the broker.
+
+        If the broker resumed our session, the publisher first requests the retained announcement. So the whole model
+        goes out only if the broker has lost something.
+        """
         if resumed and self._said:
             self.asking = True
         else:
             self._publish(lost=True)
 
     def heard(self, retained: bytes) -> None:
-        """What the broker has on the announcement's topic; empty: nothing.
+        """Compare the announcement that the broker retains (empty: none) with the last one that we sent.
 
-        Where that is what we said last, the blobs that it names, which went out before it, are there too. A broker that was
-        killed may have kept our session and come back with an older state, or none.
+        If they are equal, the broker also has the blobs that it names, because these went out before it. A broker that
+        was killed may have kept our session and come back with an older state, or none.
         """
         if self.asking:
             self._publish(lost=retained != self._said)
@@ -210,7 +219,7 @@ class Publisher:
             self.clear(ref)
 
     def is_foreign(self, payload: bytes) -> bool:
-        """Whether somebody else put ``payload`` (empty: cleared it) where the announcement lies.
+        """Return True if another client put ``payload`` (empty: cleared it) where the announcement lies.
 
         Everything that we publish there comes back once, in order.
         """
@@ -232,7 +241,7 @@ class Publisher:
                 self._restored = self._send(sha256) or self._restored
 
     def lost(self) -> str:
-        """What is wrong with the blobs that are kept; empty if they are all there."""
+        """Return the fault of the stored blobs; empty if all are complete."""
         try:
             for ref in self._blobs.values():
                 for _ in self._kept.pieces(ref):
@@ -251,7 +260,7 @@ class Publisher:
         self._sent.add(sha256)
         if not self._by_broker:
             return None
-        with suppress(StoreError):  # a device that misses it says so, and people are told
+        with suppress(StoreError):  # a device that misses it reports that, and the server warns the user
             for index, piece in enumerate(self._kept.pieces(ref)):
                 patient = patient and self._room_for(len(piece))
                 last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
@@ -260,7 +269,7 @@ class Publisher:
         return last
 
     def _room_for(self, nbytes: int) -> bool:
-        """Whether the broker has taken enough of what was published; False where it takes nothing for a while."""
+        """Return True if the broker has taken enough of the published messages, False on timeout."""
         while self._waiting and self._waiting_bytes + nbytes > _MOST_WAITING:
             oldest, size = self._waiting.popleft()
             self._waiting_bytes -= size

@@ -21,7 +21,7 @@ _BLOBS_S = 30.0
 class Watch:
     """Restores the announcement when another one takes its place, and the blobs when a device cannot find some.
 
-    It tells the publisher of connections, and after each one what the broker still has. ``came`` takes what arrives on the
+    It reports each connection to the publisher, and then what the broker still retains. ``came`` takes what arrives on the
     announcement's topic, ``failed`` what a device says of an attempt that failed, and ``step`` is called now and then.
     """
 
@@ -42,7 +42,7 @@ class Watch:
         self._lost = ""
 
     def connected(self, *, resumed: bool) -> None:
-        """The broker is there; ``resumed``: it knows our session, and is waited for to say what it retains."""
+        """Report a connection. If the broker ``resumed`` our session, wait for the announcement that it retains."""
         self._publisher.connected(resumed=resumed)
         self._heard_by = self._clock() + _HEARD_S
 

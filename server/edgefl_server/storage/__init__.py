@@ -1,1 +1,1 @@
-"""What survives ``kill -9``: journal, checkpoints, published bytes."""
+"""Durable state that survives ``kill -9``: journal, checkpoints, published bytes."""

@@ -1,11 +1,11 @@
-"""Who did what in each round, as JSON lines that vouch for each other: ``audit.jsonl`` in the run's folder.
+"""Audit log of each round, as chained JSON lines: ``audit.jsonl`` in the run's folder.
 
-Each line has a number, a time, what happened, the hash of the line before, and its own::
+Each line has a number, a time, an event, the hash of the line before, and its own::
 
     {"n":7,"at":1700000000.5,"event":{"event":"updateaccepted","round":1,...},"before":"<sha256>","hash":"<sha256>"}
 
-``hash`` is the SHA-256 of the line's bytes up to it. Whoever changes, removes or adds a line breaks the chain from there on,
-and who rewrites the chain changes its last hash: keep that elsewhere (`edgefl audit verify` prints it) to find that too.
+``hash`` is the SHA-256 of the line's bytes up to it. A changed, removed or added line breaks the chain from there on. A
+rewritten chain has another last hash: store that elsewhere (`edgefl audit verify` prints it) to detect this too.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _HASH = b',"hash":"'
 
 
 @dataclass
-class _Tail:
-    """Where a chain stands. ``accepted``: (run, round, device, nonce) of the updates that it has."""
+class _ChainState:
+    """End of a chain. ``accepted``: (run, round, device, nonce) of the updates that it has."""
 
     lines: int = 0
     head: str = BEGINNING
@@ -57,12 +57,12 @@ class _Tail:
 
 
 class Audit:
-    """Appends to the chain in ``folder``. What cannot be written is told, as news of the run."""
+    """Writer of the chain in ``folder``. Returns a warning if it cannot write."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._path = folder / NAME
         self._clock = clock
-        self._tail: _Tail | None = None
+        self._tail: _ChainState | None = None
         self._rejected: Counter[str] = Counter()
         self._devices: frozenset[str] = frozenset()
 
@@ -78,13 +78,13 @@ class Audit:
             return Warned(tier="", text=text)
         return None
 
-    def _is_told(self, event: Event, tail: _Tail) -> bool:
+    def _is_told(self, event: Event, tail: _ChainState) -> bool:
         match event:
             case events.Started():
                 tail.run = event.run
             case events.RoundOpened():
                 self._devices, self._rejected = frozenset(event.devices), Counter()
-                # Nobody accepts for a round that is over: those of earlier ones need not be known.
+                # A finished round accepts no update, so the keys of earlier rounds are not needed.
                 tail.accepted = {key for key in tail.accepted if key[:2] == (tail.run, str(event.round))}
             case events.UpdateAccepted():
                 key = tail.run, str(event.round), event.device, event.nonce
@@ -98,7 +98,7 @@ class Audit:
                 return self._rejected[event.device] <= MOST_REJECTED
         return isinstance(event, _TOLD)
 
-    def _append(self, event: Event, tail: _Tail) -> None:
+    def _append(self, event: Event, tail: _ChainState) -> None:
         told = {"n": tail.lines + 1, "at": self._clock(), "event": event, "before": tail.head}
         text = msgspec.json.encode(told)[:-1]
         head = hashlib.sha256(text).hexdigest()
@@ -112,7 +112,10 @@ class Audit:
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a log: ``head`` is the hash of its last line, ``problems`` name lines, and rounds that it lacks."""
+    """Result of the verification of a log.
+
+    ``head`` is the hash of its last line, ``problems`` name lines, and rounds that it lacks.
+    """
 
     lines: int
     head: str
@@ -167,7 +170,7 @@ def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
 
 
 def _event(told: dict[str, Any]) -> dict[str, Any]:
-    """What happened, of a line that anybody may have written."""
+    """Return the event of a line, or an empty one if the line is invalid."""
     event = told.get("event")
     return event if isinstance(event, dict) else {}
 
@@ -177,9 +180,9 @@ def _own_hash(line: bytes) -> str:
     return rest.removesuffix(b'"}').decode("ascii", "replace") if found else ""
 
 
-def _mended(path: Path) -> _Tail:
+def _mended(path: Path) -> _ChainState:
     """The end of the chain, after half a line that a killed server left was cut off; nothing else is ever changed."""
-    tail = _Tail()
+    tail = _ChainState()
     if not path.exists():
         return tail
     line = b"\n"
@@ -194,7 +197,7 @@ def _mended(path: Path) -> _Tail:
     return tail
 
 
-def _go_on(tail: _Tail, line: bytes) -> None:
+def _go_on(tail: _ChainState, line: bytes) -> None:
     """One line further along the chain."""
     told, _ = _read(line, tail.lines + 1, tail.head)
     tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head

@@ -58,14 +58,14 @@ def devices(connection: Connection, federation: str) -> dict[str, Device]:
 
 
 def count(connection: Connection, federation: str) -> int:
-    """How many devices of a federation have a tier."""
+    """Return the number of a federation's devices with a tier."""
     columns = tables.devices.c
     query = sa.select(sa.func.count()).where((columns.federation == federation) & (columns.tier != ""))
     return int(connection.execute(query).scalar_one())
 
 
 def _conditions(hello: bytes) -> Conditions:
-    """Those of a hello as it is kept; what an earlier release kept may be no hello of this one."""
+    """Return the conditions of a stored hello. A hello of an earlier release may be invalid for this one."""
     try:
         told = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS
     except ProtocolError:

@@ -1,4 +1,4 @@
-"""What is new of devices, on its way to the journal: many hellos in one step, so that a flood of them costs few writes."""
+"""Batched writes of device changes to the journal, so that a burst of hellos costs few writes."""
 
 from __future__ import annotations
 

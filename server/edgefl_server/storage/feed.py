@@ -1,10 +1,10 @@
-"""All that a server tells, for whoever watches it: ``events.jsonl`` in the run's folder, a time and an event a line.
+"""Event log of a server for its users: ``events.jsonl`` in the run's folder, a time and an event a line.
 
     {"at":1700000000.5,"event":{"event":"roundopened","round":1,...}}
 
-For people and their programs: nothing of the run depends on it. A thread of its own writes it several times a second, and of
-a device's progress the newest word only, so that telling costs the server no more than an append. It is bounded: a full file
-becomes ``events.1.jsonl`` in the place of the one before. What equals an event's default is left out.
+For users and their programs: nothing of the run depends on it. A separate thread writes it several times a second, with
+only the newest progress of each device, so an event costs the server no more than an append. The log is bounded: a full
+file becomes ``events.1.jsonl`` and replaces the one before. Fields that equal an event's default are left out.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Feed:
         self._thread.start()
 
     def take(self, event: Event) -> Warned | None:
-        """Have ``event`` written soon. What could not be written before is told, once."""
+        """Queue ``event`` for the log. Returns a failed earlier write once, as a warning."""
         now = self._clock()
         with self._lock:
             if isinstance(event, events.DeviceSeen) and event.stage != events.REPORTED:
                 self._progress[event.device] = now, event
             else:
-                # What a device said before is not to stand behind what became of it.
+                # Earlier progress of a device must not follow its result in the log.
                 device = getattr(event, "device", None)
                 if device is None and isinstance(event, events.RoundOpened):
                     self._told += self._progress.values()
@@ -94,7 +94,7 @@ class Feed:
             self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
 
     def _taken(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
-        """What is to be written now, in its order."""
+        """Return the events that are due now, in their order."""
         now = time.monotonic()
         with self._lock:
             told: list[tuple[float, Event]] = self._told

@@ -14,13 +14,13 @@ NAME = "history.jsonl"
 
 
 class History:
-    """Appends each round that ended. A round that a killed server tells twice is in the file twice."""
+    """Writer of the history of rounds. A round that a killed server reports twice is in the file twice."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
 
     def take(self, event: Event) -> Warned | None:
-        """Write a closed round down; other events are not for it. What cannot be written is told."""
+        """Write a closed round; ignore other events. Returns a warning if it cannot write."""
         if not isinstance(event, RoundClosed):
             return None
         try:
@@ -37,9 +37,9 @@ class History:
 
 
 def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
-    """The rounds of the run in ``folder``, in their order, each as it was told first.
+    """Return the rounds of the run in ``folder``, in their order, each as first reported.
 
-    A line that a killed server left half written is passed over: when it goes on, it tells that round again.
+    Ignores a line that a killed server left incomplete: the resumed server reports that round again.
     """
     path = folder / NAME
     rounds: dict[int, RoundClosed] = {}

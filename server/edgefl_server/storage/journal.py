@@ -25,7 +25,7 @@ from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.storage import device_rows, participation_rows, round_rows, tables, trial_rows, update_rows
 from edgefl_server.storage.update_rows import AcceptedUpdate, ShardOf
-from edgefl_server.storage.update_store import Place, UpdateStore
+from edgefl_server.storage.update_store import UpdateLocation, UpdateStore
 
 _Given = ParamSpec("_Given")
 _Read = TypeVar("_Read")
@@ -36,8 +36,8 @@ twenty."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run; ``number`` is that of its next (or open) round, which starts from checkpoint ``number - 1``."""
+class RunRecord:
+    """One training run. ``number`` is its next (or open) round, which starts from checkpoint ``number - 1``."""
 
     run: str
     digest: str
@@ -125,14 +125,14 @@ class Journal:
 
     # -- runs ------------------------------------------------------------------------------------------------
 
-    def latest_run(self) -> Run | None:
+    def latest_run(self) -> RunRecord | None:
         """The federation's run, if one was ever begun."""
         query = sa.select(tables.runs).where(tables.runs.c.federation == self._federation)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
-        return Run(row["run"], row["digest"], row["number"]) if row else None
+        return RunRecord(row["run"], row["digest"], row["number"]) if row else None
 
-    def begin_run(self, run: Run) -> None:
+    def begin_run(self, run: RunRecord) -> None:
         with self._transaction() as connection:
             connection.execute(tables.runs.insert().values(**vars(run), federation=self._federation))
 
@@ -148,7 +148,7 @@ class Journal:
             return device_rows.devices(connection, self._federation)
 
     def count_devices(self) -> int:
-        """How many devices have a tier."""
+        """Return the number of devices with a tier."""
         with self._transaction() as connection:
             return device_rows.count(connection, self._federation)
 
@@ -203,7 +203,7 @@ class Journal:
             round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """What :meth:`open_round` was given for the last two rounds, or those that are worked on, the newest first."""
+        """Return the units of the last two rounds, or of those that are open, the newest first."""
         query = (
             sa.select(tables.rounds.c.units)
             .where(tables.rounds.c.run == run)
@@ -331,4 +331,4 @@ class Journal:
         with self._transaction() as connection:
             rows = connection.execute(query.where(which).order_by(columns.file, columns.offset)).all()
         for device, sha256, weight, share, *place in rows:
-            yield StoredUpdate(device, sha256, weight, share, self._files.read(Place(*place)))
+            yield StoredUpdate(device, sha256, weight, share, self._files.read(UpdateLocation(*place)))

@@ -1,5 +1,6 @@
-"""How often each device took part, as the journal's table holds it, within one transaction of
-:mod:`edgefl_server.storage.journal`."""
+"""Participation of each device, as the journal's table holds it, within one transaction of
+:mod:`edgefl_server.storage.journal`.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def keep(connection: Connection, run: str, now: Mapping[str, Participation]) -> 
 
 
 def read(connection: Connection, run: str) -> Record:
-    """What the rounds of a run that ended say of its devices."""
+    """Return the participation of all devices in the finished rounds of a run."""
     columns = tables.participations.c
     of = {
         row.device: Participation(row.tasks, row.reports, row.last)

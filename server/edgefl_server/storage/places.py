@@ -1,4 +1,4 @@
-"""Where a run's journal lies, and where the bytes of its updates go."""
+"""Locations of a run's journal and of the bytes of its updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from edgefl.errors import StoreError
 from edgefl_server.storage.update_files import UpdateFiles
-from edgefl_server.storage.update_store import Place, UpdateStore, places_of
+from edgefl_server.storage.update_store import UpdateLocation, UpdateStore, places_of
 
 # The bytes of accepted updates as objects, wherever fsspec reaches: one for each group that is journaled.
 
@@ -34,17 +34,17 @@ class UpdateObjects:
         with self._guard():
             self._files, self._root = _file_system(self._url)
 
-    def append(self, number: int, updates: Sequence[bytes]) -> list[Place]:
+    def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
         """See :class:`edgefl_server.storage.update_store.UpdateStore`."""
         name = f"{_PREFIX}{number:08d}-{self._writer}-{next(self._numbers):08d}.bin"
         with self._guard():
             self._files.pipe_file(f"{self._root}/{name}", b"".join(updates))
         return places_of(name, 0, updates)
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: UpdateLocation) -> bytes:
         """The bytes that lie there; StoreError if they are not all there."""
         data = b""
-        if place.size:  # nobody has a range of no bytes
+        if place.size:  # no store returns an empty range
             begin, end = place.offset, place.offset + place.size
             with self._guard():
                 data = bytes(self._files.cat_file(f"{self._root}/{place.file}", start=begin, end=end))
@@ -100,8 +100,10 @@ def journal_at(path: Path) -> str:
 
 
 def place_of(chosen: str, federation: str, folder: Path) -> str:
-    """Where the bytes of a federation's updates go: below the place that was ``chosen``, which others may share, or, without
-    one, in the ``folder`` of the run."""
+    """Return the location for the bytes of a federation's updates.
+
+    It lies below the ``chosen`` location, which federations may share, or, without one, in the ``folder`` of the run.
+    """
     return f"{chosen.rstrip('/')}/{federation}" if chosen else str(folder / "updates")
 
 

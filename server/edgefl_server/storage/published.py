@@ -1,4 +1,4 @@
-"""What devices were given, on disk: with it a killed server's devices can be given the same bytes again."""
+"""Published models on disk, so that a restarted server can publish the same bytes again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Lines = dict[str, tuple[BlobRef, ...]]
 
 
 class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What leads to one published model: per name a whole blob and the patches since, and the blobs new in this record.
+    """Record of one published model: per name a whole blob and the patches since, and the blobs new in this record.
 
     A name's whole blob is in the record that began its line, also if it was published before. ``oldest`` is the number
     of the oldest record that holds any of the others. ``model`` is the version of the model it was made from.

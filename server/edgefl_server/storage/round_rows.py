@@ -17,7 +17,7 @@ from edgefl_server.storage import tables
 
 @dataclass(frozen=True)
 class MethodProgress:
-    """Where a method stands (:class:`edgefl_server.coordinator.states.State`): completed exchanges, last closed round, who
+    """Progress of a method (:class:`edgefl_server.coordinator.states.State`): completed exchanges, last closed round, who
     must take part."""
 
     position: int = 0
@@ -98,7 +98,7 @@ def _buffered(
 
 
 def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
-    """A round that is over: its devices and their answers, or where it waited for nobody, how much it has taken."""
+    """Return a finished round: its devices and their answers, or the weight that an asynchronous round took."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
     if row["weight_cap"]:
@@ -135,7 +135,7 @@ def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) 
 
 
 def progress(connection: Connection, run: str) -> MethodProgress:
-    """Where the run's method stands: what was closed since the last round that ended with the mark ``restart``."""
+    """Return the progress of the run's method: the exchanges closed since the last round with the mark ``restart``."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
     rows = connection.execute(query.order_by(columns.round)).all()
@@ -166,7 +166,7 @@ def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int
 
 
 def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
-    """How a device's task ended; empty if there was none, or if its row is gone."""
+    """Return the final status of a device's task; empty if the task or its row is missing."""
     columns = tables.assignments.c
     key = (columns.run == run) & (columns.round == number) & (columns.device == device)
     found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
@@ -187,7 +187,7 @@ def check_open(connection: Connection, run: str, number: int, answered: int, tas
 
 
 def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int, str]]:
-    """From now on the round takes no update. (shard, sha256) of those that it has taken, by device."""
+    """Close the round for updates. Return (shard, sha256) of its updates, by device."""
     key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
     columns = tables.updates.c

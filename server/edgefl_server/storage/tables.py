@@ -80,7 +80,7 @@ updates = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("nonce", sa.String(64), primary_key=True),
     sa.Column("sha256", sa.String(64), primary_key=True),
-    sa.Column("step", sa.Integer, nullable=False),  # the round that took it; `round` is that of its task
+    sa.Column("step", sa.Integer, nullable=False),  # the round that took it; `round` is the round of its task
     sa.Column("share", sa.Float, nullable=False, default=1.0),  # of its change that counts
     sa.Column("reason", sa.String(32), nullable=False),  # empty: accepted
     sa.Column("text", sa.Text, nullable=False),
@@ -138,7 +138,7 @@ def engine(url: str) -> sa.Engine:
 
 
 def create(engine: sa.Engine) -> None:
-    """The tables, where there are none; StoreError if those that are there have another layout."""
+    """Create missing tables. StoreError if existing ones have another layout."""
     names = set(sa.inspect(engine).get_table_names())
     with engine.begin() as connection:
         if not names & set(_tables.tables):
@@ -151,7 +151,7 @@ def create(engine: sa.Engine) -> None:
         number = connection.execute(sa.select(layout.c.number)).scalar() if layout.name in names else 0
     if number != LAYOUT:
         raise StoreError(
-            f"the journal at {engine.url!s} has layout {number}, this server reads {LAYOUT}: go on with the edgefl that "
+            f"the journal at {engine.url!s} has layout {number}, this server reads {LAYOUT}: use the edgefl that "
             "wrote it, or choose another folder",
             url=str(engine.url),
             layout=number,

@@ -17,7 +17,7 @@ ROLLOUT = "rollout"
 
 
 def trial(connection: Connection, run: str) -> Trial | None:
-    """The trial as it stands; None if none has begun."""
+    """Return the current trial, or None if none has begun."""
     rounds = tables.rounds.c
     query = sa.select(rounds.outcome).where(rounds.run == run).order_by(rounds.round.desc()).limit(1)
     outcome = connection.execute(query).scalar()
@@ -25,7 +25,7 @@ def trial(connection: Connection, run: str) -> Trial | None:
 
 
 def reports(connection: Connection, run: str, number: int) -> dict[str, Reports]:
-    """What the updates of a round that counted say, by the tier of their tasks."""
+    """Return the reports of a round's accepted updates, by the tier of their tasks."""
     tasks, updates = tables.assignments.c, tables.updates.c
     same = (tasks.run == updates.run) & (tasks.round == updates.round) & (tasks.device == updates.device)
     query = sa.select(tasks.tier, updates.metrics, updates.train_ms).where(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgefl.errors import StoreError
 from edgefl.system.files import make_folder, private_opener, sync_folder
-from edgefl_server.storage.update_store import Place, places_of
+from edgefl_server.storage.update_store import UpdateLocation, places_of
 
 _PATTERN = "round-*.bin"
 
@@ -24,7 +24,7 @@ class UpdateFiles:
         self._folder = folder
         self._suffix = f"-{writer}" if writer else ""
 
-    def append(self, number: int, updates: Sequence[bytes]) -> list[Place]:
+    def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
         """See :class:`edgefl_server.storage.update_store.UpdateStore`."""
         with self._guard():
             path = self._folder / f"round-{number:08d}{self._suffix}.bin"
@@ -45,7 +45,7 @@ class UpdateFiles:
                 sync_folder(self._folder)
         return places_of(path.name, begin, updates)
 
-    def read(self, place: Place) -> bytes:
+    def read(self, place: UpdateLocation) -> bytes:
         """The bytes that lie there; StoreError if they are not all there."""
         path = self._folder / place.file
         if not path.is_file():

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.storage import round_rows, tables
-from edgefl_server.storage.update_store import Place
+from edgefl_server.storage.update_store import UpdateLocation
 
 MOST_REJECTED = 16
 """Rows of refused updates per device and round: nobody may fill the disk with them."""
@@ -21,11 +21,11 @@ _updates = tables.updates.c
 
 @dataclass(frozen=True, slots=True)
 class AcceptedUpdate:
-    """What the journal keeps of an update that is accepted: its bytes ``data`` as they came, what it weighs, the ``share``
-    of its change that counts, and figures.
+    """Record of an accepted update: its bytes ``data`` as received, its weight, the ``share`` of its change that
+    counts, and figures.
 
-    ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would have
-    sent as float32. ``train_ms``: what its local steps took in all, as it says.
+    ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would
+    have sent as float32. ``train_ms`` is the reported time of all its local steps.
     """
 
     assignment: Assignment
@@ -42,10 +42,10 @@ class AcceptedUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that named one, ``staleness`` that of the
-    rounds between the one that an update began in and this one.
+    """A round's updates in figures; ``train_loss`` is the mean over the devices that reported one, ``staleness`` the mean
+    number of rounds between the one that an update began in and this one.
 
-    Bytes are those of accepted updates: payloads of their messages, and with ``wire`` the messages' headers too;
+    Bytes count accepted updates only: payloads of their messages, and with ``wire`` the messages' headers too;
     ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
     """
 
@@ -61,7 +61,7 @@ class Tally:
 
 
 def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
-    """What round ``number`` took, whichever round it was asked for in."""
+    """Return the condition for updates that round ``number`` took, also those of tasks from other rounds."""
     return (_updates.run == run) & (_updates.step == number)
 
 
@@ -76,7 +76,7 @@ def accept(
     run: str,
     number: int,
     updates: Sequence[AcceptedUpdate],
-    places: Sequence[Place],
+    places: Sequence[UpdateLocation],
     shard_of: ShardOf,
 ) -> None:
     """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many.
@@ -86,7 +86,7 @@ def accept(
     """
     tasks = [replace(update.assignment, status="accepted") for update in updates]
     answered = round_rows.answer(connection, run, tasks)
-    # After the first write, which other writers wait for: nobody closes the round between this look and the commit.
+    # After the first write, which other writers wait for: no writer closes the round between this check and the commit.
     round_rows.check_open(connection, run, number, answered, len(tasks))
     connection.execute(
         _INSERT,
@@ -143,7 +143,7 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
 
 
 def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, PublishTraffic]) -> None:
-    """What more the devices of accepted updates sent for that round."""
+    """Add traffic that the devices of accepted updates sent later for that round."""
     key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
     values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
@@ -155,7 +155,7 @@ def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str
 
 
 def tally(connection: Connection, run: str, number: int) -> Tally:
-    """What the updates of a round come to."""
+    """Return the figures of a round's updates."""
     query = sa.select(
         _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
     )

@@ -18,7 +18,7 @@ from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.rounds import RoundModel, begin_aggregation
 from edgefl_server.run_spec import AggregateSpec
 from tests.server.fleet import plan_for
@@ -234,7 +234,7 @@ def test_a_round_bounds_what_is_not_trained_and_takes_its_median_where_a_file_as
     active = begin_aggregation(
         plan,
         opened,
-        RoundModel(Model.of(plan, 0, plan.initial), lambda: plan.initial),
+        RoundModel(ModelVersion.of(plan, 0, plan.initial), lambda: plan.initial),
         device="cpu",
         sums=None,
     )

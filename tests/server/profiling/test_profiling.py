@@ -17,7 +17,7 @@ from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileRequest, Status, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import FleetReport
 from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
 from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone, by_name, ignores, measures, takes
@@ -27,7 +27,7 @@ from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_up
 
 @on_both_brokers
 def test_each_device_is_asked_and_its_profile_stands_beside_the_others(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     phones("phone-1", measures)
     phones("phone-2", measures)
@@ -42,7 +42,7 @@ def test_each_device_is_asked_and_its_profile_stands_beside_the_others(
 
 
 def test_devices_without_a_profile_are_named_with_the_reason(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     def declines(phone: Phone, request: ProfileRequest) -> None:
         phone.answer(
@@ -69,7 +69,7 @@ def test_devices_without_a_profile_are_named_with_the_reason(
 
 
 def test_a_device_that_leaves_while_it_measures_is_offline(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     def leaves(phone: Phone, request: ProfileRequest) -> None:
         takes(phone, request)
@@ -81,7 +81,7 @@ def test_a_device_that_leaves_while_it_measures_is_offline(
 
 
 def test_a_device_that_is_not_done_in_time_is_late(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     phones("phone", takes)
 
@@ -92,7 +92,7 @@ def test_a_device_that_is_not_done_in_time_is_late(
 
 
 def test_a_device_without_a_hello_is_not_waited_for_to_the_end(
-    broker: BrokerProcess, connect: SessionFactory, wanted: Wanted
+    broker: BrokerProcess, connect: SessionFactory, wanted: ProfilingOptions
 ) -> None:
     session = connect(broker.address)
     wait_up(session)
@@ -107,13 +107,13 @@ def test_a_device_without_a_hello_is_not_waited_for_to_the_end(
 
 
 def test_a_command_that_is_stopped_does_not_blame_the_time(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     phones("phone", takes)
     profiler = FleetProfiler(
         broker.address,
         wanted,
-        tell=lambda report: profiler.stop() if report.devices[0].state == "measuring" else None,
+        on_report=lambda report: profiler.stop() if report.devices[0].state == "measuring" else None,
     )
 
     row = profiler.run().devices[0]
@@ -122,7 +122,7 @@ def test_a_command_that_is_stopped_does_not_blame_the_time(
 
 
 def test_a_request_that_was_not_heard_is_sent_again(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     def second_time(phone: Phone, request: ProfileRequest) -> None:
         if len(phone.requests) > 1:
@@ -155,7 +155,7 @@ def _not_a_number(phone: Phone, request: ProfileRequest) -> None:
     [(_garbage, "malformed"), (_not_a_number, "malformed"), (_other_bundle, "wrong-bundle")],
 )
 def test_an_answer_that_is_none_is_reported_and_the_others_stand(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted, behave: Behaviour, reason: str
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions, behave: Behaviour, reason: str
 ) -> None:
     phones("able", measures)
     phones("odd", behave)
@@ -166,7 +166,7 @@ def test_an_answer_that_is_none_is_reported_and_the_others_stand(
     assert (found["odd"].state, found["odd"].reason) == ("declined", reason)
 
 
-def test_the_last_word_stands(broker: BrokerProcess, phones: MakePhone, wanted: Wanted) -> None:
+def test_the_last_word_stands(broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions) -> None:
     def twice(phone: Phone, request: ProfileRequest) -> None:
         measures(phone, request)
         phone.answer(ProfileAnswer(nonce=request.nonce, state="declined", reason="busy"))
@@ -193,7 +193,7 @@ def retained_below(session: Session, topics: Topics) -> set[str]:
 def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
     broker: BrokerProcess,
     phones: MakePhone,
-    wanted: Wanted,
+    wanted: ProfilingOptions,
     connect: SessionFactory,
     federation: str,
 ) -> None:
@@ -224,7 +224,7 @@ def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
 
 @pytest.mark.parametrize("until", [0.0, 1e12], ids=["over", "not over"])
 def test_what_a_killed_command_left_is_cleared_once_its_time_is_over(
-    broker: BrokerProcess, wanted: Wanted, connect: SessionFactory, federation: str, until: float
+    broker: BrokerProcess, wanted: ProfilingOptions, connect: SessionFactory, federation: str, until: float
 ) -> None:
     topics = Topics(federation)
     session = connect(broker.address)
@@ -245,7 +245,7 @@ def test_what_a_killed_command_left_is_cleared_once_its_time_is_over(
 
 @pytest.mark.slow
 def test_a_broker_that_restarts_is_told_everything_again(
-    own_mosquitto: BrokerProcess, connect: SessionFactory, federation: str, wanted: Wanted
+    own_mosquitto: BrokerProcess, connect: SessionFactory, federation: str, wanted: ProfilingOptions
 ) -> None:
     reports: list[FleetReport] = []
     patient = replace(wanted, answer_s=30.0, devices=frozenset({"phone"}))
@@ -266,7 +266,7 @@ def test_a_broker_that_restarts_is_told_everything_again(
     assert [row.state for row in reports[0].devices] == ["done"]
 
 
-def test_without_a_broker_the_command_ends_soon_and_says_so(wanted: Wanted) -> None:
+def test_without_a_broker_the_command_ends_soon_and_says_so(wanted: ProfilingOptions) -> None:
     with pytest.raises(
         BrokerError, match=r"no connection to the broker at 127\.0\.0\.1:1 in 0\.3 s: cannot reach"
     ):

@@ -11,7 +11,7 @@ import pytest
 from edgefl.errors import ConfigError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Hello
-from edgefl_server.profiling.fleet import FleetProfiler, Wanted
+from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import FleetReport, by_tier, tier_for
 from tests.conftest import BrokerProcess
 from tests.server.profiling.phones import STRONG, WEAK, MakePhone, by_name, measures
@@ -19,7 +19,7 @@ from tests.wire.mqtt.events import PATIENCE_S
 
 
 def test_a_device_that_is_named_is_waited_for_and_others_are_not_asked(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     other = phones("other", measures)
     reports: list[FleetReport] = []
@@ -36,7 +36,9 @@ def test_a_device_that_is_named_is_waited_for_and_others_are_not_asked(
     assert other.requests == []
 
 
-def test_a_name_that_no_device_has_is_reported_as_unknown(broker: BrokerProcess, wanted: Wanted) -> None:
+def test_a_name_that_no_device_has_is_reported_as_unknown(
+    broker: BrokerProcess, wanted: ProfilingOptions
+) -> None:
     named = replace(wanted, devices=frozenset({"nobody"}), timeout_s=1.0)
 
     [row] = FleetProfiler(broker.address, named).run().devices
@@ -45,7 +47,7 @@ def test_a_name_that_no_device_has_is_reported_as_unknown(broker: BrokerProcess,
 
 
 def test_each_device_gets_the_bundle_of_its_tier(
-    broker: BrokerProcess, phones: MakePhone, wanted: Wanted
+    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     phones("phone", measures, tier="strong")
     phones("weak-3", measures, tier="")

@@ -16,7 +16,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
-from edgefl_server.publish.downlink import Downlink, Part
+from edgefl_server.publish.downlink import Downlink, PublishedPart
 from edgefl_server.publish.publisher import Publisher
 from edgefl_server.run_spec import DownlinkSpec
 from edgefl_server.storage.published import PublishedModels
@@ -45,11 +45,11 @@ class Server:
     def again(self) -> Server:
         return Server(self.folder, self.plan.encoding, self.plan.keyframe_every)
 
-    def publish(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
+    def publish(self, number: int, parts: Mapping[str, PublishedPart] | None = None) -> None:
         self.downlink.publish(number, f"v{number}", units(number) if parts is None else parts)
         self.forget_old()
 
-    def resume(self, number: int, parts: Mapping[str, Part] | None = None) -> None:
+    def resume(self, number: int, parts: Mapping[str, PublishedPart] | None = None) -> None:
         self.downlink.resume(number, f"v{number}", units(number) if parts is None else parts)
 
     @property
@@ -86,10 +86,10 @@ def model(number: int) -> Arrays:
     return weights
 
 
-def units(number: int) -> dict[str, Part]:
+def units(number: int) -> dict[str, PublishedPart]:
     weights = model(number)
     return {
-        unit: Part({n: a for n, a in weights.items() if n.startswith(unit)}, NAMES)
+        unit: PublishedPart({n: a for n, a in weights.items() if n.startswith(unit)}, NAMES)
         for unit in ("stem", "head")
     }
 

@@ -11,7 +11,7 @@ from edgefl.errors import BundleError
 from edgefl.wire import bits, tensors
 from edgefl.wire.regions import Block, Entries, Placement
 from edgefl_device.round.forward import record_tag
-from edgefl_server.publish.downlink import Part
+from edgefl_server.publish.downlink import PublishedPart
 from tests.server.publish.published import NAMES, Device, Server, believed, job, model, same, units
 
 
@@ -97,7 +97,7 @@ def test_the_server_knows_what_a_tier_behind_a_mask_begins_with(tmp_path: Path) 
     values = np.concatenate([exact[name].reshape(-1) for name in names])[held]
     payload = {"submodel.mask": bits.pack(held), "submodel.values": values}
     regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
-    part = Part.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
+    part = PublishedPart.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
     server.publish(1, {"thin/submodel": part})
     given = server.downlink.given(exact, {"thin/submodel": part})
     flat = np.concatenate([given[name].reshape(-1) for name in names])
@@ -129,11 +129,11 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> N
 # -- payloads of tiers -----------------------------------------------------------------------------------------
 
 
-def slice_of(number: int, rows: range) -> dict[str, Part]:
+def slice_of(number: int, rows: range) -> dict[str, PublishedPart]:
     weights = model(number)
     regions = {"head.w": Block((rows, None)), "stem.mean": None}
     payload = {"head.w": weights["head.w"][list(rows)], "stem.mean": weights["stem.mean"]}
-    return {"half/submodel": Part.of_payload(Placement(regions, payload), NAMES)}
+    return {"half/submodel": PublishedPart.of_payload(Placement(regions, payload), NAMES)}
 
 
 def test_a_payload_that_stays_where_it_is_travels_as_patches(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_values_behind_a_mask_travel_whole_and_rounded_only_if_all_are_trained(
         payload = {"submodel.mask": bits.pack(held), "submodel.values": values, "submodel.theta": values[:2]}
         regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
         placement = Placement(regions, payload, {"submodel.mask": held.size})
-        server.publish(number, {"thin/submodel": Part.of_payload(placement, NAMES)})
+        server.publish(number, {"thin/submodel": PublishedPart.of_payload(placement, NAMES)})
     got = Device().read(server, 3, ["thin/submodel"])
     rounded = values.astype(np.float16).astype(np.float32) if names == ("head.w",) else values
     assert got["submodel.values"].tobytes() == rounded.tobytes()

@@ -17,7 +17,7 @@ from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import DeviceHello, OpenRound, Rules
-from edgefl_server.publish.model import Model
+from edgefl_server.publish.model import ModelVersion
 from edgefl_server.rounds import RoundModel, begin_aggregation
 from tests.server.fleet import plan_for
 
@@ -92,7 +92,7 @@ def test_sums_have_room_for_all_weights_up_to_the_cap() -> None:
     current = opened(spec.rules, 100, 100, 1 << 24)
     names = {f"d-{number}": f"strong-{number}" for number in range(3)}
     tasks = {names[each.device]: replace(each, tier="strong") for each in current.assignments.values()}
-    model = Model.of(spec, 0, spec.initial)
+    model = ModelVersion.of(spec, 0, spec.initial)
 
     active = begin_aggregation(
         spec,

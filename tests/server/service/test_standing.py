@@ -15,7 +15,7 @@ from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.round_rows import MethodProgress
 from edgefl_server.storage.update_files import UpdateFiles
 from edgefl_server.storage.update_rows import AcceptedUpdate
@@ -30,7 +30,7 @@ class Server:
         self.state = machine.initial(VERSION, 0.0)
         self.folder = tempfile.TemporaryDirectory()
         self.journal = Journal(url, "demo", UpdateFiles(Path(self.folder.name)))
-        self.journal.begin_run(Run("run", "digest", 1))
+        self.journal.begin_run(RunRecord("run", "digest", 1))
 
     def take(self, event: Any) -> None:
         current = self.state.round

@@ -17,12 +17,12 @@ from edgefl_server.coordinator.record import Participation, Turnout
 from edgefl_server.coordinator.roster import Device
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.storage import tables, update_files
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.round_rows import RoundOver
 from edgefl_server.storage.update_files import UpdateFiles
 from edgefl_server.storage.update_rows import AcceptedUpdate
 
-RUN = Run("run", "digest", 1)
+RUN = RunRecord("run", "digest", 1)
 ASSIGNMENTS = {
     name: Assignment(name, "strong", 2**63 - 1 - n, f"nonce-{name}", weight_limit=7, round=1)
     for n, name in enumerate(["a", "b", "c"])
@@ -162,7 +162,7 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
     journal.end_round("run", 1, state="closed", outcome={"seconds": 1.5})
     again = opened(url)
     assert again.current_round("run") is None
-    assert again.latest_run() == Run("run", "digest", 2)
+    assert again.latest_run() == RunRecord("run", "digest", 2)
     assert list((folder_of(url) / "updates").iterdir()) == []
     assert again.accepted_sha256("run", 1, "a", "nonce-a") and not again.accepted_sha256(
         "run", 1, "b", "nonce-b"

@@ -13,7 +13,7 @@ from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.states import Answered, Close, ModelReady, Open, Reassign, TaskDeclined
-from edgefl_server.storage.journal import Journal, Run
+from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.places import store_at
 from edgefl_server.storage.update_rows import AcceptedUpdate
 from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
@@ -29,7 +29,7 @@ class Server:
         self.journal = Journal(
             "sqlite://", "demo", store_at(self.folder.name), versions=1 + rules.max_staleness
         )
-        self.journal.begin_run(Run("run", "digest", 1))
+        self.journal.begin_run(RunRecord("run", "digest", 1))
 
     def take(self, event: Any) -> None:
         current = self.state.round
