@@ -40,7 +40,7 @@ def test_every_algorithm_and_optimizer_is_listed_with_a_line_about_it() -> None:
     assert list(_listed("optimizers")) == list(OPTIMIZERS)
     for row in (*_listed("algorithms").values(), *_listed("optimizers").values()):
         assert 20 < len(row["what"]) < 125 and row["what"].endswith("."), row["name"]
-    assert summary(swat).startswith("sgd whose dense")
+    assert summary(swat).startswith("SWAT: sgd whose dense")
 
 
 @pytest.mark.parametrize(

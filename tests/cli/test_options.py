@@ -12,7 +12,7 @@ import pytest
 import typer
 
 import edgefl
-from benchmarks.__main__ import app as benchmarks_app
+from benchmarks.__main__ import command_line
 from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.commands import app
 from edgefl.cli.device import data, tune
@@ -106,7 +106,7 @@ def test_an_option_takes_the_same_values_and_has_the_same_default_everywhere() -
 
 def test_no_two_options_have_the_same_meaning() -> None:
     plurals = {name for name in OPTIONS if f"{name}s" in OPTIONS}
-    benchmarks = options_of(benchmarks_app)
+    benchmarks = options_of(command_line())
 
     assert plurals == PLURALS.keys()
     assert [each for words in OTHER_WORDS.values() for each in words if each in OPTIONS | benchmarks] == []

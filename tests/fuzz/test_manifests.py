@@ -15,6 +15,7 @@ from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
+from edgefl_device.round.control import Step
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import World
@@ -77,16 +78,17 @@ def test_no_manifest_that_reads_well_raises_anything_but_errors_of_ours(codec: s
 
 def _outcome(device: Device) -> str:
     """A round that would go on for ever ends as it does when the server closes it."""
-    calls = 0
+    steps = 0
 
-    def aborted() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > 100
+    def watch(_: Step) -> None:
+        nonlocal steps
+        steps += 1
+        if steps > 100:
+            device.control.cancel()
 
     try:
         job = device.world.job()
-        device.run(job, aborted=aborted)
+        device.run(job, watch=watch)
     except EdgeflError:
         return "refused"
     finally:

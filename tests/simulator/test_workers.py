@@ -203,7 +203,7 @@ class FakeCrew:
 @pytest.mark.parametrize("deaths", [2, 3])
 def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
     crew = FakeCrew([0] * deaths)
-    pool = Pool(crew, 1, told=None)  # type: ignore[arg-type]
+    pool = Pool(crew, 1, setup=None)  # type: ignore[arg-type]
     trained = pool.train([Portion("all", ("all-1", "all-2"))], lambda _: {})
     if deaths == 2:
         assert list(trained) == [] and crew.hired == 3

@@ -132,15 +132,22 @@ def test_chunks_that_came_together_are_judged_one_by_one(server: Session, device
     held = threading.Event()
     device.hooks.append(lambda *_: held.wait(60.0) and None)
 
-    def together() -> bool:
-        if not held.is_set():
-            for topic, payload in ((wrong, b"wrong"), (right, DATA[CHUNK : 2 * CHUNK]), (right, b"wrong")):
-                fetcher.deliver(topic, payload)
-            fetcher.poke()
-            held.set()
-        return False
+    class Together(threading.Event):
+        """Delivers all chunks when the fetch first asks whether it is cancelled."""
 
-    fetcher = device.fetcher(together)
+        def is_set(self) -> bool:
+            if not held.is_set():
+                for topic, payload in (
+                    (wrong, b"wrong"),
+                    (right, DATA[CHUNK : 2 * CHUNK]),
+                    (right, b"wrong"),
+                ):
+                    fetcher.deliver(topic, payload)
+                fetcher.poke()
+                held.set()
+            return False
+
+    fetcher = device.fetcher(Together())
 
     assert fetcher.get(ref) == DATA
     assert device.recorder.asked.count(wrong) == 3, "at first, where it was wrong, and after the connection"
