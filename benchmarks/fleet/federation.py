@@ -24,7 +24,7 @@ from edgefl.system.parent import PARENT
 from edgefl.system.processes import child_process, last_line
 from edgefl.system.python import module_command
 from edgefl_server.broker import mosquitto_command
-from edgefl_server.workshop.process import INSIDE
+from edgefl_server.torch_process.process import INSIDE
 
 NAME, TIER = "bench-fleet", "fleet"
 _UNTIL_REST = 3

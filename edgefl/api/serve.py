@@ -35,7 +35,7 @@ from edgefl_server.storage.places import journal_at, place_of, store_at
 
 if TYPE_CHECKING:
     from edgefl_server.run_spec import RunSpec
-    from edgefl_server.workshop.workshop import Workshop
+    from edgefl_server.torch_process.workshop import Workshop
 
 SERVER_LOCK = "serve.lock"
 JOURNAL = "journal.sqlite"

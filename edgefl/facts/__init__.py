@@ -1,4 +1,4 @@
-"""What the catalogs hold, as a file beside this one that is read without torch: for `edgefl ls` and `edgefl validate`.
+"""Entries of the catalogs in a JSON file that is read without torch, for `edgefl ls` and `edgefl validate`.
 
 ``python -m tools.facts`` writes the file anew from the catalogs themselves (`make facts`); a test compares
 them.
@@ -15,7 +15,7 @@ import msgspec
 
 PLACE = Path(__file__).with_name("facts.json")
 
-# What types of options are written with.
+# Names that the types of options may contain.
 _WORDS: Mapping[str, object] = {
     "Any": Any,
     "Literal": Literal,
@@ -26,7 +26,7 @@ _WORDS: Mapping[str, object] = {
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a factory: its type, as :func:`type_of` reads it."""
+    """Option of a factory: its type, as :func:`type_of` reads it."""
 
     type: str = "Any"
 
@@ -36,8 +36,8 @@ Options = dict[str, dict[str, Option]]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """``rows`` are those that `edgefl ls` shows, by its argument. ``training``: the algorithm that each codec brings along,
-    with its default options; "" where it codes the result of any."""
+    """Entries of all catalogs. ``rows``: rows of `edgefl ls`, by its argument. ``training``: the algorithm that each codec
+    requires, with default options; "" if the codec works with any."""
 
     rows: dict[str, list[dict[str, Any]]]
     models: Options
@@ -49,7 +49,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, str]
 
     def not_buffered(self, algorithm: str) -> str:
-        """Why an algorithm does not go with round.mode buffered; empty if it does, or is not listed."""
+        """Return the reason why an algorithm forbids round.mode buffered; empty if it does not, or is not listed."""
         return next(
             (str(row["not_buffered"]) for row in self.rows["algorithms"] if row["name"] == algorithm), ""
         )
@@ -59,29 +59,29 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         return [str(row["tier"]) for row in self.rows["submodels"] if row.get("model") == model]
 
     def units(self, model: str) -> tuple[str, ...]:
-        """The units of a model with its default options; none of a model that is not listed."""
+        """Return the units of a model with its default options; empty if the model is not listed."""
         return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())
 
 
 @cache
 def shipped() -> Facts:
-    """The facts as they were shipped with this version."""
+    """Return the facts that are shipped with this version."""
     return msgspec.json.decode(PLACE.read_bytes(), type=Facts)
 
 
 def encode(facts: Facts) -> bytes:
-    """The content of the file."""
+    """Return the content of the file."""
     return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
 
 
 @cache
 def type_of(text: str) -> Any:
-    """The type that ``text`` says, as an annotation would: ``int | None``, ``Literal['a', 'b']``."""
+    """Return the type of an annotation such as ``int | None`` or ``Literal['a', 'b']``."""
     return eval(text, {"__builtins__": {}}, dict(_WORDS))  # our own file, never a user's
 
 
 def problem_of(option: Option, value: object) -> str:
-    """Why ``value`` is none of the option's type; "" if it is."""
+    """Return the reason why ``value`` does not have the option's type; "" if it does."""
     try:
         msgspec.convert(value, type_of(option.type))
     except msgspec.ValidationError as error:

@@ -1,4 +1,4 @@
-"""Memory that a process most likely does not need again, given back to the system (Linux; elsewhere nothing happens)."""
+"""Release of memory that a process most likely does not need again (Linux only; no effect elsewhere)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ _NOTICEABLE = 8 << 20
 
 
 def release_freed() -> None:
-    """Give back what the allocator keeps of freed memory."""
+    """Return freed memory that the allocator holds to the system."""
     with suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def give_back(library: str) -> int:
-    """Give back what the allocator keeps of freed memory, and forget the pages of a loaded library that stand in its file as
-    they are in memory, where these are many. Bytes of the pages: they are read again if anybody calls the library."""
+    """Release freed memory, and drop the pages of a loaded library that equal its file, if these are many.
+
+    A later call of the library reads them again. Returns the bytes of the dropped pages.
+    """
     if not _MAPPINGS.exists():
         return 0
     release_freed()
@@ -35,7 +37,7 @@ def give_back(library: str) -> int:
 
 
 def _unchanged(library: str) -> Iterator[tuple[int, int, int]]:
-    """(address, length, resident bytes) of the parts of a library that nobody can write to and nobody has written to."""
+    """Yield (address, length, resident bytes) of the read-only, unmodified mappings of a library."""
     start = length = resident = 0
     with suppress(OSError), _MAPPINGS.open() as mappings:
         for line in mappings:

@@ -20,8 +20,8 @@ class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
 
     Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most.
     ``memory_about``: interpolated from other sizes, far from the device's memory. MACs count one sample's forward
-    pass through the trained part (``macs`` executed, ``kept_macs`` with held weights); ``round_macs`` are those of
-    everything a round executes. Shares are of the whole model; ``trained_share`` is the geometric mean of the two. Seconds
+    pass through the trained part (``macs`` executed, ``kept_macs`` with held weights); ``round_macs`` is the total
+    of a round. Shares are of the whole model; ``trained_share`` is the geometric mean of the two. Seconds
     follow from known links and speed, and are null otherwise. ``problem`` is empty if the submodel fits. ``dead`` is empty
     if it can learn; else it names the part of invariant 31 of fiarse.md that the initial weights violate.
     """
@@ -103,7 +103,7 @@ class Fit:
         return "\n".join([*lines, f"recommended: {self.reason()}" if self.able else "nothing fits"])
 
     def reason(self) -> str:
-        """Return the reason for :meth:`recommended` in words."""
+        """Return a text with the reason for :meth:`recommended`."""
         best = self.recommended()
         others = sorted((offer for offer in self.able if offer is not best), key=_rank, reverse=True)
         summary = (

@@ -36,7 +36,7 @@ main()
         ("edgefl.system.parent", "broker --port 0"),
         ("edgefl.cli.help", "simulate none.toml"),
         ("edgefl.cli.device.process", "device --id a --data . --store st"),
-        ("edgefl_server.workshop.line", "server --config none.toml"),
+        ("edgefl_server.torch_process.connection", "server --config none.toml"),
     ],
 )
 def test_an_interrupt_while_a_command_is_loaded_is_silent(module: str, command: str, tmp_path: Path) -> None:

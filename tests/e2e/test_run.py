@@ -19,7 +19,7 @@ from tests import needs
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
-from tests.server.workshop.processes import workshop_of
+from tests.server.torch_process.processes import workshop_of
 
 pytestmark = pytest.mark.e2e
 DEVICES = ("strong-0", "weak-0", "half-0")

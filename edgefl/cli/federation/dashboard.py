@@ -61,21 +61,21 @@ def dashboard(
     if (run is None) == (not server):
         raise ConfigError("name the folder of a run, or the page to follow by --server URL, and not both")
     from edgefl_server.dashboard.web.serve import bind, is_loopback, parse_listen, serve, url_of
-    from edgefl_server.dashboard.web.start import desk_of, hub_of
+    from edgefl_server.dashboard.web.start import hub_of, order_handler
 
     host, port = parse_listen(listen)
     hub = hub_of(run, server, database=database, otlp=otlp)
-    desk = desk_of(run, server, operator_token_file)
+    handler = order_handler(run, server, operator_token_file)
     bound = bind(host, port)
     url = url_of(bound)
     if as_json:
-        print_json({"event": "listening", "url": url, "orders": desk.open})
+        print_json({"event": "listening", "url": url, "orders": handler.open})
     else:
-        orders = "takes orders with the token" if desk.open else "read-only"
+        orders = "takes orders with the token" if handler.open else "read-only"
         errors.print(f"the fleet's page: {url} ({orders})")
     if not is_loopback(host):
         errors.print(
             f"warning: {host} can be reached from other machines, and the page shows the fleet to anybody who does, without "
             "a token: put a proxy that asks for a password before it, or listen at 127.0.0.1"
         )
-    serve(hub, desk, bound, host)
+    serve(hub, handler, bound, host)

@@ -19,7 +19,7 @@ from edgefl.cli.federation.lines import Repeats
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
 from edgefl.wire.text import printable
-from edgefl_server.workshop.process import Process
+from edgefl_server.torch_process.process import Process
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
@@ -51,7 +51,7 @@ def load() -> Process:
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
     not_here("coverage", "scipy")  # numba would take 18 MB for them
-    import edgefl_server.workshop.workshop  # noqa: F401
+    import edgefl_server.torch_process.workshop  # noqa: F401
 
     return process
 
@@ -61,7 +61,7 @@ def run(settings: ServerSettings, process: Process) -> None:
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
     from edgefl.wire.mqtt.address import Address
-    from edgefl_server.workshop.workshop import Workshop
+    from edgefl_server.torch_process.workshop import Workshop
 
     config, say = Path(settings.config), _said(as_json=settings.as_json)
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}

@@ -3,9 +3,9 @@
 onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
 reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
 core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
-are mixed it runs every op once more, without values; each node says already what that would give. It writes Python code
-for graphs that nobody runs, describes each node in words that nobody reads, looks through every op's source for a name that
-is the same for all, and converts what needs no conversion.
+are mixed it runs every op once more, without values; each node has the result already. It writes Python code for graphs
+that are never run, and a description of each node that is never read. It searches every op's source for a name that is the
+same for all, and converts what needs no conversion.
 
 All of it is private to torch.onnx, onnx_ir and Python's typing and may move: then exports are slower, nothing else.
 """

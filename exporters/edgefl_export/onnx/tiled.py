@@ -1,7 +1,7 @@
 """Chains of ops by rows, a few rows at a time: values within a chain stay in a cache.
 
-Op by op, each value of a chain goes to memory and comes back. If the first axis is the batch or its tokens, and every op
-makes a row of the same rows of its operands, a loop runs the whole chain for some rows before the next ones::
+Op by op, each value of a chain goes to memory and comes back. The first axis is the batch or its tokens. If
+every op computes a row from the same rows of its operands, a loop runs the whole chain for some rows before the next::
 
     a = f(x); b = g(a, y); c = h(b)      [32, 64, 1024]
     -> Scan over [16, 2, 64, 1024] of x and y: c[i] = h(g(f(x[i]), y[i]))

@@ -22,7 +22,7 @@ from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.serve import bind, check_token, is_loopback, parse_listen, read_token, serve
-from edgefl_server.dashboard.web.start import desk_of
+from edgefl_server.dashboard.web.start import order_handler
 from edgefl_server.dashboard.web.upstream import Upstream
 
 
@@ -66,7 +66,7 @@ def test_what_ends_the_pages_loop_ends_the_page(folder: Path) -> None:
 
     hub = Hub(Breaks(folder))
     with bind("127.0.0.1", 0) as bound, pytest.raises(StoreError, match="the disk is gone"):
-        serve(hub, desk_of(folder, "", None), bound, "127.0.0.1")
+        serve(hub, order_handler(folder, "", None), bound, "127.0.0.1")
 
 
 def test_a_page_that_does_not_answer_is_named(taken: int) -> None:
@@ -123,7 +123,7 @@ def test_a_page_of_another_release_is_named(feeding: str, monkeypatch: pytest.Mo
 
     code, text = said("--server", feeding, "--listen", "0")
 
-    assert code == 2 and f"the page at {feeding} tells of a fleet in another way" in text
+    assert code == 2 and f"the page at {feeding} sends a fleet in another format" in text
 
 
 def test_a_page_that_waits_for_another_ends_when_it_is_told_to(feeding: str) -> None:

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from edgefl_server import events
-from edgefl_server.dashboard.known.tail import AnyEvent, Tail, Told, told
+from edgefl_server.dashboard.known.tail import AnyEvent, FeedEvent, FeedReader, decode_event
 from edgefl_server.events import DeviceSeen, Noted, RoundClosed, UpdateAccepted
 from edgefl_server.storage import feed
 from edgefl_server.storage.feed import Feed
 
 
-def followed(tail: Tail) -> list[Told]:
-    return [each for line in tail.lines() if (each := told(line)) is not None]
+def followed(tail: FeedReader) -> list[FeedEvent]:
+    return [each for line in tail.lines() if (each := decode_event(line)) is not None]
 
 
 def written(folder: Path, *told_: events.Event, **options: int) -> None:
@@ -51,7 +51,7 @@ def test_what_is_told_is_read_as_it_was_told(tmp_path: Path) -> None:
     )
     written(tmp_path, closed, Noted(text="a"), seen("reported", 0, variants={"g": "b"}))
 
-    first, second, third = followed(Tail(tmp_path))
+    first, second, third = followed(FeedReader(tmp_path))
 
     assert (first.at, first.event, second.event) == (5.0, closed, Noted(text="a"))
     assert isinstance(third.event, DeviceSeen) and third.event.variants == {"g": "b"}
@@ -62,7 +62,7 @@ def test_of_a_devices_progress_the_newest_word_is_written_and_every_report(tmp_p
     accepted = UpdateAccepted(device="a", tier="strong", round=1, nonce="n", sha256="s", weight=1)
     written(tmp_path, *(seen("train", step) for step in range(1000)), accepted, seen("reported", 0))
 
-    steps = [each.event.step for each in followed(Tail(tmp_path)) if isinstance(each.event, DeviceSeen)]
+    steps = [each.event.step for each in followed(FeedReader(tmp_path)) if isinstance(each.event, DeviceSeen)]
 
     assert len(steps) < 10 and steps[-1] in (0, 999) and 999 in steps
 
@@ -73,19 +73,19 @@ def test_what_became_of_a_device_stands_behind_what_it_said_before(tmp_path: Pat
         tmp_path, seen("train", 5), events.DeviceLost(device="a", tier="strong"), seen("train", 6), opened
     )
 
-    kinds = [type(each.event).__name__ for each in followed(Tail(tmp_path))]
+    kinds = [type(each.event).__name__ for each in followed(FeedReader(tmp_path))]
 
     assert kinds == ["DeviceSeen", "DeviceLost", "DeviceSeen", "RoundOpened"]
 
 
 def test_a_full_file_makes_room_and_whoever_follows_misses_nothing(tmp_path: Path) -> None:
-    tail, texts = Tail(tmp_path), []
+    tail, texts = FeedReader(tmp_path), []
     for number in range(9):
         written(tmp_path, Noted(text=str(number) * 400), most_bytes=1000)
         texts += [each.event.text[0] for each in followed(tail) if isinstance(each.event, Noted)]
 
     assert "".join(texts) == "012345678"
-    kept = [each.event.text[0] for each in followed(Tail(tmp_path)) if isinstance(each.event, Noted)]
+    kept = [each.event.text[0] for each in followed(FeedReader(tmp_path)) if isinstance(each.event, Noted)]
     assert kept == list("345678") and sum(path.stat().st_size for path in tmp_path.iterdir()) < 4000
 
 
@@ -94,7 +94,7 @@ def test_what_is_written_just_before_a_file_is_full_is_read(
 ) -> None:
     path = tmp_path / feed.NAME
     path.write_bytes(b"one\n")
-    tail = Tail(tmp_path)
+    tail = FeedReader(tmp_path)
     assert list(tail.lines()) == [b"one"]
     looked: list[int] = []
     look = tail._replaced
@@ -115,7 +115,7 @@ def test_a_line_that_a_killed_server_left_half_written_costs_itself_only(tmp_pat
     written(tmp_path, Noted(text="before"))
     with (tmp_path / feed.NAME).open("ab") as file:
         file.write(b'{"at":1.0,"event":{"event":"no')
-    tail = Tail(tmp_path)
+    tail = FeedReader(tmp_path)
     assert [each.event for each in followed(tail)] == [Noted(text="before")]
 
     written(tmp_path, Noted(text="after"))
@@ -132,7 +132,7 @@ def test_news_of_a_later_release_and_garbage_are_passed_over(tmp_path: Path) -> 
     ]
     (tmp_path / feed.NAME).write_bytes(b"\n".join(lines) + b"\n")
 
-    assert [each.event for each in followed(Tail(tmp_path))] == [Noted(text="a")]
+    assert [each.event for each in followed(FeedReader(tmp_path))] == [Noted(text="a")]
 
 
 def test_a_feed_that_cannot_be_written_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.dashboard.shown import rows
 from edgefl_server.dashboard.shown.glance import Glance, histogram
-from edgefl_server.dashboard.shown.rows import View
+from edgefl_server.dashboard.shown.rows import DeviceFilter
 from edgefl_server.events import (
     Declined,
     DeviceJoined,
@@ -145,7 +145,7 @@ def test_a_device_stands_where_it_said_last() -> None:
     assert (row.stage, row.step, row.steps, row.loss) == ("train", 3, 10, 0.7)
     found = [
         [each.name for each in view.of(fleet)]
-        for view in (View(q="WEAK"), View(tier="strong", state="offline"))
+        for view in (DeviceFilter(q="WEAK"), DeviceFilter(tier="strong", state="offline"))
     ]
     assert found == [["weak-0", "weak-1"], ["strong-1"]]
 

@@ -21,7 +21,7 @@ _CHANNELS = 1
 class BlockedLayout:
     """Writer of nodes anew. ``nodes``: those so far, in order. ``done``: results of nodes that others have absorbed.
 
-    A value may have a twin on the blocked layout: beside it, or instead of it if it was made there. The twin leaves the
+    A value may have a twin on the blocked layout: in addition, or as a replacement if it was made there. The twin leaves the
     layout before the first reader elsewhere.
     """
 

@@ -1,8 +1,8 @@
-"""What is known of a run and its fleet: plain data, changed by :mod:`edgefl_server.dashboard.known.fold`, shown by
+"""State of a run and its fleet: plain data, changed by :mod:`edgefl_server.dashboard.known.fold`, shown by
 :mod:`edgefl_server.dashboard.shown.rows`. Times are epoch seconds, sizes bytes, ``*_ms`` milliseconds.
 
-Every thing that changes is stamped with the fleet's ``tick``, so that a page that has seen everything up to one tick can be
-told of what changed since.
+Each change stamps its object with the fleet's ``tick``. A page that has seen everything up to one tick receives only the
+later changes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import TypeVar
 import msgspec
 
 MOST_PARTS = 400_000
-"""Parts of devices in rounds that are kept one by one; of older rounds the sums stay."""
+"""Limit of stored :class:`DeviceRound`; older rounds keep only their sums."""
 _Kept = TypeVar("_Kept")
 
 MOST_LOG, MOST_DEVICE_LOG, MOST_VITALS = 500, 60, 720
 
 
-class Part(msgspec.Struct, kw_only=True, gc=False):
-    """A device in a round. ``status``: open, accepted, rejected, declined, or missing once the round is over without it.
+class DeviceRound(msgspec.Struct, kw_only=True, gc=False):
+    """State of a device in a round.
 
-    ``seconds``: from the round's opening until its update was here; ``staleness``: versions that its update was behind.
+    ``status``: open, accepted, rejected, declined, or missing if the round ended without its update. ``seconds``: from the
+    round's opening until its update arrived. ``staleness``: versions that its update was behind.
     """
 
     device: str
@@ -43,12 +44,12 @@ class Part(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def used_bytes(self) -> int:
-        """Measured memory over the idle process; 0 where the device did not say."""
+        """Measured memory over the idle process; 0 if the device did not report it."""
         return max(0, self.peak_bytes - self.idle_bytes) if self.peak_bytes and self.idle_bytes else 0
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of the log."""
+    """Line of the log."""
 
     n: int
     at: float
@@ -58,8 +59,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device said of itself when it came."""
+class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Properties of a device, from its hello message."""
 
     agent: str = ""
     memory_bytes: int = 0
@@ -68,8 +69,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[str, str] = {}
 
 
-class Device(msgspec.Struct, kw_only=True):
-    """A device, and where it stands in its newest round."""
+class DeviceRecord(msgspec.Struct, kw_only=True):
+    """State of a device, with its progress in its newest round."""
 
     name: str
     tier: str = ""
@@ -83,22 +84,22 @@ class Device(msgspec.Struct, kw_only=True):
     step_ms: float = 0.0
     reports: int = 0
     missed: int = 0
-    facts: Facts | None = None
+    facts: DeviceFacts | None = None
     dropped: dict[str, str] = {}
     log: list[Entry] = []
-    parts: dict[int, Part] = {}
+    parts: dict[int, DeviceRound] = {}
     changed: int = 0
 
     @property
-    def at_work(self) -> Part | None:
-        """Its newest part, if it is open: where versions wait for nobody, the round of that may be over."""
+    def at_work(self) -> DeviceRound | None:
+        """Newest :class:`DeviceRound` if it is open. In asynchronous runs its round may be over."""
         newest = next(reversed(self.parts.values()), None)
         return newest if newest is not None and newest.status == "open" else None
 
 
 class Sum(msgspec.Struct, kw_only=True):
-    """What the parts of a tier in a round come to. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices
-    that reported; ``reasons`` counts why others did not."""
+    """Totals of a tier in a round. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices that reported;
+    ``reasons`` counts why others did not."""
 
     selected: int = 0
     arrived: int = 0
@@ -114,9 +115,12 @@ class Sum(msgspec.Struct, kw_only=True):
     reasons: dict[str, int] = {}
 
 
-class Round(msgspec.Struct, kw_only=True):
-    """A round, and the parts of its devices by name. ``late``: updates that came when it was over, or was not yet, by why
-    they were refused. ``sums``: what is left, by tier, of the parts of a round that is long over."""
+class RoundRecord(msgspec.Struct, kw_only=True):
+    """State of a round, with the state of each device by name.
+
+    ``late``: counts of updates outside of the round's time, by the reason of their refusal. ``sums``: totals by tier of an
+    old round whose ``parts`` were dropped.
+    """
 
     number: int
     state: str = "open"
@@ -136,21 +140,21 @@ class Round(msgspec.Struct, kw_only=True):
     weights_sha256: str = ""
     text: str = ""
     late: dict[str, int] = {}
-    parts: dict[str, Part] = {}
+    parts: dict[str, DeviceRound] = {}
     sums: dict[str, Sum] = {}
     changed: int = 0
 
 
-class Tier(msgspec.Struct, kw_only=True):
-    """What the exporter planned that a round of this tier takes of memory; 0 where its bundle is not here."""
+class TierPlan(msgspec.Struct, kw_only=True):
+    """Memory that the exporter planned for a round of a tier; 0 if its bundle is missing."""
 
     name: str
     planned_bytes: int = 0
 
 
 class Vital(msgspec.Struct, frozen=True, kw_only=True):
-    """How the server fared at a time (:class:`edgefl_server.events.Vitals`). ``cpu_share`` of one core since the time
-    before."""
+    """Load of the server at a time (:class:`edgefl_server.events.Vitals`). ``cpu_share``: share of one core since the
+    previous one."""
 
     n: int
     at: float
@@ -163,8 +167,8 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """All of it. ``phase``: starting, waiting, open, done, stopped or refused. ``edition`` counts the times that all of it
-    became another run's."""
+    """State of a run and all its devices. ``phase``: starting, waiting, open, done, stopped or refused. ``edition`` counts
+    the changes to another run."""
 
     federation: str = ""
     run: str = ""
@@ -179,9 +183,9 @@ class Fleet(msgspec.Struct, kw_only=True):
     processor: str = ""
     model_version: str = ""
     turned_away: dict[str, int] = {}
-    devices: dict[str, Device] = {}
-    rounds: dict[int, Round] = {}
-    tiers: dict[str, Tier] = {}
+    devices: dict[str, DeviceRecord] = {}
+    rounds: dict[int, RoundRecord] = {}
+    tiers: dict[str, TierPlan] = {}
     log: list[Entry] = []
     vitals: list[Vital] = []
     told: float = 0.0
@@ -192,31 +196,31 @@ class Fleet(msgspec.Struct, kw_only=True):
     kept: int = 0
     edition: int = 0
 
-    def device(self, name: str, tier: str = "") -> Device:
-        """The device of that name, changed now; made where there is none."""
+    def device(self, name: str, tier: str = "") -> DeviceRecord:
+        """Return the device of that name, created if missing, and mark it as changed."""
         found = self.devices.get(name)
         if found is None:
-            found = self.devices[name] = Device(name=name)
+            found = self.devices[name] = DeviceRecord(name=name)
         if tier:
             found.tier = tier
         found.changed = self.tick
         return found
 
-    def round(self, number: int) -> Round:
-        """The round of that number, changed now; made where there is none."""
+    def round(self, number: int) -> RoundRecord:
+        """Return the round of that number, created if missing, and mark it as changed."""
         found = self.rounds.get(number)
         if found is None:
-            found = self.rounds[number] = Round(number=number)
+            found = self.rounds[number] = RoundRecord(number=number)
         found.changed = self.tick
         return found
 
-    def part(self, number: int, name: str, tier: str = "") -> Part:
-        """The part of a device in a round, both of which are changed now."""
+    def part(self, number: int, name: str, tier: str = "") -> DeviceRound:
+        """Return the state of a device in a round, created if missing, and mark both as changed."""
         round_, device = self.round(number), self.device(name, tier)
         found = round_.parts.get(name)
         if found is None:
-            # One and the same text for all of a device's parts.
-            found = Part(device=device.name, round=number, tier=device.tier)
+            # All entries of a device share one string, which saves memory.
+            found = DeviceRound(device=device.name, round=number, tier=device.tier)
             round_.parts[device.name] = device.parts[number] = found
             self.kept += 1
         elif tier:
@@ -224,7 +228,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         return found
 
     def entry(self, at: float, kind: str, text: str, *, device: str = "", number: int = 0) -> None:
-        """A line more in the log, and in that of the device."""
+        """Add a line to the log, and to that of the device."""
         self.count += 1
         made = Entry(n=self.count, at=at, kind=kind, text=text, device=device, round=number)
         keep(self.log, made, MOST_LOG)
@@ -233,14 +237,14 @@ class Fleet(msgspec.Struct, kw_only=True):
             self.devices[device].changed = self.tick
 
     def clear(self) -> None:
-        """Another run begins: nothing is known of it but what its bundles plan."""
+        """Reset the state for another run; keeps the memory plans of the bundles."""
         fresh = Fleet(tick=self.tick, count=self.count, tiers=self.tiers, edition=self.edition + 1)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
 
 
 def keep(entries: list[_Kept], new: _Kept, most: int) -> None:
-    """``new`` behind the last ``most`` of ``entries``, or a few more of them."""
+    """Append ``new``, and drop the oldest entries if there are many more than ``most``."""
     entries.append(new)
     if len(entries) > most + most // 4:
         del entries[:-most]

@@ -1,4 +1,4 @@
-"""How the events of a server become what is known of its fleet. What is told twice changes nothing."""
+"""Changes of a fleet's state by the events of its server. Applying an event twice changes nothing more."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import math
 from functools import singledispatch
 
 from edgefl_server import events
-from edgefl_server.dashboard.known.fleet import MOST_PARTS, MOST_VITALS, Fleet, Part, Round, Vital, keep
+from edgefl_server.dashboard.known.fleet import (
+    MOST_PARTS,
+    MOST_VITALS,
+    DeviceRound,
+    Fleet,
+    RoundRecord,
+    Vital,
+    keep,
+)
 from edgefl_server.dashboard.known.sums import sums_of
 
 _MOST_SHOWN = 5
@@ -14,14 +22,14 @@ _ENDED = ("closed", "abandoned", "undone")
 
 
 def apply(fleet: Fleet, at: float, event: events.Event) -> None:
-    """Know what ``event``, told at ``at``, says."""
+    """Change the state of ``fleet`` by an event of the epoch second ``at``."""
     fleet.told = max(fleet.told, at)
     take(event, fleet, at)
 
 
 @singledispatch
 def take(event: events.Event, fleet: Fleet, at: float) -> None:
-    """Nothing to know of this one."""
+    """Ignore an event of any other type."""
 
 
 # -- the server ----------------------------------------------------------------------------------------------
@@ -189,12 +197,12 @@ def _(event: events.RoundClosed, fleet: Fleet, at: float) -> None:
     known(fleet, event)
     if event.metrics:
         score = event.metrics.get(event.metric, event.loss)
-        told = "" if score is None else f": {event.metric} {score:.4g}"
-        fleet.entry(at, "round", f"round {event.round} evaluated{told}", number=event.round)
+        result = "" if score is None else f": {event.metric} {score:.4g}"
+        fleet.entry(at, "round", f"round {event.round} evaluated{result}", number=event.round)
 
 
 def known(fleet: Fleet, event: events.RoundClosed) -> None:
-    """What a round came to, as the history has it too."""
+    """Set the results of a round, from an event or from the history."""
     row = fleet.round(event.round)
     if row.state not in _ENDED:
         row.state = event.outcome
@@ -308,24 +316,24 @@ def _(event: events.Declined, fleet: Fleet, at: float) -> None:
     part = fleet.part(event.round, event.device)
     if part.status == "open":
         part.status, part.reason = "declined", event.reason
-    told = f": {event.text}" if event.text else ""
-    fleet.entry(at, "declined", f"declined ({event.reason}){told}", device=event.device, number=event.round)
+    detail = f": {event.text}" if event.text else ""
+    fleet.entry(at, "declined", f"declined ({event.reason}){detail}", device=event.device, number=event.round)
 
 
-def _part_of(fleet: Fleet, number: int, name: str) -> Part:
-    """That of a device in a round, or the one of an earlier round that it is still at work on."""
+def _part_of(fleet: Fleet, number: int, name: str) -> DeviceRound:
+    """Return the state of a device in a round, or in the earlier round that it still works on."""
     earlier = _going_on(fleet, name)
     return fleet.part(number if earlier is None else earlier.round, name)
 
 
-def _going_on(fleet: Fleet, name: str) -> Part | None:
-    """The part of a device that is at work on a round that is over, as versions wait for nobody."""
+def _going_on(fleet: Fleet, name: str) -> DeviceRound | None:
+    """Return the state of a device in a round that ended before its update, as in asynchronous runs."""
     device = fleet.devices.get(name)
     part = device.at_work if device is not None else None
     return part if part is not None and fleet.rounds[part.round].state in _ENDED else None
 
 
-def _accepted(fleet: Fleet, part: Part, at: float) -> None:
+def _accepted(fleet: Fleet, part: DeviceRound, at: float) -> None:
     if part.status != "accepted":
         part.status, part.reason = "accepted", ""
         fleet.devices[part.device].reports += 1
@@ -335,7 +343,7 @@ def _accepted(fleet: Fleet, part: Part, at: float) -> None:
         part.staleness = max(0, fleet.current - part.round)
 
 
-def _measured(part: Part, event: events.DeviceSeen) -> None:
+def _measured(part: DeviceRound, event: events.DeviceSeen) -> None:
     part.steps = event.steps or part.steps
     part.step_ms = event.step_ms or part.step_ms
     part.peak_bytes = max(part.peak_bytes, event.peak_bytes)
@@ -343,9 +351,9 @@ def _measured(part: Part, event: events.DeviceSeen) -> None:
 
 
 def _forget(fleet: Fleet) -> None:
-    """Of rounds that are long over keep the sums."""
+    """Replace the device states of old rounds by their sums."""
     for number in sorted(fleet.rounds) if fleet.kept > MOST_PARTS else ():
-        old: Round = fleet.rounds[number]
+        old: RoundRecord = fleet.rounds[number]
         if fleet.kept <= MOST_PARTS or number >= fleet.current:
             return
         old.sums = sums_of(old)

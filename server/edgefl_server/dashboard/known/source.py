@@ -1,4 +1,4 @@
-"""Where a page has its news from: the folder of a run, or another page."""
+"""Sources of a page's data: the folder of a run, or another page."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.text import printable
 from edgefl_server import events
 from edgefl_server.dashboard.known import fold
-from edgefl_server.dashboard.known.fleet import Facts, Fleet, Part, Tier
-from edgefl_server.dashboard.known.tail import Tail, told
+from edgefl_server.dashboard.known.fleet import DeviceFacts, DeviceRound, Fleet, TierPlan
+from edgefl_server.dashboard.known.tail import FeedReader, decode_event
 from edgefl_server.memory_plans import read_raised
 from edgefl_server.storage import tables
 from edgefl_server.storage.feed import NAME
 from edgefl_server.storage.history import rounds_of
 from edgefl_server.storage.round_rows import CLOSING
 
-# What the journal has of rounds and devices, read in short transactions of a connection that may not write.
+# Rounds and devices from the journal, read in short transactions of a connection that may not write.
 
 _MOST_NAME = 64
 _MOST_ENGINES = 8
 
 
 class Past:
-    """The journal at ``url``, by default that of ``folder``. One that is not there, or of another layout, has nothing.
-
-    StoreError for a ``url`` that cannot be one."""
+    """Reader of the journal at ``url``, by default that of ``folder``. A missing one, or one of another layout, counts as
+    empty. StoreError if ``url`` is invalid."""
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self._file = None if url else folder / "journal.sqlite"
@@ -47,9 +46,8 @@ class Past:
         if self._engine is not None:
             self._engine.dispose()
 
-    def tell(self, fleet: Fleet) -> None:
-        """Know what the journal has of the fleet's run, or of its only one. Sets the fleet's ``problem`` where it cannot be
-        read."""
+    def load(self, fleet: Fleet) -> None:
+        """Load the fleet's run from the journal, or its only one. Sets the fleet's ``problem`` if it cannot be read."""
         if self._file is not None and not self._file.exists():
             return
         try:
@@ -63,7 +61,7 @@ class Past:
             fleet.problem = f"the journal cannot be read ({reason}): what is shown comes from events alone"
 
     def look(self, fleet: Fleet) -> None:
-        """Know what devices said of themselves when they came. SQLAlchemyError where the journal cannot be read."""
+        """Load the properties of devices. SQLAlchemyError if the journal cannot be read."""
         if self._file is not None and not self._file.exists():
             return
         table = tables.devices
@@ -123,8 +121,8 @@ class Past:
                 fleet.phase, fleet.current = "open", row["round"]
 
     def _parts(self, fleet: Fleet, run: str, number: int, *, waits: bool) -> None:
-        """The devices of one round, in a transaction of their own. ``waits``: those that have not answered when it ends
-        never will."""
+        """Load the devices of one round, in a transaction of their own. ``waits``: a device without an update at the
+        round's end counts as missing."""
         with self._reading() as connection:
             for device, tier, status, reason in _assigned(connection, run, number):
                 part = fleet.part(number, device, tier)
@@ -166,33 +164,33 @@ def _updates(connection: Connection, run: str, number: int) -> list[Any]:
     return list(connection.execute(query.where(which)))
 
 
-def _add(fleet: Fleet, part: Part, row: Any) -> None:
+def _add(fleet: Fleet, part: DeviceRound, row: Any) -> None:
     if part.weight == 0:
         fleet.devices[part.device].reports += 1
     part.weight, part.loss = row.weight, row.metrics.get("loss")
     part.down_bytes, part.up_bytes = row.down_bytes, row.up_bytes
 
 
-def _facts(hello: bytes, samples: int) -> Facts:
+def _facts(hello: bytes, samples: int) -> DeviceFacts:
     try:
-        told = decode(Hello, hello)
+        message = decode(Hello, hello)
     except ProtocolError:
-        return Facts(samples=samples)
+        return DeviceFacts(samples=samples)
     engines = {
-        printable(name, _MOST_NAME): printable(told.engines[name], _MOST_NAME)
-        for name in sorted(told.engines)[:_MOST_ENGINES]
+        printable(name, _MOST_NAME): printable(message.engines[name], _MOST_NAME)
+        for name in sorted(message.engines)[:_MOST_ENGINES]
     }
-    return Facts(
-        agent=printable(told.agent, _MOST_NAME),
-        memory_bytes=told.memory_bytes,
-        cores=told.cores,
+    return DeviceFacts(
+        agent=printable(message.agent, _MOST_NAME),
+        memory_bytes=message.memory_bytes,
+        cores=message.cores,
         samples=samples,
         engines=engines,
     )
 
 
 SIGNS = ("run.toml", NAME, "journal.sqlite", "history.jsonl", "devices.sqlite")
-"""A folder with one of these is that of a run."""
+"""Files by which the folder of a run is recognized."""
 _LOOK_S = 5.0
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
@@ -200,42 +198,42 @@ Watch = Callable[[float, events.Event], None]
 
 
 class Source(Protocol):
-    """``begin`` may take a while and is called once, on another thread; ``poll`` is called several times a second."""
+    """Interface of a data source. ``begin`` runs once, in another thread; ``poll`` runs several times a second."""
 
     def begin(self) -> Fleet: ...
 
     def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
-        """Know what is new, and hand its lines on; whether anything is."""
+        """Add new events to ``fleet`` and pass their lines to ``line``. Return True if there were any."""
 
     def close(self) -> None: ...
 
 
 class Folder:
-    """The folder of a run, which is only read. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
-    ``watch`` is told each event that is new."""
+    """Folder of a run, as a read-only source. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
+    ``watch`` receives each new event."""
 
     def __init__(self, folder: Path, database: str = "", watch: Watch | None = None) -> None:
         if not any((folder / name).exists() for name in SIGNS):
             raise ConfigError(
-                f"{folder} is not the folder of a run (none of {', '.join(SIGNS)} is there); name what `out` was",
+                f"{folder} is not the folder of a run (it contains none of {', '.join(SIGNS)}); name what `out` was",
                 path=str(folder),
             )
         self.folder = folder
         self._past = Past(folder, database)
-        self._tail = Tail(folder)
+        self._tail = FeedReader(folder)
         self._watch = watch
         self._looked = 0.0
 
     def begin(self) -> Fleet:
-        """The journal, the history and all events that are kept."""
+        """Load the journal, the history and all stored events."""
         fleet = Fleet()
         runs = _runs(self.folder)
         fleet.run = runs[-1] if runs else ""
-        self._past.tell(fleet)
+        self._past.load(fleet)
         for row in rounds_of(self.folder):
             fold.known(fleet, row)
-        foreign = bool(runs) and runs[0] != fleet.run  # what an earlier run left is passed over
-        for each in map(told, self._tail.lines()):
+        foreign = bool(runs) and runs[0] != fleet.run  # skip events of an earlier run
+        for each in map(decode_event, self._tail.lines()):
             if each is None:
                 continue
             if isinstance(each.event, events.Started):
@@ -248,7 +246,7 @@ class Folder:
     def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
         changed = False
         for each in self._tail.lines():
-            if (new := told(each)) is not None:
+            if (new := decode_event(each)) is not None:
                 line(each)
                 fold.apply(fleet, new.at, new.event)
                 if self._watch is not None:
@@ -263,7 +261,7 @@ class Folder:
         self._past.close()
 
     def _look(self, fleet: Fleet) -> None:
-        """What is no event: the bundles, the checkpoints, and what devices said when they came."""
+        """Load what has no events: the bundles, the checkpoints and the properties of devices."""
         self._looked = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
@@ -279,29 +277,29 @@ class Folder:
 
 
 def _runs(folder: Path) -> list[str]:
-    """The runs that the feed tells of, one for each start of a server."""
-    tail = Tail(folder)
-    starts = (told(line) for line in tail.lines() if b'"event":"started"' in line)
+    """Return the runs in the feed, one for each start of a server."""
+    tail = FeedReader(folder)
+    starts = (decode_event(line) for line in tail.lines() if b'"event":"started"' in line)
     found = [each.event.run for each in starts if each is not None and isinstance(each.event, events.Started)]
     tail.close()
     return found
 
 
 def checkpoints(folder: Path) -> tuple[int, ...]:
-    """The rounds whose models are kept: a run can be taken back to these."""
+    """Return the rounds with a stored model, to which a run can be rolled back."""
     names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("round-*"))
     return tuple(sorted(int(name[1]) for name in names if name))
 
 
-def planned(folder: Path) -> dict[str, Tier]:
-    """By tier, what the exporter knows that its largest graph takes of memory."""
-    found: dict[str, Tier] = {}
+def planned(folder: Path) -> dict[str, TierPlan]:
+    """Return by tier the memory that the exporter planned for its largest graph."""
+    found: dict[str, TierPlan] = {}
     for path in sorted((folder / "bundles").glob("*.efl")):
         try:
             manifest = read_manifest(path)
         except EdgeflError:
             continue
         most = manifest.planned_bytes
-        tier = found.setdefault(manifest.tier, Tier(name=manifest.tier))
+        tier = found.setdefault(manifest.tier, TierPlan(name=manifest.tier))
         tier.planned_bytes = max(tier.planned_bytes, most)
     return found

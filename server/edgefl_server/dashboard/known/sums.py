@@ -1,29 +1,29 @@
-"""What the parts of devices in a round come to."""
+"""Sums over the devices of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from statistics import median
 
-from edgefl_server.dashboard.known.fleet import Part, Round, Sum
+from edgefl_server.dashboard.known.fleet import DeviceRound, RoundRecord, Sum
 
 _FIELDS = {"accepted": "arrived", "rejected": "rejected", "declined": "declined", "missing": "missing"}
 
 
-def sums_of(round_: Round) -> dict[str, Sum]:
-    """By tier, in the order of their names; those that were kept of a round that is long over."""
+def sums_of(round_: RoundRecord) -> dict[str, Sum]:
+    """Return the sums of a round by tier, in the order of their names. An old round has stored ones."""
     if not round_.parts:
         return round_.sums
-    by_tier: dict[str, list[Part]] = {}
+    by_tier: dict[str, list[DeviceRound]] = {}
     for part in round_.parts.values():
         by_tier.setdefault(part.tier, []).append(part)
     return {tier: summed(by_tier[tier]) for tier in sorted(by_tier)}
 
 
-def summed(parts: Iterable[Part]) -> Sum:
-    """Of these parts."""
+def summed(parts: Iterable[DeviceRound]) -> Sum:
+    """Return the sum of ``parts``."""
     made = Sum()
-    arrived: list[Part] = []
+    arrived: list[DeviceRound] = []
     for part in parts:
         made.selected += 1
         made.staleness = max(made.staleness, part.staleness)
@@ -43,7 +43,7 @@ def summed(parts: Iterable[Part]) -> Sum:
 
 
 def total(sums: Iterable[Sum]) -> Sum:
-    """Of all tiers: counts and bytes; the medians of tiers have no sum."""
+    """Return the sum of all tiers: counts and bytes only, as medians of tiers have no sum."""
     made = Sum()
     for each in sums:
         for name in ("selected", "arrived", "rejected", "declined", "missing", "down_bytes", "up_bytes"):

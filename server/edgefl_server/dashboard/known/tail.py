@@ -1,4 +1,4 @@
-"""New lines of a run's feed, as they come."""
+"""Reader of a run's feed, line by line as they are written."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ AnyEvent = (
 )  # fmt: skip
 
 _MOST_AT_ONCE = 4 << 20
-"""Bytes that are read before whoever asked has its turn again."""
+"""Bytes that are read at a time, so that the caller can interrupt."""
 
 
-class Told(msgspec.Struct, frozen=True):
-    """A line of the feed: when, in epoch seconds, and what."""
+class FeedEvent(msgspec.Struct, frozen=True):
+    """Line of the feed: an event and its time in epoch seconds."""
 
     at: float
     event: AnyEvent
 
 
-_decode = msgspec.json.Decoder(Told).decode
+_decode = msgspec.json.Decoder(FeedEvent).decode
 
 
-def told(line: bytes) -> Told | None:
-    """None for what cannot be read: half a line of a killed server, or news of a later release."""
+def decode_event(line: bytes) -> FeedEvent | None:
+    """Return the event of a line. None if it is invalid, such as half a line of a killed server, or of a later release."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 
-class Tail:
-    """Follows the feed in ``folder`` over rotations and new runs, from its oldest line on."""
+class FeedReader:
+    """Reader that follows the feed in ``folder`` over rotations and new runs, from its oldest line on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -58,14 +58,14 @@ class Tail:
             self._file = None
 
     def lines(self) -> Iterator[bytes]:
-        """The lines that are new, as far as they are whole."""
+        """Yield the new lines that are complete."""
         if self._old:
             self._old = False
             older = self._folder / feed.BEFORE
             yield from older.read_bytes().splitlines() if older.exists() else ()
         while self._ready():
             assert self._file is not None
-            replaced = self._replaced()  # before it is read: nobody writes to it any more
+            replaced = self._replaced()  # checked before reading: a replaced file no longer grows
             data = self._file.read(_MOST_AT_ONCE)
             if not data:
                 if not replaced:
@@ -88,7 +88,7 @@ class Tail:
         return True
 
     def _replaced(self) -> bool:
-        """Whether another file has the name: this one was full, or another run begins."""
+        """Return True if another file has the name, because this one was full or another run began."""
         inode = _inode(self._folder / feed.NAME)
         return inode not in (0, self._inode)
 

@@ -1,1 +1,1 @@
-"""What is known as rows, tables, charts, pages and metrics."""
+"""Rows, tables, charts, pages and metrics of a fleet."""

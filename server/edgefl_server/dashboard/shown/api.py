@@ -12,15 +12,15 @@ import msgspec
 from edgefl_server.dashboard.known.fleet import Entry, Vital
 from edgefl_server.dashboard.shown import rows
 from edgefl_server.dashboard.shown.glance import Glance
-from edgefl_server.dashboard.shown.rows import DeviceRow, RoundRow, RunRow, TierRow, View
+from edgefl_server.dashboard.shown.rows import DeviceFilter, DeviceRow, RoundSummary, RunRow, TierRow
 
-# Rows as CSV that a spreadsheet may open: what devices said is text there, and no formula.
+# Rows as CSV that a spreadsheet may open: text of devices must not become a formula.
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(kind: type[msgspec.Struct], rows: Iterable[Any]) -> str:
-    """A line of names and one for each of ``rows``, all of ``kind``. What is nested is JSON."""
+    """Return ``rows`` of one ``kind`` as CSV, with a line of names first. Nested values are JSON."""
     out = io.StringIO()
     names = kind.__struct_fields__
     writer = csv.writer(out, lineterminator="\r\n")
@@ -40,12 +40,12 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
-Listing = tuple[type[msgspec.Struct], Callable[[Glance, View], list[Any]]]
+Listing = tuple[type[msgspec.Struct], Callable[[Glance, DeviceFilter], list[Any]]]
 """The kind of the rows of a table, and the rows."""
 
 TABLES: dict[str, Listing] = {
     "run": (RunRow, lambda glance, _: [rows.run_row(glance.fleet)]),
-    "rounds": (RoundRow, lambda glance, _: glance.rounds()[::-1]),
+    "rounds": (RoundSummary, lambda glance, _: glance.rounds()[::-1]),
     "devices": (
         DeviceRow,
         lambda glance, view: [rows.device_row(glance.fleet, each) for each in view.of(glance.fleet)],

@@ -1,4 +1,4 @@
-"""What each page shows, as pieces by their name: a page begins with all of them, and is sent those that change."""
+"""Contents of each page, as pieces by name: a page starts with all pieces, and then receives those that change."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from urllib.parse import urlencode
 from edgefl_server.dashboard.shown import parts, rows
 from edgefl_server.dashboard.shown.glance import Glance
 from edgefl_server.dashboard.shown.html import Html, el, joined
-from edgefl_server.dashboard.shown.rows import PAGE, View
+from edgefl_server.dashboard.shown.rows import PAGE, DeviceFilter
 
 ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
 
 @dataclass(frozen=True)
 class Board:
-    """``pieces`` are the contents of elements by id; ``tables`` the rows of a table, or the lines of a list, by id and
-    key."""
+    """Contents of a page. ``pieces``: contents of elements by id; ``tables``: rows of a table, or lines of a list, by id
+    and key."""
 
     pieces: dict[str, Html] = field(default_factory=dict)
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
 
 
-def overview(glance: Glance, view: View) -> Board:
-    """The run, and the devices of ``view``."""
+def overview(glance: Glance, view: DeviceFilter) -> Board:
+    """Return the contents of the overview, with the devices of ``view``."""
     fleet = glance.fleet
     matching = view.of(fleet)
     pages = max(1, -(-len(matching) // PAGE))
@@ -42,14 +42,14 @@ def overview(glance: Glance, view: View) -> Board:
 
 
 def device(glance: Glance, name: str) -> Board:
-    """One device: where it stands, what it said of itself, its rounds and its log."""
+    """Return the contents of a device's page: its state, its properties, its rounds and its log."""
     board = _frame(glance)
     found = glance.fleet.devices.get(name)
     if found is None:
         return board
     row = rows.device_row(glance.fleet, found)
     facts = found.facts
-    told: list[tuple[str, str]] = [
+    properties: list[tuple[str, str]] = [
         ("tier", row.tier),
         ("state", row.state),
         ("stage", row.stage),
@@ -57,15 +57,17 @@ def device(glance: Glance, name: str) -> Board:
         ("missed", str(row.missed)),
     ]
     if facts is not None:
-        told += [
+        properties += [
             ("agent", facts.agent),
             ("memory", parts.size_of(facts.memory_bytes)),
             ("cores", str(facts.cores or "")),
             ("samples", str(facts.samples)),
             ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
         ]
-    told += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
-    board.pieces["tiles"] = joined(*(el("div", el("dt", key), el("dd", value or "-")) for key, value in told))
+    properties += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
+    board.pieces["tiles"] = joined(
+        *(el("div", el("dt", key), el("dd", value or "-")) for key, value in properties)
+    )
     board.tables["parts"] = {
         str(number): parts.part(found.parts[number]) for number in sorted(found.parts, reverse=True)[:200]
     }
@@ -74,7 +76,7 @@ def device(glance: Glance, name: str) -> Board:
 
 
 def round_(glance: Glance, number: int) -> Board:
-    """One round, and what became of each of its devices."""
+    """Return the contents of a round's page, with each of its devices."""
     board = _frame(glance)
     found = glance.fleet.rounds.get(number)
     if found is None:

@@ -1,4 +1,4 @@
-"""What all open pages show of one moment, made once for all of them."""
+"""Snapshot of a fleet that all open pages share, with its rows and charts."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 from edgefl_server.dashboard.known.fleet import Fleet, Vital
 from edgefl_server.dashboard.shown import rows
-from edgefl_server.dashboard.shown.rows import RoundRow, TierRow
+from edgefl_server.dashboard.shown.rows import RoundSummary, TierRow
 
 _BINS = 24
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """A round in the charts; by tier: median seconds until the report, bytes up, bytes down."""
+    """Round in the charts. ``tiers``: by tier, median seconds until the report, bytes up and bytes down."""
 
     round: int
     over: bool
@@ -29,7 +29,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """How many values lie in each of equally wide bins, the first of which begins at ``low``."""
+    """Counts of values in bins of equal ``width``, the first of which starts at ``low``."""
 
     round: int
     low: float
@@ -38,7 +38,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
-    """All that charts are drawn from; of ``points`` and ``vitals`` those that are new in this ``edition`` of the fleet."""
+    """Data of all charts. ``points`` and ``vitals`` are only the new ones in this ``edition`` of the fleet."""
 
     edition: int
     metric: str
@@ -50,22 +50,22 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Glance:
-    """A fleet, and what was derived from it as long as it has not changed."""
+    """A fleet, and a cache of the rows and charts that are derived from it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._rounds: dict[int, tuple[int, RoundRow]] = {}
+        self._rounds: dict[int, tuple[int, RoundSummary]] = {}
         self._tick = 0
         self._tiers: list[TierRow] = []
         self._seconds = self._step_ms = histogram(0, [])
         self._staleness: dict[int, int] = {}
 
-    def rounds(self, last: int | None = None, since: int = 0) -> list[RoundRow]:
-        """The ``last`` rounds, all by default, that changed behind tick ``since``; the newest first."""
+    def rounds(self, last: int | None = None, since: int = 0) -> list[RoundSummary]:
+        """Return those of the ``last`` rounds, all by default, that changed after tick ``since``; the newest first."""
         numbers = sorted(self.fleet.rounds, reverse=True)[:last]
         return [self.round(number) for number in numbers if self.fleet.rounds[number].changed > since]
 
-    def round(self, number: int) -> RoundRow:
+    def round(self, number: int) -> RoundSummary:
         found = self.fleet.rounds[number]
         known = self._rounds.get(number)
         if known is None or known[0] != found.changed or found.changed == self.fleet.tick:
@@ -78,7 +78,7 @@ class Glance:
         return self._tiers
 
     def charts(self, since: int = 0, vitals_since: int = 0) -> Charts:
-        """What changed behind a tick; ``vitals_since`` is the number of the last vitals that are known."""
+        """Return the changes after a tick. ``vitals_since``: number of the last vitals that the page has."""
         self._look()
         points = [point(row) for row in reversed(self.rounds(since=since))]
         return Charts(
@@ -101,7 +101,7 @@ class Glance:
         self._staleness = rows.staleness(self.fleet)
 
 
-def point(row: RoundRow) -> Point:
+def point(row: RoundSummary) -> Point:
     return Point(
         round=row.round,
         over=row.state != "open",
@@ -117,7 +117,7 @@ def point(row: RoundRow) -> Point:
 
 
 def histogram(number: int, values: list[float]) -> Histogram:
-    """Over all of ``values``, which are of round ``number``."""
+    """Return the histogram of ``values`` of round ``number``."""
     if not values:
         return Histogram(round=number, low=0.0, width=0.0, counts=[])
     low, high = min(values), max(values)

@@ -21,16 +21,18 @@ _EMPTY = frozenset({"input", "link", "meta", "br"})
 
 
 def el(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """An element. A child that is no :class:`Html` is text. ``class_`` is ``class``, ``data_x`` is ``data-x``; an attribute
-    that is True stands alone, one that is None or False is not there."""
-    told = "".join(_attribute(name, value) for name, value in attributes.items())
+    """Return an element. A child that is no :class:`Html` is text.
+
+    ``class_`` is ``class``, ``data_x`` is ``data-x``. An attribute that is True has no value; None or False omits it.
+    """
+    rendered = "".join(_attribute(name, value) for name, value in attributes.items())
     if name in _EMPTY:
-        return Html(f"<{name}{told}>")
-    return Html(f"<{name}{told}>{joined(*children)}</{name}>")
+        return Html(f"<{name}{rendered}>")
+    return Html(f"<{name}{rendered}>{joined(*children)}</{name}>")
 
 
 def joined(*children: Child) -> Html:
-    """One after the other."""
+    """Return the children one after the other; escapes text."""
     return Html("".join(each if isinstance(each, Html) else escape(each or "") for each in children))
 
 
@@ -39,12 +41,12 @@ def link(path: str, *children: Child, **attributes: str | int | None) -> Html:
 
 
 def device_path(name: str) -> str:
-    """Of a device's page."""
+    """Return the path of a device's page."""
     return f"/devices/{quote(name, safe='')}"
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """TableColumn of a table. ``wide``: hidden on a narrow screen."""
+    """Column of a table. ``wide``: hidden on a narrow screen."""
 
     name: str
     number: bool = False
@@ -63,7 +65,7 @@ def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str 
 
 
 def table(name: str, caption: str, columns: list[TableColumn], rows: list[Html]) -> Html:
-    """A table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
+    """Return a table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
     head = el("tr", *(el("th", each.name, scope="col", class_=each.classes) for each in columns))
     body = el("tbody", *rows, id=name)
     made = el("table", el("caption", caption), el("thead", head), body)

@@ -16,7 +16,7 @@ _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")
 
 
 def exposition(glance: Glance) -> bytes:
-    """In the text format."""
+    """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(glance))
     return generate_latest(registry)
@@ -41,7 +41,7 @@ class _Collector:
 def _family(
     kind: type[_Family], name: str, text: str, labels: Sequence[str], values: Iterable[_Value]
 ) -> Metric:
-    """Return a metric of which ``values`` are told, each with its labels."""
+    """Return a metric with ``values``, each with its labels."""
     made = kind(f"edgefl_{name}", text, labels=labels)
     for of, value in values:
         made.add_metric(of, value)

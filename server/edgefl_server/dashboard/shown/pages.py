@@ -6,7 +6,7 @@ from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.shown import parts
 from edgefl_server.dashboard.shown.boards import Board
 from edgefl_server.dashboard.shown.html import Html, device_path, el, joined, link, table
-from edgefl_server.dashboard.shown.rows import STATES, View
+from edgefl_server.dashboard.shown.rows import STATES, DeviceFilter
 
 CHARTS = {
     "score": "how good the model is, by round",
@@ -21,8 +21,8 @@ CHARTS = {
 _TABLES = ("rounds", "devices", "tiers", "log", "vitals")
 
 
-def overview(fleet: Fleet, board: Board, view: View, *, orders: bool) -> Html:
-    """The run and its fleet. ``orders``: an operator's token is known here."""
+def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) -> Html:
+    """Return the overview of the run and its fleet. ``orders``: show the operator's form."""
     rounds = list(board.tables["rounds"].values())
     return _page(
         fleet,
@@ -51,15 +51,15 @@ def overview(fleet: Fleet, board: Board, view: View, *, orders: bool) -> Html:
 
 
 def device(fleet: Fleet, name: str, board: Board) -> Html:
-    """One device."""
-    told = list(board.tables.get("parts", {}).values())
+    """Return the page of a device."""
+    rounds = list(board.tables.get("parts", {}).values())
     return _page(
         fleet,
         board,
         el(
             "section",
             el("h2", "Its rounds"),
-            table("parts", f"rounds of {name}", parts.PARTS_OF_DEVICE, told),
+            table("parts", f"rounds of {name}", parts.PARTS_OF_DEVICE, rounds),
         ),
         _log(board),
         el("p", *_downloads(f"{_api(name)}/rounds"), "; log: ", *_downloads(f"{_api(name)}/log")),
@@ -69,9 +69,9 @@ def device(fleet: Fleet, name: str, board: Board) -> Html:
 
 
 def round_(fleet: Fleet, number: int, board: Board) -> Html:
-    """One round."""
+    """Return the page of a round."""
     rounds = list(board.tables.get("rounds", {}).values())
-    told = list(board.tables.get("parts", {}).values())
+    devices = list(board.tables.get("parts", {}).values())
     return _page(
         fleet,
         board,
@@ -79,7 +79,7 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
         el(
             "section",
             el("h2", "Its devices"),
-            table("parts", f"devices of round {number}", parts.PARTS_OF_ROUND, told),
+            table("parts", f"devices of round {number}", parts.PARTS_OF_ROUND, devices),
         ),
         el("p", *_downloads(f"/api/rounds/{number}")),
         title=f"round {number}",
@@ -88,7 +88,7 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
 
 
 def missing(what: str) -> Html:
-    """There is no such page."""
+    """Return the page of a path that does not exist."""
     return _document(
         "not here", el("main", el("h1", "not here"), el("p", what), el("p", link("/", "the fleet")))
     )
@@ -142,7 +142,7 @@ def _chart(name: str, text: str) -> Html:
     )
 
 
-def _filter(fleet: Fleet, view: View) -> Html:
+def _filter(fleet: Fleet, view: DeviceFilter) -> Html:
     tiers = sorted({device.tier for device in fleet.devices.values() if device.tier} | set(fleet.tiers))
     return el(
         "form",

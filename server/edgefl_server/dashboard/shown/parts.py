@@ -1,4 +1,4 @@
-"""The parts of a page, each of which is sent anew where it changed."""
+"""Parts of a page, each of which is sent again when it changes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
-from edgefl_server.dashboard.known.fleet import Entry, Fleet, Part
+from edgefl_server.dashboard.known.fleet import DeviceRound, Entry, Fleet
 from edgefl_server.dashboard.shown.html import Child, Html, TableColumn, device_path, el, joined, link, row
-from edgefl_server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundRow, RunRow, TierRow
+from edgefl_server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
 
 
 def _texts(*names: str) -> list[TableColumn]:
@@ -59,7 +59,7 @@ _MOST_REASONS = 4
 
 
 def head(run: RunRow) -> Html:
-    """What the run is about and whether it lives."""
+    """Return the headline: the run's name, its phase and its problems."""
     silent = run.silent_s is not None and run.silent_s > SILENT_S
     over = run.phase in ("starting", "done", "stopped", "refused")
     state = f"{run.phase}, paused" if run.paused else run.phase
@@ -77,7 +77,7 @@ def head(run: RunRow) -> Html:
 
 
 def tiles(run: RunRow) -> Html:
-    """The figures that people look for first."""
+    """Return the main figures of the run."""
     figures = [
         ("round", f"{run.round} of {run.rounds}" if run.rounds else str(run.round)),
         ("devices online", f"{run.online} of {run.devices}"),
@@ -105,7 +105,7 @@ def device(found: DeviceRow) -> Html:
     return row(found.device, DEVICE_COLUMNS, cells)
 
 
-def round_(found: RoundRow) -> Html:
+def round_(found: RoundSummary) -> Html:
     score = found.metrics.get(found.metric) if found.metric != "loss" else None
     reasons = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
     why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
@@ -141,8 +141,8 @@ def tier(found: TierRow) -> Html:
     return row(found.tier or "none", TIER_COLUMNS, cells)
 
 
-def part(found: Part, *, by_device: bool = False) -> Html:
-    """A device in a round: for the page of the device, or, ``by_device``, for that of the round."""
+def part(found: DeviceRound, *, by_device: bool = False) -> Html:
+    """Return the row of a device in a round: for the device's page or, with ``by_device``, for the round's page."""
     fate = f"{found.status}: {found.reason}" if found.reason else found.status
     figures = [
         fate,
@@ -157,24 +157,24 @@ def part(found: Part, *, by_device: bool = False) -> Html:
 
 
 def entry(found: Entry) -> Html:
-    """A line of the log."""
+    """Return a line of the log."""
     when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
     whose = joined(link(device_path(found.device), found.device), " ") if found.device else Html("")
     return el("li", when, " ", el("b", found.kind), " ", whose, found.text, data_key=str(found.n))
 
 
 def versions(fleet: Fleet) -> Html:
-    """The rounds to which the model can be taken back, as options."""
+    """Return the rounds to which the model can be rolled back, as options."""
     earlier = [number for number in fleet.checkpoints if number < fleet.next_round - 1]
     return joined(*(el("option", str(number), value=number) for number in reversed(earlier)))
 
 
 def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Html:
-    """How many devices match, and the way to the pages before and behind."""
-    told = f"{matching} of {len(fleet.devices)} devices, page {page} of {pages}"
+    """Return the number of matching devices, and links to the previous and the next page."""
+    summary = f"{matching} of {len(fleet.devices)} devices, page {page} of {pages}"
     back = link(f"/?{query}&page={page - 1}#fleet", "previous", rel="prev") if page > 1 else ""
     on = link(f"/?{query}&page={page + 1}#fleet", "next", rel="next") if page < pages else ""
-    return joined(el("span", told, role="status"), " ", back, " ", on)
+    return joined(el("span", summary, role="status"), " ", back, " ", on)
 
 
 def _clock_of(run: RunRow) -> str:
@@ -190,5 +190,5 @@ def _number(value: float | None) -> str:
 
 
 def size_of(count: int) -> str:
-    """As people write it; empty for nothing."""
+    """Return a number of bytes with its unit; empty for 0."""
     return size(count) if count else ""

@@ -1,4 +1,4 @@
-"""What is known of the fleet as rows: those of tables, of CSV and JSON, and of charts."""
+"""Rows of a fleet for tables, CSV, JSON and charts."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import msgspec
 
-from edgefl_server.dashboard.known.fleet import Device, Fleet, Part, Round, Sum
+from edgefl_server.dashboard.known.fleet import DeviceRecord, DeviceRound, Fleet, RoundRecord, Sum
 from edgefl_server.dashboard.known.sums import sums_of, total
 
 STATES = ("working", "reported", "declined", "rejected", "missing", "idle", "offline")
 SILENT_S = 20.0
-"""A server that runs tells of itself more often than that."""
+"""Longest pause between the events of a server that runs."""
 PAGE = 50
 """Devices on a page."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The run as a whole. ``silent_s``: since the server last told anything."""
+    """Summary of the run. ``silent_s``: seconds since the last event of the server."""
 
     federation: str
     run: str
@@ -43,8 +43,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A round. ``late`` updates came when it was over; ``reasons`` counts why devices sent none that counts."""
+class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """Summary of a round. ``late``: updates that came after its end; ``reasons``: counts of why updates are missing."""
 
     round: int
     state: str
@@ -74,8 +74,8 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier now. Memory is over the idle process: as planned by the exporter, and as devices measured it, at the median and
-    at the most. The other figures are medians of the devices' newest reports."""
+    """Summary of a tier. Memory is over the idle process: as planned by the exporter, and as measured by devices (median
+    and maximum). The other figures are medians of the devices' newest reports."""
 
     tier: str
     devices: int
@@ -90,7 +90,7 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A device, and where it stands in its newest round; ``seconds``, ``used_bytes`` and bytes are of its last report."""
+    """Summary of a device. ``seconds``, ``used_bytes`` and the other bytes belong to its last accepted report."""
 
     device: str
     tier: str
@@ -112,16 +112,16 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class View:
-    """Which devices are looked at: whose name has ``q`` in it, of a tier, in a state; "" for all. ``page`` counts from 1."""
+class DeviceFilter:
+    """Filter of devices by a part ``q`` of the name, by tier and by state; "" matches all. ``page`` counts from 1."""
 
     q: str = ""
     tier: str = ""
     state: str = ""
     page: int = 1
 
-    def of(self, fleet: Fleet) -> list[Device]:
-        """All of them, by name."""
+    def of(self, fleet: Fleet) -> list[DeviceRecord]:
+        """Return the matching devices by name."""
         wanted = self.q.casefold()
         return [
             device
@@ -132,8 +132,8 @@ class View:
         ]
 
 
-def state_of(fleet: Fleet, device: Device) -> str:
-    """One of :data:`STATES`."""
+def state_of(fleet: Fleet, device: DeviceRecord) -> str:
+    """Return the state of a device, one of :data:`STATES`."""
     if not device.online:
         return "offline"
     part = device.parts.get(fleet.current) if fleet.phase == "open" else None
@@ -162,7 +162,7 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
     return RunRow(**_fields_of(fleet, RunRow) | numbers)
 
 
-def round_row(row: Round) -> RoundRow:
+def round_row(row: RoundRecord) -> RoundSummary:
     sums = sums_of(row)
     whole = total(sums.values())
     counts = {
@@ -173,11 +173,11 @@ def round_row(row: Round) -> RoundRow:
         "up_bytes": row.up_bytes or whole.up_bytes,
         "tiers": sums,
     }
-    return RoundRow(**_fields_of(whole, RoundRow) | _fields_of(row, RoundRow) | counts)
+    return RoundSummary(**_fields_of(whole, RoundSummary) | _fields_of(row, RoundSummary) | counts)
 
 
-def device_row(fleet: Fleet, device: Device) -> DeviceRow:
-    last = last_report(device) or Part(device=device.name, round=0)
+def device_row(fleet: Fleet, device: DeviceRecord) -> DeviceRow:
+    last = last_report(device) or DeviceRound(device=device.name, round=0)
     report = {
         name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
     }
@@ -191,14 +191,14 @@ def _fields_of(source: msgspec.Struct, row: type[msgspec.Struct]) -> dict[str, A
 
 
 def tier_rows(fleet: Fleet) -> list[TierRow]:
-    """Of all tiers that have a bundle or a device."""
-    members: dict[str, list[Device]] = {name: [] for name in fleet.tiers}
+    """Return the rows of all tiers that have a bundle or a device."""
+    members: dict[str, list[DeviceRecord]] = {name: [] for name in fleet.tiers}
     for device in fleet.devices.values():
         members.setdefault(device.tier, []).append(device)
     return [_tier_row(fleet, name, members[name]) for name in sorted(members)]
 
 
-def _tier_row(fleet: Fleet, name: str, devices: list[Device]) -> TierRow:
+def _tier_row(fleet: Fleet, name: str, devices: list[DeviceRecord]) -> TierRow:
     reports = [last for device in devices if (last := last_report(device)) is not None]
     used = [part.used_bytes for part in reports if part.used_bytes]
     return TierRow(
@@ -215,8 +215,8 @@ def _tier_row(fleet: Fleet, name: str, devices: list[Device]) -> TierRow:
     )
 
 
-def last_report(device: Device) -> Part | None:
-    """Its newest part whose update was accepted."""
+def last_report(device: DeviceRecord) -> DeviceRound | None:
+    """Return the newest round of a device whose update was accepted."""
     for number in reversed(device.parts):
         if device.parts[number].status == "accepted":
             return device.parts[number]
@@ -224,7 +224,7 @@ def last_report(device: Device) -> Part | None:
 
 
 def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
-    """The newest round that has reports, the seconds its devices took to send theirs, and milliseconds of a step."""
+    """Return the newest round that has reports, the seconds until each report, and the milliseconds of a step."""
     for number in sorted(fleet.rounds, reverse=True):
         arrived = [part for part in fleet.rounds[number].parts.values() if part.status == "accepted"]
         if arrived:
@@ -234,7 +234,7 @@ def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
 
 
 def staleness(fleet: Fleet, last: int = 20) -> dict[int, int]:
-    """How many updates of the ``last`` rounds were how many versions behind; empty where none ever was."""
+    """Return counts of updates in the ``last`` rounds by their staleness in versions; empty if none was stale."""
     counts: dict[int, int] = {}
     for number in sorted(fleet.rounds)[-last:]:
         for part in fleet.rounds[number].parts.values():

@@ -1,1 +1,1 @@
-"""The page as a web server: what it answers, whom it tells of what is new, and where orders come in."""
+"""Web server of the dashboard: pages, streams of changes, and orders."""

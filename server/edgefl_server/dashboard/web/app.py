@@ -1,4 +1,4 @@
-"""What the page serves. Whoever reaches it may read; orders need the operator's token."""
+"""Routes of the dashboard. Reading needs no token; orders need the operator's."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgefl_server.dashboard.known.fleet import Entry, Part
+from edgefl_server.dashboard.known.fleet import DeviceRound, Entry
 from edgefl_server.dashboard.shown import api, boards, pages
 from edgefl_server.dashboard.shown.api import csv_text
 from edgefl_server.dashboard.shown.boards import Board
 from edgefl_server.dashboard.shown.glance import Charts, Glance
 from edgefl_server.dashboard.shown.html import Html
 from edgefl_server.dashboard.shown.metrics import CONTENT_TYPE, exposition
-from edgefl_server.dashboard.shown.rows import View
-from edgefl_server.dashboard.web.desk import Desk
+from edgefl_server.dashboard.shown.rows import DeviceFilter
+from edgefl_server.dashboard.web.desk import OrderHandler
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.upstream import feed
 
-# What open pages are sent while a run goes on: what changed since they last were told, once a second at most.
+# Stream of changes to each open page, once a second at most.
 
 Look = Callable[[Glance], Board]
 """Returns what a page shows now."""
@@ -36,12 +36,12 @@ Look = Callable[[Glance], Board]
 PAUSE_S = 1.0
 _HEARTBEAT_S = 15.0
 RETRY_MS = 2000
-"""After so long a browser asks again, if the page's process is gone."""
+"""Delay until a browser reconnects if the page's process is gone."""
 
 
 class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``html``: contents of elements by id; ``rows``: of tables, by id and key; ``order``: the keys of a table that has
-    other rows than before, all of them."""
+    """Changes of a page. ``html``: contents of elements by id. ``rows``: rows of tables, by id and key. ``order``: all keys
+    of each table with other rows than before."""
 
     html: dict[str, str] = {}
     rows: dict[str, dict[str, str]] = {}
@@ -50,7 +50,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Listener:
-    """One open page: what it shows, and what it was sent."""
+    """One open page, with the contents that were sent to it."""
 
     def __init__(self, look: Look, *, charts: bool) -> None:
         self._look = look
@@ -61,7 +61,7 @@ class Listener:
         self._edition = -1
 
     def news(self, glance: Glance) -> News | None:
-        """What it has not been sent; None if that is nothing."""
+        """Return the changes since the last call; None if nothing changed."""
         board = self._look(glance)
         html = _changed(board.pieces, self._sent.pieces)
         rows = {name: _changed(each, self._sent.tables.get(name, {})) for name, each in board.tables.items()}
@@ -93,7 +93,7 @@ def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
 
 
 async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
-    """Server-sent events for a page that shows ``look``."""
+    """Yield server-sent events for a page that shows ``look``."""
     listener = Listener(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS
     quiet = 0.0
@@ -109,7 +109,7 @@ async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]
         quiet += PAUSE_S
 
 
-# What every answer carries, and by which names the page may be asked for.
+# Headers of every answer, and the host names that are answered.
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -124,8 +124,11 @@ HEADERS = {
 
 
 class Guard:
-    """``hosts``: the names in a request's Host header that are answered. A page that is bound to this machine alone knows
-    its own: else a website could make its name lead here and read the fleet through a visitor's browser."""
+    """Middleware that adds headers and checks the Host header against ``hosts``.
+
+    The check protects a page that is bound to this machine against DNS rebinding: otherwise a website could read the fleet
+    through a visitor's browser.
+    """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:
         self._app = app
@@ -153,7 +156,7 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """Without the port: ``[::1]:8090`` is ``::1``."""
+    """Return the host name without the port: ``[::1]:8090`` is ``::1``."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
@@ -164,13 +167,13 @@ _MOST_PAGE = 10**6
 _RETRY_S = "10"
 
 
-def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starlette:
-    """The page of ``hub``; orders go to ``desk``. ``hosts``: names by which it may be asked for; None for any."""
+def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None) -> Starlette:
+    """Return the page of ``hub``; ``handler`` takes orders. ``hosts``: host names that are answered; None for any."""
 
     async def overview(request: Request) -> Response:
         view = _view(request)
         board = boards.overview(hub.glance, view)
-        return HTMLResponse(pages.overview(hub.fleet, board, view, orders=desk.open))
+        return HTMLResponse(pages.overview(hub.fleet, board, view, orders=handler.open))
 
     async def device(request: Request) -> Response:
         name = request.path_params["name"]
@@ -207,13 +210,13 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
             return _no_table(request)
         if request.path_params["what"] == "log":
             return _listed(request, Entry, found.log)
-        return _listed(request, Part, [found.parts[number] for number in sorted(found.parts)])
+        return _listed(request, DeviceRound, [found.parts[number] for number in sorted(found.parts)])
 
     async def of_round(request: Request) -> Response:
         found = hub.fleet.rounds.get(_number(request.path_params["number"]))
         if found is None:
             return _no_table(request)
-        return _listed(request, Part, [found.parts[name] for name in sorted(found.parts)])
+        return _listed(request, DeviceRound, [found.parts[name] for name in sorted(found.parts)])
 
     async def metrics(_: Request) -> Response:
         return Response(exposition(hub.glance), media_type=CONTENT_TYPE)
@@ -233,7 +236,7 @@ def application(hub: Hub, desk: Desk, *, hosts: frozenset[str] | None) -> Starle
         Route("/rounds/{number}", round_),
         Route("/live", live),
         Route("/feed", whole),
-        Route("/api/orders", desk.take, methods=["POST"]),
+        Route("/api/orders", handler.take, methods=["POST"]),
         Route("/api/rounds/{number}.{format}", of_round),
         Route("/api/devices/{name}/{what}.{format}", of_device),
         Route("/api/{table}.{format}", listing),
@@ -268,10 +271,12 @@ def _no_table(request: Request) -> Response:
     return PlainTextResponse(f"there is no {request.url.path}\n", 404)
 
 
-def _view(request: Request) -> View:
+def _view(request: Request) -> DeviceFilter:
     asked = request.query_params
     page = min(_MOST_PAGE, max(1, _number(asked.get("page", "1"))))
-    return View(q=asked.get("q", ""), tier=asked.get("tier", ""), state=asked.get("state", ""), page=page)
+    return DeviceFilter(
+        q=asked.get("q", ""), tier=asked.get("tier", ""), state=asked.get("state", ""), page=page
+    )
 
 
 def _number(text: str) -> int:

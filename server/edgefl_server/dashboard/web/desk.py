@@ -1,4 +1,4 @@
-"""Where an operator's orders come in: only with the token, which is sent in a header and nowhere else."""
+"""Handler of an operator's orders, which need a token in a header."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from edgefl_server.operations.mailbox import AnyOrder
 
 _MOST_BYTES = 4096
 _PAUSE_S = 0.5
-"""Behind a wrong token, so that guessing takes for ever."""
+"""Delay after a wrong token, which makes guessing slow."""
 
 
 Give = Callable[[AnyOrder, str], None]
-"""Takes an order on, with the token that it came with. OSError or EdgeflError if that cannot be."""
+"""Forwards an order with its token. Raises OSError or EdgeflError on failure."""
 
 
-class Desk:
-    """Takes orders, which ``give`` takes on.
+class OrderHandler:
+    """Endpoint for orders, which checks the token and forwards the order by ``give``.
 
-    ``token``: what whoever gives them must have; "" for nobody. ``elsewhere``: the token is checked by whom the order goes
-    on to.
+    ``token``: token of the operator; "" refuses all orders. ``elsewhere``: the receiver of ``give`` checks the token.
     """
 
     def __init__(self, give: Give, token: str = "", *, elsewhere: bool = False) -> None:
@@ -38,11 +37,11 @@ class Desk:
 
     @property
     def open(self) -> bool:
-        """Whether anybody can give orders here."""
+        """True if orders are accepted with a token."""
         return bool(self._token) or self._elsewhere
 
     async def take(self, request: Request) -> Response:
-        """``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``.
+        """Handle the ``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``.
 
         A page of somebody else cannot make a browser send that header, so no cookie and no form gives orders.
         """
@@ -59,7 +58,7 @@ class Desk:
         return await self._given(request, token)
 
     async def _given(self, request: Request, token: str) -> Response:
-        """The order of one who may give it."""
+        """Forward the order of an authorized request."""
         try:
             order = mailbox.read(await _body(request))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""The page's own loop: asks its source for what is new, and hands it to whoever looks."""
+"""Main loop of the page: polls its source, and serves the result to all streams."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from edgefl_server.dashboard.known.source import Source
 from edgefl_server.dashboard.shown.glance import Glance
 
 MOST_STREAMS = 100
-"""Pages, and followers, that are kept new at a time: each costs memory, and a look a second."""
+"""Limit of open pages and followers: each costs memory, and an update a second."""
 _PAUSE_S = 0.5
 
 
 class Hub:
-    """``glance`` is what is known; ``ready`` once all that was kept is. ``error`` is what ended the loop: the page must end
-    with it, as nothing that it shows would change any more."""
+    """Current state of the fleet, polled from a source.
+
+    ``glance``: snapshot of the fleet. ``ready``: True once the stored state is loaded. ``error``: exception that ended the
+    loop. The page must then end too, as its contents would no longer change.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -37,24 +40,24 @@ class Hub:
 
     @property
     def ending(self) -> bool:
-        """Whether the page's process is to end: streams, which would go on for ever, do so by themselves."""
+        """True if the process is about to end. Streams check it, as they have no end of their own."""
         return self._ending.is_set()
 
     def end(self) -> None:
         self._ending.set()
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long, or until the process is to end."""
+        """Wait ``seconds``, or until the process is about to end."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
 
     @property
     def full(self) -> bool:
-        """Whether no stream more is to begin."""
+        """True if no further stream may start."""
         return self._streams >= min(MOST_STREAMS, most_connections() // 2)
 
     async def counted(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        """``stream``, which counts for as long as somebody reads it."""
+        """Yield from ``stream``, which counts as open until the reader ends."""
         self._streams += 1
         try:
             async with aclosing(stream):
@@ -65,7 +68,7 @@ class Hub:
 
     @contextmanager
     def following(self, take: Callable[[bytes], None]) -> Iterator[None]:
-        """``take`` is handed each line of the feed that comes meanwhile."""
+        """Pass each new line of the feed to ``take`` within the context."""
         self._followers.add(take)
         try:
             yield
@@ -78,7 +81,7 @@ class Hub:
 
     @asynccontextmanager
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
-        """While the page is served."""
+        """Run the loop while the page is served."""
         task = asyncio.create_task(self._run())
         task.add_done_callback(self._ended)
         try:
@@ -97,7 +100,7 @@ class Hub:
         fleet.tick += 1
         self.glance, self.ready = Glance(fleet), True
         while not self.ending:
-            # What changes from here on has the next tick: whoever looked before must be told of it.
+            # Later changes have the next tick, so that pages that are up to date receive them.
             fleet.tick += 1
             if not self._source.poll(fleet, self._line):
                 fleet.tick -= 1

@@ -1,4 +1,4 @@
-"""The page as a process: its address, its hosts, and the web server around it."""
+"""Process of the dashboard: its address, its token and its web server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgefl.errors import ConfigError
 from edgefl.system.files import naming
 from edgefl.system.listener import WebServer, listening
 from edgefl_server.dashboard.web.app import application
-from edgefl_server.dashboard.web.desk import Desk
+from edgefl_server.dashboard.web.desk import OrderHandler
 from edgefl_server.dashboard.web.hub import Hub
 
 LOOPBACK, PORT = "127.0.0.1", 8090
@@ -23,7 +23,7 @@ _LEAST_TOKEN = 16
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``PORT`` or ``[::1]:PORT``; ConfigError for anything else. Port 0 is any free one."""
+    """Return host and port of ``HOST:PORT``, ``PORT`` or ``[::1]:PORT``. ConfigError otherwise. Port 0 is any free one."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or LOOPBACK
     if not port.isdecimal() or int(port) > 65535:
@@ -32,7 +32,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``."""
+    """Return True if only this machine can connect to ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -40,7 +40,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at this address; ConfigError if it is taken or none of this machine's."""
+    """Return a socket at this address. ConfigError if it is taken or belongs to another machine."""
     try:
         return listening(host, port)
     except OSError as error:
@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Where people find the page."""
+    """Return the address of the page."""
     host, port = bound.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -56,14 +56,14 @@ def url_of(bound: socket.socket) -> str:
 
 
 def read_token(path: Path) -> str:
-    """The operator's token: the first line of a file. ConfigError if it is none, or too short to be one."""
+    """Return the operator's token, the first line of a file. ConfigError if it is invalid or too short."""
     with naming(path), path.open("rb") as file:
         line = file.read(_MOST_TOKEN).partition(b"\n")[0].strip()
     return check_token(line.decode("ascii", "replace"), str(path))
 
 
 def check_token(token: str, where: str) -> str:
-    """``token``, or ConfigError for one that can be guessed, or that no header can carry."""
+    """Return ``token``. ConfigError if it can be guessed, or cannot be sent in a header."""
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
             f"{where} holds no operator's token: one has at least {_LEAST_TOKEN} letters and digits, such as what "
@@ -72,15 +72,15 @@ def check_token(token: str, where: str) -> str:
     return token
 
 
-def serve(hub: Hub, desk: Desk, bound: socket.socket, host: str) -> None:
-    """Serve the page until the process is asked to end. Raises what the page's loop ended with."""
+def serve(hub: Hub, handler: OrderHandler, bound: socket.socket, host: str) -> None:
+    """Serve the page until the process receives a signal. Raises the error that ended the page's loop."""
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
-    _Server(application(hub, desk, hosts=hosts), hub).run(sockets=[bound])
+    _PageServer(application(hub, handler, hosts=hosts), hub).run(sockets=[bound])
     if hub.error is not None:
         raise hub.error
 
 
-class _Server(WebServer):
+class _PageServer(WebServer):
     """Web server that lets streams end before it waits for them."""
 
     def __init__(self, app: Starlette, hub: Hub) -> None:

@@ -1,4 +1,4 @@
-"""From what the command line says to a page's source and its desk."""
+"""Construction of a page's hub and order handler from the command line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from edgefl_server.dashboard.known.source import Folder, Watch
-from edgefl_server.dashboard.web.desk import Desk
+from edgefl_server.dashboard.web.desk import OrderHandler
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.serve import check_token, read_token
 from edgefl_server.dashboard.web.upstream import Upstream, hand_on
@@ -17,7 +17,7 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
-    """What the page shows: the folder ``run``, or the page at ``server``. ConfigError where there is none."""
+    """Return the hub of the folder ``run``, or of the page at ``server``. ConfigError if that does not exist."""
     watch: Watch | None = None
     if otlp:
         from edgefl_server.dashboard.web.traces import Traces
@@ -26,14 +26,14 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
     return Hub(Folder(run, database, watch) if run is not None else Upstream(server, watch))
 
 
-def desk_of(run: Path | None, server: str, token_file: Path | None) -> Desk:
-    """Where orders go: into the folder with a token that is known here, or on to the page that is followed."""
+def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:
+    """Return the handler of orders: checks a token and writes into ``run``, or forwards to the page at ``server``."""
     if run is None:
-        return Desk(partial(hand_on, server.rstrip("/")), elsewhere=True)
+        return OrderHandler(partial(hand_on, server.rstrip("/")), elsewhere=True)
     token = os.environ.get(TOKEN, "")
     if token_file is not None:
         token = read_token(token_file)
     elif token:
         token = check_token(token, TOKEN)
     box = Mailbox(run)
-    return Desk(lambda order, _: box.give(order), token)
+    return OrderHandler(lambda order, _: box.give(order), token)

@@ -18,8 +18,8 @@ _PATH = "/v1/traces"
 
 
 @dataclass
-class _Open:
-    """A round that goes on, and when the updates of its devices came."""
+class _TracedRound:
+    """Round in progress, with the times of its updates by device."""
 
     opened: float
     devices: int
@@ -28,8 +28,8 @@ class _Open:
 
 
 class Traces:
-    """Sends traces to the collector at ``url`` (OTLP over HTTP), from a thread of their own. A collector that is away costs
-    its traces only. ConfigError if ``url`` is no address."""
+    """Exporter of traces to the collector at ``url`` (OTLP over HTTP), in a thread of its own. If the collector is away, the
+    traces are lost. ConfigError if ``url`` is no address."""
 
     def __init__(self, url: str, exporter: SpanExporter | None = None) -> None:
         if not url.startswith(("http://", "https://")):
@@ -40,33 +40,33 @@ class Traces:
         self._provider = TracerProvider(resource=Resource.create({"service.name": "edgefl"}))
         self._provider.add_span_processor(BatchSpanProcessor(exporter or OTLPSpanExporter(endpoint)))
         self._tracer = self._provider.get_tracer("edgefl")
-        self._rounds: dict[int, _Open] = {}
+        self._rounds: dict[int, _TracedRound] = {}
         self._ended: dict[int, tuple[float, Context]] = {}
         self._federation = ""
 
     def take(self, at: float, event: events.Event) -> None:
-        """What a server told at ``at``, in epoch seconds."""
+        """Handle an event of the epoch second ``at``."""
         match event:
             case events.Started():
                 self._federation = event.federation
                 self._rounds.clear()
                 self._ended.clear()
             case events.RoundOpened():
-                self._rounds[event.round] = _Open(at, len(event.devices), event.goal)
+                self._rounds[event.round] = _TracedRound(at, len(event.devices), event.goal)
             case events.UpdateAccepted() if event.round in self._rounds:
                 self._rounds[event.round].came.setdefault(event.device, (at, event.tier))
             case events.RoundEnded() if (found := self._rounds.pop(event.round, None)) is not None:
-                self._ended = {event.round: (at, self._told(at, event, found))}
+                self._ended = {event.round: (at, self._trace_round(at, event, found))}
             case events.RoundClosed() if (ended := self._ended.pop(event.round, None)) is not None:
                 self._span(
                     "evaluation", ended[0], at, ended[1], {"accuracy": event.accuracy, "loss": event.loss}
                 )
 
     def flush(self) -> None:
-        """Send what is left."""
+        """Send the traces that wait."""
         self._provider.force_flush()
 
-    def _told(self, at: float, event: events.RoundEnded, found: _Open) -> Context:
+    def _trace_round(self, at: float, event: events.RoundEnded, found: _TracedRound) -> Context:
         facts: dict[str, str | int | float | None] = {
             "federation": self._federation,
             "round": event.round,

@@ -1,4 +1,4 @@
-"""A page that follows another page over HTTP: first all that is known there, then each line of the feed as it comes."""
+"""Source that follows another page over HTTP: first its whole state, then each line of the feed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl_server.dashboard.known import fold
 from edgefl_server.dashboard.known.fleet import Fleet
 from edgefl_server.dashboard.known.source import Watch
-from edgefl_server.dashboard.known.tail import told
+from edgefl_server.dashboard.known.tail import decode_event
 from edgefl_server.operations.mailbox import AnyOrder
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PAUSE_S = 0.5
 _ANSWER_S = 10.0
 _SILENT_S = 45.0
-"""The other side says that it is there more often than that."""
+"""Timeout of a read; the other page sends a heartbeat more often."""
 _AGAIN_S = 2.0
 _HEARTBEAT_S = 15.0
 _MOST_WAITING = 20_000
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def feed(hub: Hub) -> AsyncGenerator[bytes]:
-    """Server-sent events for one that follows: ``fleet`` with all that is known, then ``lines`` as they come."""
+    """Yield server-sent events for a follower: ``fleet`` with the whole state, then ``lines`` as they come."""
     lines: list[bytes] = []
     overrun = False
 
@@ -55,7 +55,7 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
         lines.clear()
         yield b"event: fleet\ndata: " + _encode(_bare(hub.fleet)) + b"\n\n"
         quiet = 0.0
-        # One that cannot keep up, or has seen another run, begins anew.
+        # A follower that cannot keep up, or whose run changed, starts again.
         while not (overrun or hub.ending) and hub.fleet.edition == edition:
             await hub.pause(_PAUSE_S)
             quiet += _PAUSE_S
@@ -69,7 +69,7 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
 
 
 class Upstream:
-    """Follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
+    """Source that follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
 
     def __init__(self, url: str, watch: Watch | None = None) -> None:
         parts = urlsplit(url)
@@ -102,7 +102,7 @@ class Upstream:
         )
 
     def begin(self) -> Fleet:
-        """What is known there, once it has told; what comes after that is polled."""
+        """Wait for the state of the other page and return it; :meth:`poll` reads later events."""
         threading.Thread(target=self._follow, name="upstream", daemon=True).start()
         kind, content = self._news.get()
         while kind not in ("fleet", _END):
@@ -121,7 +121,7 @@ class Upstream:
                 fleet.problem = content
             elif kind == "fleet":
                 replace_all(fleet, self._whole(content))
-            elif kind != _END and (new := told(content)) is not None:
+            elif kind != _END and (new := decode_event(content)) is not None:
                 line(content)
                 fold.apply(fleet, new.at, new.event)
                 if self._watch is not None:
@@ -129,14 +129,14 @@ class Upstream:
 
     def close(self) -> None:
         self._ended.set()
-        self._news.put((_END, b""))  # for who waits for a page that tells nothing
+        self._news.put((_END, b""))  # wakes begin() if the other page sends nothing
 
     def _whole(self, data: bytes) -> Fleet:
         try:
             return _whole(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
-                f"the page at {self.url} tells of a fleet in another way than this one reads ({error}): have both of "
+                f"the page at {self.url} sends a fleet in another format than this one reads ({error}): have both of "
                 "the same release of edgefl",
                 url=self.url,
             ) from error
@@ -164,7 +164,7 @@ class Upstream:
 
 
 def hand_on(url: str, order: AnyOrder, token: str) -> None:
-    """Hand an order on to the page at ``url``, which knows the token. OSError or EdgeflError if it does not take it."""
+    """Forward an order to the page at ``url``, which knows the token. OSError or EdgeflError if it is refused."""
     request = urllib.request.Request(
         f"{url}/api/orders",
         data=_encode(order),
@@ -177,7 +177,7 @@ def hand_on(url: str, order: AnyOrder, token: str) -> None:
 
 
 def replace_all(fleet: Fleet, other: Fleet) -> None:
-    """``fleet`` becomes ``other``, all of it changed now."""
+    """Copy ``other`` into ``fleet``, and mark everything as changed."""
     tick, edition = fleet.tick, fleet.edition + 1
     for name in fleet.__struct_fields__:
         setattr(fleet, name, getattr(other, name))
@@ -189,13 +189,13 @@ def replace_all(fleet: Fleet, other: Fleet) -> None:
 
 
 def _bare(fleet: Fleet) -> Fleet:
-    """With each part once: the rounds have them."""
+    """Return the fleet without the parts of devices, which its rounds have too."""
     devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices)
 
 
 def _whole(data: bytes) -> Fleet:
-    """A fleet as it was sent, where a device's part in a round and the round's are one again."""
+    """Decode a fleet, and add the parts of its rounds to the devices again."""
     fleet = _decode(data)
     for number in sorted(fleet.rounds):
         for name, part in fleet.rounds[number].parts.items():

@@ -1,4 +1,4 @@
-"""One process of a workshop, as its server has it. Imports next to nothing, so that it may start before all else."""
+"""Handle of one torch process. Imports little, so that the process can start before all else."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from edgefl.system.parent import sign_of_life
 from edgefl.system.python import child_path
 
 if TYPE_CHECKING:
-    from edgefl_server.workshop.line import Line
+    from edgefl_server.torch_process.connection import PickleConnection
 
-INSIDE = "edgefl_server.workshop.inside"
-"""The module that it runs: its command names it."""
+INSIDE = "edgefl_server.torch_process.inside"
+"""Module that the process runs; part of its command line."""
 _END_S = 5.0
 
 
 class Process:
-    """A process that has begun to load torch. It has two lines: words are answered ``beside`` each other on the second.
+    """Process that has begun to load torch. Its two connections answer requests at the same time.
 
-    It ends with this one, however that ends. ``composed``: it has the run's models; ``broken``: what comes from it is no
-    answer to what it is asked next.
+    The process ends with this one, however that ends. ``composed``: it has the run's models. ``broken``: its next message
+    may not belong to the next request.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,11 @@ class Process:
             for _, there in pairs:
                 there.close()
             self._alive = began.pop_all()
-        from edgefl_server.workshop.line import Line
+        from edgefl_server.torch_process.connection import PickleConnection
 
-        self.lines: tuple[Line, ...] = tuple(Line(here, self._runs) for here, _ in pairs)
+        self.connections: tuple[PickleConnection, ...] = tuple(
+            PickleConnection(here, self._runs) for here, _ in pairs
+        )
 
     @property
     def pid(self) -> int:
@@ -55,7 +57,7 @@ class Process:
         return self._process.poll() is None
 
     def end(self) -> str:
-        """End it; how it ended, in words. By no thread that holds one of its locks."""
+        """End the process and return a description of its end. The caller must not hold one of its locks."""
         with self._ending:
             if not self._ended:
                 self._ended = self._end()
@@ -64,10 +66,10 @@ class Process:
     def _end(self) -> str:
         self._process.poll()
         self._alive.close()
-        for lock, line in zip(self.locks, self.lines, strict=True):
-            line.hang_up()  # whoever waits for an answer gives its lock free
+        for lock, connection in zip(self.locks, self.connections, strict=True):
+            connection.hang_up()  # a thread that waits for an answer releases its lock
             with lock:
-                line.close()
+                connection.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -85,8 +87,8 @@ def _how(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _command(*lines: int) -> list[str]:
-    """It imports what this process would, and nothing from a folder that it happens to be started in."""
+def _command(*sockets: int) -> list[str]:
+    """Return a command with the import path of this process, so that the working directory adds no module."""
     ways = child_path().split(os.pathsep)
-    begin = f"import sys; sys.path[:] = {ways!r}; from {INSIDE} import main; main{lines!r}"
+    begin = f"import sys; sys.path[:] = {ways!r}; from {INSIDE} import main; main{sockets!r}"
     return [sys.executable, "-P", "-c", begin]

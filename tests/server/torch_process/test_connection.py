@@ -11,19 +11,21 @@ import pytest
 from edgefl import errors
 from edgefl.errors import ConfigError, EdgeflError, IdentityError, StoreError
 from edgefl_server.storage.retrying import ActionFailed
-from edgefl_server.workshop.line import Line, LineEnded
-from edgefl_server.workshop.messages import Failed, Move, WorkFailed, portable
+from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnection
+from edgefl_server.torch_process.messages import Failed, MoveRequest, WorkFailed, portable
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Line, Line]]:
-    here, there = map(Line, socket.socketpair())
+def ends() -> Iterator[tuple[PickleConnection, PickleConnection]]:
+    here, there = map(PickleConnection, socket.socketpair())
     yield here, there
     here.close()
     there.close()
 
 
-def test_arrays_arrive_with_their_bits_in_memory_of_their_own(ends: tuple[Line, Line]) -> None:
+def test_arrays_arrive_with_their_bits_in_memory_of_their_own(
+    ends: tuple[PickleConnection, PickleConnection],
+) -> None:
     here, there = ends
     sent = {
         "nan": np.array([np.nan, -0.0, np.float32(1e-45)], np.float32),
@@ -33,7 +35,7 @@ def test_arrays_arrive_with_their_bits_in_memory_of_their_own(ends: tuple[Line, 
         "one": np.array(7, np.int64),
         "every-other": np.arange(10, dtype=np.uint8)[::2],
     }
-    here.send(Move(1, sent, sent, {"lr": 0.1}))
+    here.send(MoveRequest(1, sent, sent, {"lr": 0.1}))
     got = there.receive()
     assert got.exchange == 1 and got.hyper == {"lr": 0.1} and list(got.before) == list(sent)
     for name, array in sent.items():
@@ -42,7 +44,9 @@ def test_arrays_arrive_with_their_bits_in_memory_of_their_own(ends: tuple[Line, 
         assert got.before[name] is got.mean[name], "what is sent twice goes over once"
 
 
-def test_what_has_a_name_is_what_the_other_side_has_under_it(ends: tuple[Line, Line]) -> None:
+def test_what_has_a_name_is_what_the_other_side_has_under_it(
+    ends: tuple[PickleConnection, PickleConnection],
+) -> None:
     here, there = ends
 
     def function() -> None:
@@ -55,29 +59,31 @@ def test_what_has_a_name_is_what_the_other_side_has_under_it(ends: tuple[Line, L
         there.receive()
 
 
-def test_a_line_says_that_the_other_side_is_gone(ends: tuple[Line, Line]) -> None:
+def test_a_line_says_that_the_other_side_is_gone(ends: tuple[PickleConnection, PickleConnection]) -> None:
     here, there = ends
     there.close()
-    with pytest.raises(LineEnded):
+    with pytest.raises(ConnectionEnded):
         here.receive()
-    with pytest.raises(LineEnded):
+    with pytest.raises(ConnectionEnded):
         here.send("anybody?")
 
 
 def test_a_line_that_others_hold_open_ends_with_the_process_at_its_end() -> None:
     mine, theirs = socket.socketpair()
-    with mine, theirs, pytest.raises(LineEnded):
-        Line(mine, alive=lambda: False).receive()
+    with mine, theirs, pytest.raises(ConnectionEnded):
+        PickleConnection(mine, alive=lambda: False).receive()
 
 
-def crossed(error: Exception, ends: tuple[Line, Line]) -> Exception:
+def crossed(error: Exception, ends: tuple[PickleConnection, PickleConnection]) -> Exception:
     """The error as it is on the other side."""
     ends[0].send(Failed(portable(error)))
     failed: Failed = ends[1].receive()
     return failed.error
 
 
-def test_errors_of_ours_cross_with_class_message_and_details(ends: tuple[Line, Line]) -> None:
+def test_errors_of_ours_cross_with_class_message_and_details(
+    ends: tuple[PickleConnection, PickleConnection],
+) -> None:
     kinds = [
         each for each in vars(errors).values() if isinstance(each, type) and each.__mro__[1] is EdgeflError
     ]
@@ -96,7 +102,7 @@ def test_errors_of_ours_cross_with_class_message_and_details(ends: tuple[Line, L
     assert isinstance(odd, ConfigError) and "object" in str(odd.details["value"])
 
 
-def test_other_errors_are_told_as_such(ends: tuple[Line, Line]) -> None:
+def test_other_errors_are_told_as_such(ends: tuple[PickleConnection, PickleConnection]) -> None:
     class OfTorch(RuntimeError):
         """Nobody else has it."""
 

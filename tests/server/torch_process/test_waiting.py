@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import Mosquitto
 from tests.e2e.runs import EDGEFL, TINY
-from tests.server.workshop.processes import wait_until_gone, workshop_of
+from tests.server.torch_process.processes import wait_until_gone, workshop_of
 
 
 def libraries(pid: int) -> str:

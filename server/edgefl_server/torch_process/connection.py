@@ -1,12 +1,12 @@
-"""What goes between a server and its workshop: objects, with the memory of their arrays beside them, as it lies.
+"""Connection of a server and its torch process: pickled objects, and the memory of their arrays without a copy.
 
 ::
 
     8 bytes: how many lengths follow | 8 bytes for each: of the head, of each array | the head | the arrays
 
-A head is pickled. Both ends are one program of one user, and the socket between them has no name that anybody else could
-connect to. What is not to be pickled, such as a function, goes under a name (``names``), for which the other side has
-something of its own (``found``).
+A head is pickled. Both ends are one program of one user, and the socket between them has no name that another process could
+connect to. An object that cannot be pickled, such as a function, is sent as a placeholder (``names``). The other side
+replaces it (``resolve``).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any
 import numpy as np
 
 _PROTOCOL = 5
-"""With buffers beside the head."""
+"""First protocol with buffers outside of the head."""
 _LOOK_MS = 1000
-"""How often it is asked whether the other side lives: what was forked from it may hold the line open after its end."""
+"""Interval of the checks that the other side lives: a process forked from it may hold the socket open after its end."""
 
 
-class LineEnded(Exception):
+class ConnectionEnded(Exception):
     """The other side is gone."""
 
 
-class Line:
-    """One end; used by one thread at a time. ``alive`` says whether the process at the other end runs."""
+class PickleConnection:
+    """One end of the connection, for one thread at a time. ``alive`` returns True while the other process runs."""
 
     def __init__(self, end: socket.socket, alive: Callable[[], bool] = lambda: True) -> None:
         self._end = end
@@ -42,7 +42,7 @@ class Line:
         self._poll.register(end, select.POLLIN)
 
     def send(self, thing: object, names: Mapping[int, object] | None = None) -> None:
-        """``names``: what stands for objects, by their ids. LineEnded if the other side is gone."""
+        """Send an object. ``names``: placeholders of objects, by their ids. ConnectionEnded if the other side is gone."""
         head, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         _Pickler(head, names or {}, buffers).dump(thing)
         parts = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -52,15 +52,17 @@ class Line:
             for part in parts:
                 self._end.sendall(part)
         except OSError as error:
-            raise LineEnded from error
+            raise ConnectionEnded from error
 
-    def receive(self, found: Callable[[Any], object] | None = None) -> Any:
-        """What was sent, arrays in memory of their own. ``found`` gives what a name stands for. LineEnded if the other side
-        is gone."""
+    def receive(self, resolve: Callable[[Any], object] | None = None) -> Any:
+        """Return the next object, its arrays in new memory. ConnectionEnded if the other side is gone.
+
+        ``resolve`` returns the object for a placeholder.
+        """
         (count,) = struct.unpack("<Q", self._read(8))
         lengths = struct.unpack(f"<{count}Q", self._read(8 * count))
         head, *buffers = [self._read(length) for length in lengths]
-        return _Unpickler(io.BytesIO(head), buffers, found).load()
+        return _Unpickler(io.BytesIO(head), buffers, resolve).load()
 
     def _read(self, length: int) -> memoryview:
         room = np.empty(length, np.uint8).data  # a bytearray would be filled with zeros first
@@ -69,17 +71,17 @@ class Line:
             try:
                 while not self._poll.poll(_LOOK_MS):
                     if not self._alive():
-                        raise LineEnded
+                        raise ConnectionEnded
                 count = self._end.recv_into(left)
             except OSError as error:
-                raise LineEnded from error
+                raise ConnectionEnded from error
             if not count:
-                raise LineEnded
+                raise ConnectionEnded
             left = left[count:]
         return room
 
     def hang_up(self) -> None:
-        """End what any thread waits for here."""
+        """Shut the socket down, which wakes any thread that waits for it."""
         with suppress(OSError):  # the other side did
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -100,12 +102,12 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, head: io.BytesIO, buffers: list[memoryview], found: Callable[[Any], object] | None
+        self, head: io.BytesIO, buffers: list[memoryview], resolve: Callable[[Any], object] | None
     ) -> None:
         super().__init__(head, buffers=buffers)
-        self._found = found
+        self._resolve = resolve
 
     def persistent_load(self, name: object) -> object:
-        if self._found is None:
+        if self._resolve is None:
             raise pickle.UnpicklingError("a name came where none is known")
-        return self._found(name)
+        return self._resolve(name)

@@ -1,4 +1,4 @@
-"""Messages between a server and its workshop, and placeholders for the functions of a run spec."""
+"""Messages between a server and its torch process, and placeholders for the functions of a run spec."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.events import Event
 
 PAGE = 256
-"""Values of a schedule that go over together."""
+"""Number of a schedule's values in one message."""
 
 
-class Compose(msgspec.Struct, frozen=True):
-    """First of all: compose the run into ``folder``. ``device`` as :func:`edgefl.setup.processor.processor` takes it."""
+class ComposeRequest(msgspec.Struct, frozen=True):
+    """First request: compose the run into ``folder``. ``device``: as for :func:`edgefl.setup.processor.processor`."""
 
     federation: Federation
     folder: Path
     device: str
 
 
-class Again(msgspec.Struct, frozen=True):
-    """Compose the run again in a new process, from the bundles in the folder.
+class RecomposeRequest(msgspec.Struct, frozen=True):
+    """Request to compose the run again in a new process, from the bundles in the folder.
 
     ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was composed.
     """
 
-    compose: Compose
+    compose: ComposeRequest
     digest: str
     sources: Mapping[Path, bytes]
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Each tier's share that is chosen anew in round ``number``: placements by tier."""
+class PlaceRequest(msgspec.Struct, frozen=True):
+    """Request for placements by tier: the shares that are chosen anew in round ``number``."""
 
     weights: Arrays
     number: int
 
 
-class Move(msgspec.Struct, frozen=True):
-    """A step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`): arrays."""
+class MoveRequest(msgspec.Struct, frozen=True):
+    """Request for a step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`)."""
 
     exchange: int
     before: Arrays
@@ -57,15 +57,15 @@ class Move(msgspec.Struct, frozen=True):
     hyper: Scalars
 
 
-class Unfold(msgspec.Struct, frozen=True):
-    """Arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
+class UnfoldRequest(msgspec.Struct, frozen=True):
+    """Request for the arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
 
     exchange: int
     update: Arrays
 
 
-class Announce(msgspec.Struct, frozen=True):
-    """The scalars of an exchange that comes after ``first``, ..., ``stop`` - 1 completed ones, of ``rounds``: a list."""
+class AnnounceRequest(msgspec.Struct, frozen=True):
+    """Request for the scalars of an exchange at the positions ``first`` to ``stop`` - 1 of ``rounds``."""
 
     exchange: int
     first: int
@@ -73,23 +73,31 @@ class Announce(msgspec.Struct, frozen=True):
     rounds: int
 
 
-class Judge(msgspec.Struct, frozen=True):
-    """Evaluate a model; the answer has metrics by name."""
+class JudgeRequest(msgspec.Struct, frozen=True):
+    """Request to evaluate a model; the answer has metrics by name."""
 
     weights: Arrays
 
 
-Word = Compose | Again | Place | Move | Unfold | Announce | Judge
+WorkRequest = (
+    ComposeRequest
+    | RecomposeRequest
+    | PlaceRequest
+    | MoveRequest
+    | UnfoldRequest
+    | AnnounceRequest
+    | JudgeRequest
+)
 
 
-class Told(msgspec.Struct, frozen=True):
-    """Something for people, on the way to an answer."""
+class EventMessage(msgspec.Struct, frozen=True):
+    """Event that precedes an answer."""
 
     event: Event
 
 
 class Done(msgspec.Struct, frozen=True):
-    """The answer."""
+    """Answer to a request."""
 
     value: object
 
@@ -101,7 +109,7 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class WorkFailed(RuntimeError):
-    """Error of a class that only the workshop has, with its text."""
+    """Error whose class exists only in the torch process, with its text."""
 
 
 def portable(error: Exception) -> Exception:
@@ -116,7 +124,7 @@ def portable(error: Exception) -> Exception:
         )
     other: Exception = WorkFailed(f"{type(error).__name__}: {error}")
     if getattr(builtins, type(error).__name__, None) is type(error):
-        with suppress(Exception):  # it holds what cannot be pickled
+        with suppress(Exception):  # an attribute that cannot be pickled
             other = pickle.loads(pickle.dumps(error))
     other.add_note("".join(traceback.format_exception(error)))
     return other
@@ -128,23 +136,23 @@ def _plain(value: object) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-class Mean(msgspec.Struct, frozen=True):
+class MeanRef(msgspec.Struct, frozen=True):
     """Placeholder for the server of FedAvg."""
 
 
-class Bundled(msgspec.Struct, frozen=True):
+class BundleRef(msgspec.Struct, frozen=True):
     """Placeholder for a bundle in the run's folder."""
 
     file: str
 
 
-class Placed(msgspec.Struct, frozen=True):
+class PlacementRef(msgspec.Struct, frozen=True):
     """Placeholder for the placement of a tier."""
 
     tier: str
 
 
-class Optimizer(msgspec.Struct, frozen=True):
+class OptimizerRef(msgspec.Struct, frozen=True):
     """Placeholder for the server of an exchange."""
 
     exchange: int
@@ -154,21 +162,21 @@ class Optimizer(msgspec.Struct, frozen=True):
     options: frozenset[str]
 
 
-class Scheduled(msgspec.Struct, frozen=True):
+class ScheduleRef(msgspec.Struct, frozen=True):
     """Placeholder for the schedule of an exchange; its first values are ``known``."""
 
     exchange: int
     known: Sequence[Scalars]
 
 
-class Judged(msgspec.Struct, frozen=True):
+class EvaluationRef(msgspec.Struct, frozen=True):
     """Placeholder for the evaluation."""
 
 
-Name = Mean | Bundled | Placed | Optimizer | Scheduled | Judged
+Placeholder = MeanRef | BundleRef | PlacementRef | OptimizerRef | ScheduleRef | EvaluationRef
 
 
-class Composed(msgspec.Struct, frozen=True):
+class ComposeResult(msgspec.Struct, frozen=True):
     """Answer to :class:`Compose`, with the spec.
 
     ``processor`` evaluates models and sums updates (``cpu`` or ``cuda``). ``sources`` has the contents of the user's files.

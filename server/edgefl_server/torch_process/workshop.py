@@ -1,5 +1,7 @@
-"""The process beside a server that has torch, so that the server has not: it is started where it is needed, and again where
-it was killed, and ends where nobody needed it for a while."""
+"""Client of the torch process, which keeps torch out of the server's memory.
+
+The process starts on demand, restarts after a kill and ends when it is idle.
+"""
 
 from __future__ import annotations
 
@@ -19,47 +21,55 @@ from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.events import Event, Warned
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.workshop import messages
-from edgefl_server.workshop.line import LineEnded
-from edgefl_server.workshop.messages import Again, Compose, Composed, Done, Failed, Told, Word
-from edgefl_server.workshop.process import Process
+from edgefl_server.torch_process import messages
+from edgefl_server.torch_process.connection import ConnectionEnded
+from edgefl_server.torch_process.messages import (
+    ComposeRequest,
+    ComposeResult,
+    Done,
+    EventMessage,
+    Failed,
+    RecomposeRequest,
+    WorkRequest,
+)
+from edgefl_server.torch_process.process import Process
 
-# The functions of a run that its workshop calls: to the server they look like those of its own process.
+# Functions of a run that the torch process calls. The server uses them like functions of its own process.
 
 Ask = Callable[..., Any]
-"""``ask(word)``, ``ask(word, beside=True)``: the workshop's answer."""
+"""Returns the answer of the torch process: ``ask(request)``, ``ask(request, beside=True)``."""
 
 
-def found_by(ask: Ask, folder: Path) -> Callable[[messages.Name], object]:
-    """What stands on this side for the functions and bundles of a run in ``folder``."""
+def resolver(ask: Ask, folder: Path) -> Callable[[messages.Placeholder], object]:
+    """Return the function that replaces placeholders by functions and bundles of the run in ``folder``."""
     placing = _Placing(ask)
 
-    def found(name: messages.Name) -> object:
+    def resolve(name: messages.Placeholder) -> object:
         match name:
-            case messages.Mean():
+            case messages.MeanRef():
                 return MEAN
-            case messages.Bundled(file):
+            case messages.BundleRef(file):
                 return read_bundle(folder / "bundles" / file)
-            case messages.Placed(tier):
+            case messages.PlacementRef(tier):
                 return partial(placing, tier)
-            case messages.Optimizer(exchange, called, state, unfolds, options):
+            case messages.OptimizerRef(exchange, called, state, unfolds, options):
                 own = _unfold if unfolds else MEAN.unfold
-                return _Elsewhere(called, state, _step, own, options, ask, exchange)
-            case messages.Scheduled(exchange, known):
-                return _Announced(ask, exchange, {0: known})
-            case messages.Judged():
+                return _RemoteOptimizer(called, state, _step, own, options, ask, exchange)
+            case messages.ScheduleRef(exchange, known):
+                return _RemoteSchedule(ask, exchange, {0: known})
+            case messages.EvaluationRef():
                 return partial(_judge, ask)
 
-    return found
+    return resolve
 
 
 def _judge(ask: Ask, weights: Arrays) -> Mapping[str, float]:
-    found: Mapping[str, float] = ask(messages.Judge(weights), beside=True)
-    return found
+    metrics: Mapping[str, float] = ask(messages.JudgeRequest(weights), beside=True)
+    return metrics
 
 
 class _Placing:
-    """The weights of a round go over once, for all tiers that are placed anew."""
+    """Placements of the current round, requested once for all tiers that are placed anew."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -72,7 +82,7 @@ class _Placing:
             own = {
                 name: array for name, array in weights.items() if "/" not in name
             }  # without the server's state
-            self._left, self._asked = dict(self._ask(messages.Place(own, number))), (weights, number)
+            self._left, self._asked = dict(self._ask(messages.PlaceRequest(own, number))), (weights, number)
         placement = self._left.pop(tier)
         if not self._left:
             self._asked = None
@@ -80,8 +90,8 @@ class _Placing:
 
 
 @dataclass(frozen=True)
-class _Announced:
-    """A schedule; ``pages`` of it are known, by the position that each begins with."""
+class _RemoteSchedule:
+    """Schedule of an exchange; ``pages`` caches its values, by the first position of each page."""
 
     ask: Ask
     exchange: int
@@ -91,7 +101,7 @@ class _Announced:
         first = position - position % messages.PAGE
         if position - first >= len(self.pages.get(first, ())):
             stop = max(position + 1, min(first + messages.PAGE, rounds))
-            self.pages[first] = self.ask(messages.Announce(self.exchange, first, stop, rounds))
+            self.pages[first] = self.ask(messages.AnnounceRequest(self.exchange, first, stop, rounds))
         scalars: Scalars = self.pages[first][position - first]
         return scalars
 
@@ -105,23 +115,25 @@ def _unfold(*_: object) -> Any:
 
 
 @dataclass(frozen=True)
-class _Elsewhere(ServerOpt):
-    """A server's optimizer whose functions are in the workshop."""
+class _RemoteOptimizer(ServerOpt):
+    """Server's optimizer whose functions run in the torch process."""
 
     ask: Ask = _step
     exchange: int = 0
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
         try:
-            return self._asked(messages.Move(self.exchange, dict(before), dict(mean), dict(hyper)))
-        except WorkshopError as error:  # the round has no model; the run goes on
+            return self._asked(messages.MoveRequest(self.exchange, dict(before), dict(mean), dict(hyper)))
+        except WorkshopError as error:  # only this round fails
             raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
-        return self._asked(messages.Unfold(self.exchange, dict(update))) if self.unfolds else dict(update)
+        return (
+            self._asked(messages.UnfoldRequest(self.exchange, dict(update))) if self.unfolds else dict(update)
+        )
 
-    def _asked(self, word: messages.Word) -> Arrays:
-        arrays: Arrays = self.ask(word)
+    def _asked(self, request: messages.WorkRequest) -> Arrays:
+        arrays: Arrays = self.ask(request)
         return arrays
 
 
@@ -130,15 +142,18 @@ _TRIES = 3
 
 
 class Workshop:
-    """Composes a run, and calls its functions. Any thread may ask; who asks ``beside`` waits for nobody who does not.
+    """Composes a run, and calls its functions, in a process with torch. Thread-safe.
 
-    ``process`` may have begun before. Events of :meth:`composed` are told by the thread that calls it, the end of a process
-    by whichever thread finds it.
+    Requests with ``beside`` have a connection of their own, so that they do not wait for the other requests.
+
+    Args:
+        process: torch process that was started before; None starts one.
+        idle_s: seconds without a request after which the process ends.
     """
 
     def __init__(self, process: Process | None = None, *, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
-        self._again: Again | None = None
+        self._recompose_request: RecomposeRequest | None = None
         self._emit: Callable[[Event], None] = lambda event: None
         self._lock = threading.Lock()
         self._process: Process | None = None
@@ -154,12 +169,12 @@ class Workshop:
 
     @property
     def pid(self) -> int:
-        """Of the process; 0 while there is none."""
+        """Process ID of the torch process; 0 if none runs."""
         process = self._process
         return process.pid if process is not None else 0
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, even if it computes."""
         self._closing.set()
         with self._lock:
             process, self._process = self._process, None
@@ -169,33 +184,47 @@ class Workshop:
     def composed(
         self, federation: Federation, folder: Path, *, device: str, emit: Callable[[Event], None]
     ) -> tuple[RunSpec, str]:
-        """The run spec of a federation, with functions that are called here, and where its models are evaluated: ``cpu`` or
-        ``cuda``. Its bundles lie in ``folder``. Errors as :func:`edgefl_server.compose.compose`; ``emit`` is told what
-        happens."""
+        """Compose a federation in the torch process.
+
+        Args:
+            federation: the federation to compose.
+            folder: folder of the run, which receives the bundles.
+            device: processor, as for :func:`edgefl.setup.processor.processor`.
+            emit: receives events. The caller's thread reports those of composing, any thread the end of a process.
+
+        Returns:
+            The run spec, whose functions call the torch process, and the processor that evaluates models: ``cpu`` or
+            ``cuda``.
+
+        Raises:
+            EdgeflError: as :func:`edgefl_server.compose.compose`.
+        """
         self._emit = emit
-        word = Compose(federation, folder, device)
+        request = ComposeRequest(federation, folder, device)
         spec: RunSpec
-        about: Composed
-        spec, about = self.ask(word, found=found_by(self.ask, folder))
-        self._again = Again(word, spec.digest, about.sources)
+        about: ComposeResult
+        spec, about = self.ask(request, resolve=resolver(self.ask, folder))
+        self._recompose_request = RecomposeRequest(request, spec.digest, about.sources)
         return spec, about.processor
 
-    def ask(self, word: Word, *, beside: bool = False, found: Callable[[Any], object] | None = None) -> Any:
-        """The answer of the process, or what it raises. WorkshopError where one process after the other ends at it."""
+    def ask(
+        self, request: WorkRequest, *, beside: bool = False, resolve: Callable[[Any], object] | None = None
+    ) -> Any:
+        """Return the answer of the process, or raise its error. WorkshopError if each process ends at the request."""
         ended = ""
         for _ in range(_TRIES):
             process = self._ready()
             try:
-                if not process.composed and not isinstance(word, Compose):
+                if not process.composed and not isinstance(request, ComposeRequest):
                     self._compose_again(process)
                 with process.locks[beside]:
-                    answer = self._exchanged(process, word, beside, found)
+                    answer = self._exchanged(process, request, beside, resolve)
                 process.composed = True
                 return answer
             except BaseException as error:
-                gone = isinstance(error, LineEnded)
+                gone = isinstance(error, ConnectionEnded)
                 if process.broken:
-                    ended = self._lost(process, tell=gone)
+                    ended = self._lost(process, warn=gone)
                 if not gone:
                     raise
             finally:
@@ -203,11 +232,11 @@ class Workshop:
                     self._asking, self._asked_at = self._asking - 1, time.monotonic()
         raise WorkshopError(
             f"the process that computes with models ended {_TRIES} times ({ended}) when it was asked to "
-            f"{type(word).__name__.lower()}: give the machine more memory, or look who ends it"
+            f"{type(request).__name__.removesuffix('Request').lower()}: give the machine more memory, or look who ends it"
         )
 
     def _ready(self) -> Process:
-        """The process, started where there is none; it is not idle before the one who asks is answered."""
+        """Return the process, started if none runs. It counts as busy until the request is answered."""
         if self._closing.is_set():
             raise WorkshopError("the server's process that computes with models is closed")
         with self._lock:
@@ -218,7 +247,7 @@ class Workshop:
         return process
 
     def _take(self, process: Process) -> Process:
-        """``process`` is the one that is asked from now on, unless another thread has started one meanwhile."""
+        """Use ``process`` for further requests, unless another thread has started one meanwhile."""
         with self._lock:
             if self._process is not None:
                 process.end()
@@ -228,19 +257,23 @@ class Workshop:
         return process
 
     def _compose_again(self, process: Process) -> None:
-        assert self._again is not None  # nobody has its functions before
+        assert self._recompose_request is not None  # the functions of a run exist only once it is composed
         with process.locks[False]:
             if not process.composed:
-                self._exchanged(process, self._again, 0)
+                self._exchanged(process, self._recompose_request, 0)
                 process.composed = True
 
     def _exchanged(
-        self, process: Process, word: Word, number: int, found: Callable[[Any], object] | None = None
+        self,
+        process: Process,
+        request: WorkRequest,
+        number: int,
+        resolve: Callable[[Any], object] | None = None,
     ) -> Any:
-        line = process.lines[number]
+        connection = process.connections[number]
         try:
-            line.send(word)
-            while isinstance(said := line.receive(found), Told):
+            connection.send(request)
+            while isinstance(said := connection.receive(resolve), EventMessage):
                 self._emit(said.event)
         except BaseException:
             process.broken = True
@@ -250,20 +283,20 @@ class Workshop:
         assert isinstance(said, Done)
         return said.value
 
-    def _lost(self, process: Process, *, tell: bool) -> str:
-        """It is asked no more; how it ended, which is told once if that was not to be."""
+    def _lost(self, process: Process, *, warn: bool) -> str:
+        """Drop a process and return a description of its end. Warns once if the end was unexpected."""
         with self._lock:
             own = self._process is process
             if own:
                 self._process = None
         ended = process.end()
-        if own and tell and not self._closing.is_set():
+        if own and warn and not self._closing.is_set():
             text = f"the process that computes with models ended ({ended}) while it was needed, and is started again"
             self._emit(Warned(tier="", text=text))
         return ended
 
     def _watch(self, process: Process) -> None:
-        """End it where nobody has asked for a while."""
+        """End the process if it is idle for ``idle_s`` seconds."""
         wait = self._idle_s
         while not self._closing.wait(wait):
             with self._lock:

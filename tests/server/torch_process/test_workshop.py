@@ -23,11 +23,11 @@ from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned
 from edgefl_server.run_spec import RunSpec, Steady
-from edgefl_server.workshop import process
-from edgefl_server.workshop.messages import Compose, Judge
-from edgefl_server.workshop.workshop import Workshop
-from tests.server.workshop.processes import gone, wait_until_gone
-from tests.server.workshop.runs import TABLES, alike, federation, moved
+from edgefl_server.torch_process import process
+from edgefl_server.torch_process.messages import ComposeRequest, JudgeRequest
+from edgefl_server.torch_process.workshop import Workshop
+from tests.server.torch_process.processes import gone, wait_until_gone
+from tests.server.torch_process.runs import TABLES, alike, federation, moved
 
 PATIENCE_S = 120.0
 
@@ -133,7 +133,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
     with pytest.raises(ConfigError) as here:
         compose(odd, open_data(odd), tmp_path)
     with pytest.raises(ConfigError) as there:
-        run.workshop.ask(Compose(odd, tmp_path, "cpu"))
+        run.workshop.ask(ComposeRequest(odd, tmp_path, "cpu"))
     assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
     broken = {name: np.full_like(array, np.nan) for name, array in run.there.initial.items()}
     with pytest.raises(StepError, match="NaN, infinite or larger than"):
@@ -195,7 +195,7 @@ def test_a_workshop_that_nobody_needs_ends() -> None:
 @pytest.mark.slow
 def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
     code = (
-        "from edgefl_server.workshop.process import Process\n"
+        "from edgefl_server.torch_process.process import Process\n"
         "print(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as server:
@@ -213,7 +213,7 @@ def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: 
     run.kill()
     monkeypatch.setattr(process, "_command", lambda *_: ends)
     with pytest.raises(WorkshopError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
-        run.workshop.ask(Judge(run.here.initial), beside=True)
+        run.workshop.ask(JudgeRequest(run.here.initial), beside=True)
     assert len(run.lost()) == 3
     with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to move"):
         step(run.there, 1)

@@ -1,4 +1,4 @@
-"""What a workshop does: it composes the run with torch, and then calls the run's functions."""
+"""Worker of the torch process: composes the run, and then calls the run's functions."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, compo
 from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.events import Event
 from edgefl_server.run_spec import RunSpec, Steady
-from edgefl_server.workshop import messages
+from edgefl_server.torch_process import messages
 
-Answer = tuple[object, Mapping[int, messages.Name]]
-"""A value, and what stands for functions and bundles in it, by their ids."""
+Answer = tuple[object, Mapping[int, messages.Placeholder]]
+"""A value, and the placeholders of functions and bundles in it, by their ids."""
 
 
-class Bench:
-    """The run, once it is composed; before that, only how to do so."""
+class ModelWorker:
+    """Composes the run at the first request, and calls its functions for the later ones."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
 
-    def answer(self, word: messages.Word, tell: Callable[[Event], None]) -> Answer:
-        """What the server asked for. Whatever the run's functions raise."""
+    def answer(self, request: messages.WorkRequest, emit: Callable[[Event], None]) -> Answer:
+        """Return the answer to a request of the server. Errors of the run's functions pass through."""
         value: object = None
-        match word:
-            case messages.Compose(federation, folder, device):
-                self._spec = compose(federation, open_data(federation), folder, emit=tell, device=device)
-                about = messages.Composed(processor(device), files_of(_own(federation)))
+        match request:
+            case messages.ComposeRequest(federation, folder, device):
+                self._spec = compose(federation, open_data(federation), folder, emit=emit, device=device)
+                about = messages.ComposeResult(processor(device), files_of(_own(federation)))
                 return (self._spec, about), dict(_names(self._spec))
-            case messages.Again():
-                self._spec = _again(word)
-            case messages.Place(weights, number):
+            case messages.RecomposeRequest():
+                self._spec = _recompose(request)
+            case messages.PlaceRequest(weights, number):
                 tiers = self._run.tiers.items()
                 moving = {name: tier.place for name, tier in tiers if not isinstance(tier.place, Steady)}
                 value = {name: place(weights, number) for name, place in moving.items()}
-            case messages.Move(exchange, before, mean, hyper):
+            case messages.MoveRequest(exchange, before, mean, hyper):
                 value = self._run.exchanges[exchange].server.moved(before, mean, hyper)
-            case messages.Unfold(exchange, update):
+            case messages.UnfoldRequest(exchange, update):
                 value = self._run.exchanges[exchange].server.unfolded(update)
-            case messages.Announce(exchange, first, stop, rounds):
+            case messages.AnnounceRequest(exchange, first, stop, rounds):
                 value = _values(self._run.exchanges[exchange].schedule, first, stop, rounds)
-            case messages.Judge(weights):
-                assert self._run.evaluate is not None  # else nobody asks
+            case messages.JudgeRequest(weights):
+                assert self._run.evaluate is not None  # a run without evaluation has no such request
                 value = dict(self._run.evaluate(weights))
         return value, {}
 
@@ -62,11 +62,11 @@ class Bench:
         return self._spec
 
 
-def _again(word: messages.Again) -> RunSpec:
-    """The run as another process composed it; ConfigError where its files have changed since."""
-    federation, folder = word.compose.federation, word.compose.folder
-    remember(word.sources)
-    if run_digest(federation) != word.digest:
+def _recompose(request: messages.RecomposeRequest) -> RunSpec:
+    """Compose the run from the bundles of an earlier process. ConfigError if its files have changed since."""
+    federation, folder = request.compose.federation, request.compose.folder
+    remember(request.sources)
+    if run_digest(federation) != request.digest:
         raise ConfigError(
             "a module of the model, of the algorithm or of the loss has been changed, or another release of "
             "edgefl installed, "
@@ -80,17 +80,17 @@ def _again(word: messages.Again) -> RunSpec:
 
     ours, theirs = (bundles_in(folder / BUNDLES / part) for part in ("", CANDIDATES))
     candidates = theirs if federation.rollout.on else None
-    return composed(federation, open_data(federation), ours, candidates, device=word.compose.device)
+    return composed(federation, open_data(federation), ours, candidates, device=request.compose.device)
 
 
 def _file(tier: str, exchange: str, format: str) -> str:
-    """Of a bundle, below the folder of all."""
+    """Return the path of a bundle below the folder of all bundles."""
     name = tier.removesuffix(CANDIDATE)
     return str(Path("" if name == tier else CANDIDATES, bundle_name(name, exchange, format)))
 
 
 def _own(federation: Federation) -> list[str]:
-    """Names that may say where factories of the user's own are."""
+    """Return the configured names that may refer to factories in the user's files."""
     candidate = str(federation.rollout.algorithm.get("name", ""))
     return [federation.model.name, federation.algorithm.name, federation.loss.name, candidate]
 
@@ -99,25 +99,25 @@ def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scal
     return [dict(schedule(position, rounds)) for position in range(first, stop)]
 
 
-def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Name]]:
-    """What stands for the functions and the bundles of a run, by their ids."""
-    yield id(MEAN), messages.Mean()
+def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
+    """Yield the placeholders of the functions and the bundles of a run, by their ids."""
+    yield id(MEAN), messages.MeanRef()
     if spec.evaluate is not None:
-        yield id(spec.evaluate), messages.Judged()
+        yield id(spec.evaluate), messages.EvaluationRef()
     called = exchange_names(len(spec.opening), len(spec.ahead))
     for number, (own, exchange) in enumerate(zip(called, spec.exchanges, strict=True)):
         server, schedule = exchange.server, exchange.schedule
         if server is not MEAN:
             state, options = dict(server.state), server.options
-            yield id(server), messages.Optimizer(number, server.name, state, server.unfolds, options)
+            yield id(server), messages.OptimizerRef(number, server.name, state, server.unfolds, options)
         if schedule is not constant:
             rounds = spec.rules.rounds
             yield (
                 id(schedule),
-                messages.Scheduled(number, _values(schedule, 0, min(messages.PAGE, rounds), rounds)),
+                messages.ScheduleRef(number, _values(schedule, 0, min(messages.PAGE, rounds), rounds)),
             )
         for name, tier in exchange.tiers.items():
             for bundle in tier.bundles.values():
-                yield id(bundle), messages.Bundled(_file(name, own, bundle.manifest.format))
+                yield id(bundle), messages.BundleRef(_file(name, own, bundle.manifest.format))
             if not isinstance(tier.place, Steady):
-                yield id(tier.place), messages.Placed(name)
+                yield id(tier.place), messages.PlacementRef(name)

@@ -1,0 +1,75 @@
+"""Entry point of the torch process: answers requests until its server is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from edgefl.system.parent import end_with_input
+from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnection
+from edgefl_server.torch_process.messages import Done, EventMessage, Failed, portable
+
+if TYPE_CHECKING:
+    from edgefl_server.events import Event
+    from edgefl_server.torch_process.messages import WorkRequest
+    from edgefl_server.torch_process.worker import Answer
+
+
+def main(first: int, beside: int) -> None:
+    """Answer the requests that arrive on the sockets with these file descriptors."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which ends this process
+        signal.signal(number, signal.SIG_IGN)
+    end_with_input()
+    os.dup2(2, 1)  # the output of a user's model must not mix with the server's
+    answer = _answerer()
+    other = threading.Thread(
+        target=_serve, args=(PickleConnection(socket.socket(fileno=beside)), answer), daemon=True
+    )
+    other.start()
+    _serve(PickleConnection(socket.socket(fileno=first)), answer)
+    os._exit(0)  # stops an evaluation whose answer is no longer needed
+
+
+def _answerer() -> Callable[[WorkRequest, Callable[[Event], None]], Answer]:
+    """Return the function that answers requests. If it cannot be loaded, each request fails with the reason."""
+    try:
+        from edgefl.setup.torch_start import without_dynamo
+
+        without_dynamo()
+        from edgefl_server.torch_process.worker import ModelWorker
+    except Exception as error:
+        failed = error
+
+        def refuse(request: WorkRequest, emit: Callable[[Event], None]) -> Answer:
+            raise failed
+
+        return refuse
+    return ModelWorker().answer
+
+
+def _serve(
+    connection: PickleConnection, answer: Callable[[WorkRequest, Callable[[Event], None]], Answer]
+) -> None:
+    try:
+        while True:
+            request: WorkRequest = connection.receive()
+            try:
+                value, names = answer(request, lambda event: connection.send(EventMessage(event)))
+                _send(connection, Done(value), names)
+            except ConnectionEnded:
+                raise
+            except Exception as error:  # the server handles it
+                _send(connection, Failed(portable(error)))
+            del request
+    except ConnectionEnded:
+        return
+
+
+def _send(
+    connection: PickleConnection, said: Done | Failed, names: Mapping[int, object] | None = None
+) -> None:
+    connection.send(said, names)
