@@ -39,7 +39,8 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     bare = copy_module(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
     with without_values(bare):
-        graph = make_fx(bare)(x).graph
+        # Above autograd: below it, kernels of the meta device that an earlier export has registered would be traced too.
+        graph = make_fx(bare, pre_dispatch=True)(x).graph
     nodes = [node for node in graph.nodes if node.op in ("placeholder", "call_function")]
     output = next(node for node in graph.nodes if node.op == "output").args[0]
     result = output.meta["val"] if isinstance(output, fx.Node) else None

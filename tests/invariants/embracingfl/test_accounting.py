@@ -9,13 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl import algorithms
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
+from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from edgefl.submodels.width.submodel import Width
+from edgefl_export.compiler.compiler import target_of
 from tests.rings.rows import mostly_slow
 
 RESNET20_UNITS = [
@@ -165,6 +168,13 @@ def test_i8_the_most_expensive_frozen_unit_needs_three_live_maps() -> None:
     live = accounting.m_forward(first) - weights
     assert live == pytest.approx(3 * 32 * 16 * 32 * 32, rel=1e-3)  # 1.57M: input, middle, output
     assert accounting.m_forward(first) < accounting.tier(weak).mem
+
+
+def test_i8_holds_after_an_export_in_the_same_process() -> None:
+    objective = Objective.of(OutputSide(built("resnet8"), 0))
+    target_of("onnx").capture(algorithms.build("sgd", objective, batch=2).phases[0].function)
+
+    test_i8_the_most_expensive_frozen_unit_needs_three_live_maps()
 
 
 MODELS: dict[str, Callable[[], ModelSpec]] = {
