@@ -61,7 +61,6 @@ def announced(
     tier: str = "",
     folder: Path | None = None,
     server_key: str = "",
-    ca_file: str = "",
     limits: Limits = Limits(),
     engine: str = "onnx",
     agent: Path | None = None,
@@ -74,11 +73,10 @@ def announced(
     Args:
         federation: its name.
         device: name of this device.
-        broker: ``host:port``, a URL or an address.
+        broker: ``host:port``, a URL, or an address, which may have TLS.
         tier: tier whose model to take; "" for the only one.
         folder: place for downloads; None for one in the agent's store.
         server_key: keys of the server to trust; "" for those that the device's agent trusts.
-        ca_file: certificate of the broker's authority; switches TLS on.
         limits: sizes and timeouts of messages.
         engine: runtime of the graphs.
         agent: folder of the device's agent; None for its default place.
@@ -96,7 +94,7 @@ def announced(
     with ReadOnlyClient(
         federation,
         device,
-        broker_address(broker, ca_file),
+        broker_address(broker),
         place,
         limits,
         parse_keys(server_key),
