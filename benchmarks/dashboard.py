@@ -25,9 +25,7 @@ from benchmarks.machine import cpu_seconds, family
 from benchmarks.options import Json
 from benchmarks.results import bench
 from edgefl.errors import EdgeflError
-from edgefl.system.parent import PARENT
-from edgefl.system.processes import child_process
-from edgefl.system.python import module_command
+from edgefl.system.processes import PARENT, child_process, module_command
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.topics import PublishTraffic

@@ -43,8 +43,7 @@ from edgefl.lab.broker import free_port, lab_broker, listens
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.system.distribution import PACKAGES, folders
-from edgefl.system.processes import child_process, end_process, last_line
-from edgefl.system.python import module_command
+from edgefl.system.processes import child_process, end_process, last_line, module_command
 from edgefl.system.sizes import size
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.limits import Limits

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from edgefl.system.distribution import NAME
-from edgefl.system.python import child_path
+from edgefl.system.processes import child_path
 from edgefl.wire.mqtt.messages import VERSION
 
 

@@ -25,8 +25,7 @@ from edgefl.cli.options import parse_bytes
 from edgefl.errors import EdgeflError
 from edgefl.lab.broker import free_port
 from edgefl.system.memory import status_bytes
-from edgefl.system.processes import child_process, last_line
-from edgefl.system.python import module_command
+from edgefl.system.processes import child_process, last_line, module_command
 from edgefl.system.structs import filled
 from edgefl_server.broker import mosquitto_command
 

@@ -187,7 +187,7 @@ class StepWorker:
 def worker_of(module: str, *arguments: object, threads: int) -> StepWorker:
     """Return the process that runs our ``module`` on so many threads; enter it to start."""
     from benchmarks.machine import own_environment
-    from edgefl.system.python import module_command
+    from edgefl.system.processes import module_command
 
     return StepWorker(module_command(module, *map(str, arguments)), own_environment(threads))
 

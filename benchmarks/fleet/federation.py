@@ -20,9 +20,7 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.tiers import completed
 from edgefl.system.files import write_text
 from edgefl.system.memory import status_bytes
-from edgefl.system.parent import PARENT
-from edgefl.system.processes import child_process, last_line
-from edgefl.system.python import module_command
+from edgefl.system.processes import PARENT, child_process, last_line, module_command
 from edgefl_server.broker import mosquitto_command
 from edgefl_server.torch_process.process import INSIDE
 

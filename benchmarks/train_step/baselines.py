@@ -13,7 +13,7 @@ from benchmarks.repetition import StepWorker, WorkerFailed
 from benchmarks.train_step import et_training, jax_graph, onnxsim_training, ort_training
 from edgefl.errors import EdgeflError
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.system.python import module_command
+from edgefl.system.processes import module_command
 from edgefl_export.memory.recompute import Budget
 
 FIRST = 3

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgefl.errors import EdgeflError
-from edgefl.system.python import module_command
+from edgefl.system.processes import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded

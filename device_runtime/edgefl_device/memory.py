@@ -10,8 +10,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from edgefl.system.given_back import release_freed
-from edgefl.system.memory import status_bytes
+from edgefl.system.memory import release_freed, status_bytes
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18

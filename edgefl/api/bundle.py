@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Self
 
 from edgefl.api.progress import reporting
 from edgefl.errors import BundleError
-from edgefl.system.html import table
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.text import notebook_table
 
 if TYPE_CHECKING:
     from edgefl.config import Federation
@@ -170,7 +170,9 @@ class Bundle:
 
     def _repr_html_(self) -> str:
         graphs = self.manifest.graphs
-        return table(repr(self), [{"graph": each.name, "bytes": f"{each.blob.size:,}"} for each in graphs])
+        return notebook_table(
+            repr(self), [{"graph": each.name, "bytes": f"{each.blob.size:,}"} for each in graphs]
+        )
 
 
 def _file(path: Path) -> Path:

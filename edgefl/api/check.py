@@ -27,9 +27,9 @@ from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
 from edgefl.system.forks import side_by_side
-from edgefl.system.html import table
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.text import notebook_table
 from edgefl_export.capture.forked import begin
 
 STEPS = 5
@@ -102,7 +102,7 @@ class Verdict:
             }
             for each in self.engines
         ]
-        return table(str(self), rows)
+        return notebook_table(str(self), rows)
 
 
 def check(

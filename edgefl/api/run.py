@@ -29,8 +29,8 @@ from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import FolderLock
-from edgefl.system.html import table
 from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.text import notebook_table
 from edgefl.wire.update.form import UpdateSize
 from edgefl_device.round.offline import read_weights
 from edgefl_export.compiler.compiler import check_installed
@@ -122,7 +122,7 @@ class Run:
         return f"Run({str(self.folder)!r}, {len(self.history)} rounds, {state})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), round_rows(self.history))
+        return notebook_table(repr(self), round_rows(self.history))
 
 
 def load_run(folder: str | Path) -> Run:

@@ -42,9 +42,9 @@ from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.tracking import refuse_missing, tracked
 from edgefl.simulator.trainers.choice import trainers
 from edgefl.system.files import write_text
-from edgefl.system.html import table
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
+from edgefl.wire.text import notebook_table
 from edgefl_server.events import Event, Noted, Warned
 from edgefl_server.shards.ray_cluster import LOCAL
 
@@ -118,7 +118,7 @@ class Simulation:
         return f"Simulation({str(self.folder)!r}, {len(self.history)} rounds, {state})"
 
     def _repr_html_(self) -> str:
-        return table(repr(self), round_rows(self.history))
+        return notebook_table(repr(self), round_rows(self.history))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def main() -> None:
     """Run a command; an expected error becomes one clear line and its exit code."""
     # Before the imports: most of a command's first second is spent in them.
     with interrupts.exit_on_interrupt():
-        from edgefl.system.parent import end_by_signal
+        from edgefl.system.processes import end_by_signal
 
         end_by_signal()
         # Children of libraries import nothing from the user's folder either.

@@ -28,7 +28,7 @@ from edgefl.models.python_state.snapshots import restoring, snapshot_of
 from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import user_errors, user_line_of
-from edgefl.system.given_back import release_freed
+from edgefl.system.memory import release_freed
 from edgefl_export.verify.rounding import nudged
 
 STEPS = 3

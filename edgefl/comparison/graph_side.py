@@ -17,8 +17,7 @@ from edgefl.models.torch_functions.storage import shape_error
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.system.collecting import collecting_later
-from edgefl.system.given_back import release_freed
+from edgefl.system.memory import collecting_later, release_freed
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl_export.capture.checks import check_ops, drop_outside_writes
 from edgefl_export.capture.trace import TracedFunction, trace

@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgefl.system.python import folder_last
+from edgefl.system.processes import folder_last
 
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _DYNAMIC = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr", "__getattr__"})

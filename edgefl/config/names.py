@@ -15,7 +15,7 @@ from edgefl.config.factories import defined_names, is_own
 from edgefl.errors import ConfigError
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
-from edgefl.system.python import folder_last
+from edgefl.system.processes import folder_last
 from edgefl.wire.text import nearest, similar
 
 _PERSONAL = "personal"  # of every algorithm

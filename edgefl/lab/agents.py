@@ -11,7 +11,7 @@ from pathlib import Path
 from edgefl.config import Federation
 from edgefl.errors import ConfigError
 from edgefl.setup.tiers import own_tiers
-from edgefl.system.python import module_command
+from edgefl.system.processes import module_command
 from edgefl.wire.text import nearest
 
 ROOT = Path(__file__).resolve().parents[2]

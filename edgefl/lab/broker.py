@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.errors import BrokerError, ConfigError
-from edgefl.system.processes import child_process
-from edgefl.system.python import module_command
+from edgefl.system.processes import child_process, module_command
 from edgefl_server.broker import mosquitto_command
 
 # Below those that systems give to outgoing connections (Linux: from 32768, others: from 49152). One of those may be

@@ -35,11 +35,11 @@ from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
-from edgefl.system.html import table
 from edgefl.system.sizes import size
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.tensors import Array
+from edgefl.wire.text import notebook_table
 from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
 from edgefl_export.deploy.preprocessing import Preprocessing, preprocessing_of
@@ -150,7 +150,7 @@ class Deployment:
 
     def _repr_html_(self) -> str:
         facts = {key: value for key, value in self.facts.items() if isinstance(value, str | float | int)}
-        return table(
+        return notebook_table(
             f"Deployment, {size(len(self.artifact.model))}",
             [{"fact": key, "value": value} for key, value in facts.items()],
         )

@@ -18,9 +18,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.system.files import write_whole
-from edgefl.system.parent import PARENT
-from edgefl.system.processes import last_line
-from edgefl.system.python import module_command
+from edgefl.system.processes import PARENT, last_line, module_command
 from edgefl.wire.text import printable
 
 _RESTARTS = 20

@@ -20,7 +20,7 @@ from typing import Any
 
 from edgefl.errors import ConfigError, EdgeflError, ModelError
 from edgefl.models.user_code import user_errors
-from edgefl.system.python import folder_last
+from edgefl.system.processes import folder_last
 
 _loading: ContextVar[str] = ContextVar("loading", default="")
 _remembered: dict[Path, bytes] = {}

@@ -1,16 +1,17 @@
-"""Modules that a library imports and this process most often does not use."""
+"""Modules and names that are imported when they are first used."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import MappingProxyType, ModuleType
+from typing import Any
 
 _LOCK = threading.Lock()
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -46,6 +47,8 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
     spec = None if name in sys.modules else _specification(name)
     if spec is None:
         return
+    if not any(isinstance(each, _Loaded) for each in sys.meta_path):
+        sys.meta_path.insert(0, _Loaded())
     module = _Unused(name)
     module.__spec__, module.__file__ = spec, spec.origin or ""
     vars(module).update(known)
@@ -151,4 +154,27 @@ class _Loaded(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-sys.meta_path.insert(0, _Loaded())
+def lazily(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of ``package``.
+
+    Args:
+        package: its name.
+        places: names by the module that each comes from; ``Round=RoundTable`` for one that has another name there.
+    """
+    found = {
+        name.partition("=")[0]: (place, name.rpartition("=")[2])
+        for place, names in places.items()
+        for name in names
+    }
+
+    def attribute(name: str) -> Any:
+        if name not in found:
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
+            )
+        place, inside = found[name]
+        value = getattr(import_module(place), inside)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return attribute

@@ -1,9 +1,13 @@
-"""Memory of the machine and of processes."""
+"""Memory of the machine and of processes, and when Python searches it for garbage."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import math
 import os
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +22,12 @@ def most_bytes() -> int:
     with suppress(OSError, ValueError):  # no limit is the word max
         most = min(most or 1 << 62, int(_GROUP.read_text()))
     return most
+
+
+def release_freed() -> None:
+    """Return freed memory that the allocator holds to the system (Linux)."""
+    with suppress(OSError, AttributeError):  # another C library than GNU's
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def status_bytes(field: str, pid: int | str = "self") -> int:
@@ -51,3 +61,29 @@ def _quota() -> float | None:
         except (OSError, ValueError, ZeroDivisionError):
             continue
     return None
+
+
+@contextlib.contextmanager
+def collecting_later() -> Iterator[None]:
+    """No search meanwhile: what grows and stays would be walked through again and again.
+
+    Memory that only cycles hold is free afterwards. Of the process: threads that run meanwhile are searched later too.
+    """
+    searching = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searching:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def built_to_stay() -> Iterator[None]:
+    """Keep the garbage collector away from objects that live as long as the process.
+
+    It does not run in the block (:func:`collecting_later`), and scans the objects at no time later, nor in forked processes.
+    """
+    with collecting_later():
+        yield
+        gc.freeze()

@@ -1,19 +1,37 @@
-"""End child processes, and quote what they wrote last."""
+"""Child processes: commands, their end, and processes that end with the one that started them.
+
+A process ends with its parent, also by SIGKILL, in one of two ways, because no single one serves both. :func:`end_by_signal`
+asks the kernel (Linux) for SIGTERM, which a server or a device answers by an orderly end; it needs no thread and leaves
+standard input alone. But the kernel means the *thread* that started the process. So a process that a passing thread starts,
+to measure something, gets a :func:`sign_of_life` as its standard input and calls :func:`end_with_input`, on any system.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import ctypes
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from edgefl.system.search_path import user_folders
+
+if TYPE_CHECKING:  # most devices start no process: they are to be small
+    import socket
+    import subprocess
 
 
 def end_process(process: subprocess.Popen[Any], within_s: float = 10.0) -> None:
     """Terminate ``process``, and kill it if it still runs after ``within_s`` seconds."""
+    from subprocess import TimeoutExpired
+
     process.terminate()
     try:
         process.wait(within_s)
-    except subprocess.TimeoutExpired:
+    except TimeoutExpired:
         process.kill()
         process.wait()
 
@@ -29,7 +47,9 @@ def child_process(
         within_s: seconds that the process has to end before it is killed.
         options: those of :class:`subprocess.Popen`.
     """
-    process = subprocess.Popen(command, **options)
+    from subprocess import Popen
+
+    process = Popen(command, **options)
     try:
         yield process
     finally:
@@ -43,3 +63,84 @@ def last_line(text: str, otherwise: str) -> str:
     """Return the last line of ``text`` that is not blank, or ``otherwise`` if there is none."""
     lines = text.strip().splitlines()
     return lines[-1].strip() if lines else otherwise
+
+
+PARENT = "EDGEFL_PARENT"
+"""Environment variable with the pid of the process that supervises this one."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_by_signal() -> None:
+    """Be terminated when the supervisor is gone (Linux). Without a supervisor, nothing happens."""
+    parent = os.environ.get(PARENT)
+    if not parent or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != int(parent):  # it was gone before we asked
+        sys.exit(1)
+
+
+@contextmanager
+def sign_of_life() -> Iterator[int]:
+    """Standard input for a process that is to end with this one: it never gets a byte."""
+    read, write = os.pipe()
+    try:
+        yield read
+    finally:
+        os.close(write)
+        os.close(read)
+
+
+def end_with_input() -> None:
+    """End this process, whose standard input is a :func:`sign_of_life`, when its parent is gone."""
+    threading.Thread(target=_wait_for_end_of_input, name="parent", daemon=True).start()
+
+
+def _wait_for_end_of_input() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command ``python -P -m module arguments``. The child imports nothing from its working folder."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def start_module(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
+    """Start ``module`` with the descriptor of ``end`` as its argument. Ctrl-C does not reach its session."""
+    import subprocess
+
+    return subprocess.Popen(
+        module_command(module, str(end.fileno())),
+        pass_fds=[end.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": child_path()},
+    )
+
+
+def child_path() -> str:
+    """Return a ``PYTHONPATH`` with which a child finds all modules of this process.
+
+    Folders of scripts and notebooks come after the standard library and the installed packages, so that a user's
+    ``random.py`` does not replace Python's.
+    """
+    last = user_folders()
+    ways = [*(each for each in sys.path if each not in last), *last]
+    there = (each for each in ways if each or last)  # the working folder may have been deleted
+    return os.pathsep.join(dict.fromkeys(map(os.path.abspath, there)))
+
+
+@contextmanager
+def folder_last(folder: str) -> Iterator[None]:
+    """Keep ``folder`` at the end of ``sys.path`` while the block runs, so that it hides no installed module."""
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        # From the end: another thread or the block may have added folders behind it.
+        at = next((at for at in reversed(range(len(sys.path))) if sys.path[at] == folder), None)
+        if at is not None:
+            del sys.path[at]

@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from edgefl.errors import EdgeflError
-from edgefl.system.parent import end_by_signal
+from edgefl.system.processes import end_by_signal
 from edgefl.web.page import WebSettings
 from edgefl.web.serve import serve
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +65,14 @@ def headline_metric(told: Mapping[str, Any]) -> str:
     name = told.get("metric") or "accuracy"
     value = told.get("metrics", {}).get(name, told.get(name))
     return "" if value is None else metric_text(name, value)
+
+
+def notebook_table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
+    """Return an HTML table of ``rows``, whose columns are the keys of the first; nothing in it is taken as HTML."""
+    import html  # idle devices are to be small
+
+    names = list(rows[0]) if rows else []
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
+    cells = [[html.escape(str(row.get(name, ""))) for name in names] for row in rows]
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in cells)
+    return f"<table><caption>{html.escape(title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

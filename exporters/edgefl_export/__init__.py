@@ -1,3 +1,3 @@
 """Torch to artifacts: capture, decompositions, ONNX lowering, verification, bundle writing."""
 
-from edgefl.system import silence as _silence  # noqa: F401
+import edgefl.system as _system  # noqa: F401 - switches telemetry off before a runtime is imported

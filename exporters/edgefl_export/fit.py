@@ -23,8 +23,8 @@ from edgefl.submodels.cost import Forwards, RoundCost, cost, whole
 from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.submodel import Submodel
-from edgefl.system.collecting import collecting_later
 from edgefl.system.forks import side_by_side
+from edgefl.system.memory import collecting_later
 from edgefl.system.sizes import mebibytes
 from edgefl_export.capture.forked import begin
 from edgefl_export.compiler.algorithm import TrainingChoices

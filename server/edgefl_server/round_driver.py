@@ -17,7 +17,7 @@ import msgspec
 
 from edgefl.errors import ConfigError, EdgeflError, StoreError
 from edgefl.system.clock import Clock
-from edgefl.system.given_back import give_back
+from edgefl.system.memory import release_freed
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl_server import events
@@ -51,8 +51,6 @@ from edgefl_server.updates.receiver import ReceiveResult, UpdateReceiver
 
 _RELEASE_S = 2.0
 """Seconds after a round before its memory is released: the next one may begin at once, and would request it all again."""
-_COMPILER = "libllvmlite"
-"""Library that compiles the loops which add updates, and is idle afterwards."""
 
 _Published = list[BlobRef]
 
@@ -553,4 +551,4 @@ class RoundDriver:
         """Release the memory of the last round, some time after it, if the server is ``quiet``."""
         if quiet and self._release_at and time.monotonic() >= self._release_at:
             self._release_at = 0.0
-            give_back(_COMPILER)
+            release_freed()

@@ -33,7 +33,7 @@ main()
 @pytest.mark.parametrize(
     ("module", "command"),
     [
-        ("edgefl.system.parent", "broker --port 0"),
+        ("edgefl.system.processes", "broker --port 0"),
         ("edgefl.cli.help", "simulate federation.toml"),
         ("edgefl.cli.device.process", "device --id a --data . --store st"),
         ("edgefl_server.torch_process.connection", "server --config federation.toml --out run"),

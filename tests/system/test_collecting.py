@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from edgefl.system.collecting import built_to_stay
+from edgefl.system.memory import built_to_stay
 
 
 class Link:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from edgefl.errors import BrokerError
 from edgefl.lab.broker import free_port, listens
-from edgefl.system.processes import child_process
-from edgefl.system.python import module_command
+from edgefl.system.processes import child_process, module_command
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.broker import mosquitto_command
 

@@ -24,7 +24,7 @@ def main() -> None:
     if wanted.confinement:  # before numpy, whose threads would not be
         confine(msgspec.json.decode(wanted.confinement, type=Confinement))
     from edgefl.errors import EdgeflError
-    from edgefl.system.parent import end_with_input
+    from edgefl.system.processes import end_with_input
     from edgefl_device.memory import return_memory_early
 
     if wanted.with_parent:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edgefl.errors import BundleError, EdgeflError, RoundAborted, RoundDeclined
-from edgefl.system.parent import end_with_input, sign_of_life
+from edgefl.system.processes import end_with_input, sign_of_life
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt.messages import LATE, MALFORMED, PROFILE_FAILED
 from edgefl_device.sandbox.confine import Confinement

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.errors import BundleError, ConfigError, DataError, EdgeflError
-from edgefl.system.parent import sign_of_life
+from edgefl.system.processes import sign_of_life
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, MachineInfo

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli.output import errors
-from edgefl.system.parent import PARENT
-from edgefl.system.processes import end_process
-from edgefl.system.python import module_command
+from edgefl.system.processes import PARENT, end_process, module_command
 
 if TYPE_CHECKING:
     from edgefl.config import Federation

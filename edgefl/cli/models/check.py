@@ -13,8 +13,8 @@ from edgefl.cli.options import Engines, ModelOptions
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing
 from edgefl.errors import ConfigError
-from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
+from edgefl.system.memory import built_to_stay
 from edgefl.system.sizes import GIB, size
 
 if TYPE_CHECKING:

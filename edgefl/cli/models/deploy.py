@@ -14,7 +14,7 @@ from edgefl.api.progress import reporting
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.cli.paths import existing, writable_file
 from edgefl.errors import ConfigError, ExportError
-from edgefl.system.collecting import built_to_stay
+from edgefl.system.memory import built_to_stay
 from edgefl.system.sizes import size
 from edgefl.wire.text import metric_value
 from edgefl_export.deploy.target import files_of, refuse_existing, target_of

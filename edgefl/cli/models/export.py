@@ -13,8 +13,8 @@ from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Out
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.cli.paths import writable_folder
 from edgefl.errors import ConfigError
-from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
+from edgefl.system.memory import built_to_stay
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from edgefl.api.progress import reporting
 from edgefl.cli.options import ModelName, ModelOptions
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError, ProtocolError
-from edgefl.system.collecting import built_to_stay
 from edgefl.system.forks import processes_for
+from edgefl.system.memory import built_to_stay
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:

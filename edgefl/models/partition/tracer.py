@@ -42,7 +42,7 @@ from edgefl.models.torch_functions.python_random import patched_generators
 from edgefl.models.torch_functions.recurrent import PaddedSequence, recurring
 from edgefl.models.torch_functions.storage import shape_error, without_new
 from edgefl.models.user_code import NO_VALUES, at_line, defined_at, user_errors
-from edgefl.system.collecting import collecting_later
+from edgefl.system.memory import collecting_later
 
 # Two rows: torch takes a size of one for a constant.
 _ROWS = 2

@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from edgefl.simulator.trainers.pool import RemoteWorker, WorkerLost
 from edgefl.simulator.trainers.worker import Method
-from edgefl.system.python import start_module
+from edgefl.system.processes import start_module
 
 _ALIGNED = 64
 _COUNT = struct.Struct("<q")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.contract.algorithm import Function
-from edgefl.system.collecting import collecting_later
+from edgefl.system.memory import collecting_later
 from edgefl_export.capture.trace import TracedFunction, trace
 
 

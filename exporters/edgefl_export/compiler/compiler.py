@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ConfigError, ExportError
-from edgefl.system.collecting import collecting_later
+from edgefl.system.memory import collecting_later
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS, Outputs

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgefl.errors import ExportError
 from edgefl.system.memory import status_bytes
-from edgefl.system.python import child_path, module_command
+from edgefl.system.processes import child_path, module_command
 
 if TYPE_CHECKING:
     from edgefl_export.deploy.target import DeployTarget

@@ -21,9 +21,8 @@ import numpy.typing as npt
 import torch
 
 from edgefl.errors import ConfigError
-from edgefl.system.spare import Spare
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.accumulator import Ended, Renewal
+from edgefl_server.aggregate.accumulator import Ended, Renewal, Spare
 from edgefl_server.aggregate.adders import Checked, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
     BLOCK,

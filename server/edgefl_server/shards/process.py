@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Protocol
 
 from edgefl.errors import StoreError
-from edgefl.system.python import start_module
+from edgefl.system.processes import start_module
 from edgefl.wire.mqtt.events import EventSink
 from edgefl_server.shards.messages import Command, Died, Stop, WorkerMessage, WorkerSettings
 from edgefl_server.shards.worker import AggregationWorker

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from edgefl.system.parent import end_with_input
+from edgefl.system.processes import end_with_input
 from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnection
 from edgefl_server.torch_process.messages import Done, EventMessage, Failed, portable
 

@@ -11,8 +11,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from edgefl.system.parent import sign_of_life
-from edgefl.system.python import child_path
+from edgefl.system.processes import child_path, sign_of_life
 
 if TYPE_CHECKING:
     from edgefl_server.torch_process.connection import PickleConnection

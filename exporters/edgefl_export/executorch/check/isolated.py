@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from edgefl.errors import ExportError
-from edgefl.system.python import module_command
+from edgefl.system.processes import module_command
 from edgefl_export.executorch.check.ports import METHOD
 from edgefl_export.executorch.silent_import import portable_lib
 from edgefl_export.verify.rounding import Array

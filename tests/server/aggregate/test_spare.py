@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from edgefl.system.spare import Spare
+from edgefl_server.aggregate.accumulator import Spare
 
 Array = npt.NDArray[np.float32]
 

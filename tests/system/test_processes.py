@@ -14,7 +14,7 @@ from edgefl.config.names import name_problems
 from edgefl.errors import EdgeflError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.system.python import child_path, module_command
+from edgefl.system.processes import child_path, module_command
 from tests import installed
 
 ROOT = Path(__file__).parents[2]
