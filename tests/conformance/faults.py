@@ -48,4 +48,4 @@ FAULTS: dict[str, str] = {
     "refusing.any_manifest": "manifest-of-another-version",
     "refusing.other_runs": "another-run",
 }
-"""By module of :mod:`tests.conformance.wrong`."""
+"""By module and function of :mod:`tests.conformance.wrong`."""

@@ -82,9 +82,7 @@ def test_a_relay_that_is_closed_listens_no_more() -> None:
         socket.create_connection(("127.0.0.1", relay.port), timeout=300.0)
 
 
-def test_a_broker_that_does_not_start_is_not_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_that_does_not_start_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaf = tmp_path / "deaf"
     deaf.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 600\n")
     deaf.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Run `edgefl device` with a fault: the first argument is a module of this package, whose ``plant`` does one thing wrong."""
+"""Run `edgefl device` with a fault: the first argument names a module of this package and a function, which plants it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import sys
 
 from edgefl.cli import main
 
-importlib.import_module(f"tests.conformance.wrong.{sys.argv[1]}").plant()
-del sys.argv[1]
+module, _, fault = sys.argv.pop(1).partition(".")
+getattr(importlib.import_module(f"tests.conformance.wrong.{module}"), fault)()
 main()
