@@ -45,7 +45,7 @@ def test_values_need_no_hash() -> None:
     assert pairs([{}, {"a": 1}], [[1], [2]]) == [({}, [1]), ({}, [2]), ({"a": 1}, [1]), ({"a": 1}, [2])]
 
 
-def test_formats_take_turns_in_the_default_ring_and_the_slow_one_has_the_others() -> None:
+def test_formats_take_turns_and_the_slow_ring_has_the_others() -> None:
     params = in_turn(["a", "b"], rare=["c"])
 
     assert [(param.values, bool(param.marks)) for param in params] == [

@@ -105,7 +105,7 @@ def test_a_maximum_is_looked_for_where_its_gradient_looks_for_it() -> None:
     assert found["metric.loss"] == found["state.w"] == 64 * 64
 
 
-def test_steps_of_all_exchanges_store_and_the_other_functions_are_what_they_were() -> None:
+def test_only_steps_store_halves() -> None:
     plain = algorithm("fafed")
     half = stored(plain, "float16")
     assert len(half.exchanges) == len(plain.exchanges) > 1

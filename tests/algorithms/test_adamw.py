@@ -66,7 +66,7 @@ def _theirs(spec: ModelSpec, batch: tuple[torch.Tensor, torch.Tensor], *, decay_
     return dict(spec.weights)
 
 
-def test_steps_on_a_transformer_equal_torch_with_decay_on_kernels(
+def test_steps_on_a_transformer_equal_torchs_adamw(
     batch: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
     ours, theirs = _ours(_transformer(), batch), _theirs(_transformer(), batch, decay_all=False)

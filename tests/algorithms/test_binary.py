@@ -137,15 +137,13 @@ def test_every_function_is_the_same_in_onnxruntime(model: str, clip: bool) -> No
         quick=[("output_side", {"cut": 1})],
     ),
 )
-def test_a_step_of_any_kind_that_cuts_by_position_is_the_same_in_onnxruntime(
-    kind: str, options: dict[str, object]
-) -> None:
+def test_a_step_of_any_positional_kind_equals_onnxruntime(kind: str, options: dict[str, object]) -> None:
     submodel = submodels.build(tiny("cnn"), kind, **options)
     step = algorithms.build("binary", Objective.of(submodel), batch=4).phases[0].function
     assert verify(step, to_onnx(capture(step)), 0).worst <= 1e-4
 
 
-def test_channels_that_a_step_leaves_out_are_zero_and_their_statistics_rest() -> None:
+def test_channels_that_a_step_leaves_out_are_zero() -> None:
     submodel = submodels.build(tiny("resnet8"), "width", ratio=1.0, ordered=True, widths=(0.5, 1.0))
     objective = binarized(Objective.of(submodel))
     before = {name: value + 1.0 for name, value in submodel.spec.weights.items()}

@@ -101,9 +101,7 @@ def test_what_lies_outside_is_named(name: str, options: Mapping[str, Any], named
         ("server_momentum", {"lr": TINY, "beta": 0.0}),
     ],
 )
-def test_optimizers_take_the_closed_ends_and_refuse_the_open_ones(
-    name: str, options: Mapping[str, float]
-) -> None:
+def test_optimizers_take_closed_ends_and_refuse_open_ones(name: str, options: Mapping[str, float]) -> None:
     assert optimizers.build(name, **options).name == name
     for option in options:
         wrong = 1.0 if option.startswith("beta") else 0.0
@@ -120,9 +118,7 @@ def test_optimizers_take_the_closed_ends_and_refuse_the_open_ones(
         (counts, (1, 2), (0, -1, 1.0)),
     ],
 )
-def test_the_ends_of_the_four_ranges(
-    check: Any, taken: tuple[float, ...], refused: tuple[float, ...]
-) -> None:
+def test_ends_of_the_four_ranges(check: Any, taken: tuple[float, ...], refused: tuple[float, ...]) -> None:
     for value in taken:
         check("this", number=value)
     for value in refused:

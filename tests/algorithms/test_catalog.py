@@ -75,16 +75,14 @@ def test_what_the_server_keeps_and_who_has_to_be_there(name: str) -> None:
         ("binary", {"personal": 0.1}, "weights in a form of its own.*leave out personal"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_its_value_and_a_remedy(
-    name: str, options: Mapping[str, Any], message: str
-) -> None:
+def test_unusable_options_name_a_remedy(name: str, options: Mapping[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         algorithms.build(name, Users().objective, **options)
 
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [each for each in KEPT if each != "local"])
-def test_any_algorithm_can_have_the_graph_that_adapts_to_one_user_and_trains_as_before(name: str) -> None:
+def test_any_algorithm_can_have_the_graph_for_one_user(name: str) -> None:
     users = Users()
     plain = algorithms.build(name, users.objective, batch=4, steps=2, lr=0.01)
     personal = algorithms.build(name, users.objective, batch=4, steps=2, lr=0.01, personal=0.05)
@@ -114,7 +112,7 @@ def test_fedavg_with_update_takes_one_step_of_size_alpha_at_test_time(name: str)
     assert algorithm.draws == "draw"
 
 
-def test_a_federation_file_names_an_optimizer_and_the_step_of_personalization() -> None:
+def test_a_federation_file_names_optimizer_and_personalization() -> None:
     tables = {
         "algorithm": {"name": "fedavg", "personal": 0.02},
         "optimizer": {"name": "fedams", "options": {"lr": 0.1, "variant": "max_stabilisation"}},

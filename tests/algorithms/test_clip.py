@@ -51,9 +51,7 @@ def _close(found: Vector, wanted: Vector) -> bool:
         ("sgd", {"momentum": 0.0, "weight_decay": 0.5, "decay_all": True}, lambda y, x: 0.5 * y),
     ],
 )
-def test_the_gradient_is_scaled_down_and_nothing_that_is_added_to_it(
-    name: str, options: dict[str, float], added: Correction
-) -> None:
+def test_only_the_gradient_is_scaled_down(name: str, options: dict[str, float], added: Correction) -> None:
     users, seen = Users(), list[float]()
 
     found = users.run(algorithms.build(name, users.objective, **TRAINING, **options), ROUNDS)

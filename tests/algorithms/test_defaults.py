@@ -155,7 +155,7 @@ def test_the_defaults_of_an_optimizer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "fedavg", "fedprox", "scaffold", "adamw", "naive_adaptive", "local"])
-def test_an_algorithm_announces_its_step_and_evaluates_by_its_batch_unless_told_otherwise(name: str) -> None:
+def test_an_algorithm_announces_its_step_by_default(name: str) -> None:
     objective = Users().objective
     plain = algorithms.build(name, objective)
     other = algorithms.build(name, objective, batch=3, steps=7, lr=0.5, eval_batch=5)

@@ -84,7 +84,7 @@ def test_scaffold_corrects_each_step_and_keeps_what_option_ii_says(eta_g: float)
         _same(state_vector(done, "c"), c)
 
 
-def test_local_amsgrad_divides_by_a_shared_vhat_and_ends_a_round_with_the_new_one() -> None:
+def test_local_amsgrad_divides_by_a_shared_vhat() -> None:
     users, beta1, beta2, eps = Users(), 0.8, 0.7, 1e-3
     options = {"beta1": beta1, "beta2": beta2, "eps": eps}
 
@@ -108,7 +108,7 @@ def test_local_amsgrad_divides_by_a_shared_vhat_and_ends_a_round_with_the_new_on
             _same(state_vector(done, "vhat"), vhat)
 
 
-def test_mimeadam_takes_the_full_gradient_first_and_freezes_the_servers_statistics() -> None:
+def test_mimeadam_freezes_the_servers_statistics() -> None:
     users, beta1, beta2, tau = Users(), 0.8, 0.7, 0.05
     options = {"beta1": beta1, "beta2": beta2, "tau": tau}
 

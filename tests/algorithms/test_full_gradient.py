@@ -43,7 +43,7 @@ def test_every_sample_counts_once_however_they_fall_into_batches(user: int, batc
     assert len(result.metrics) == -(-users.sizes[user] // batch)
 
 
-def test_without_the_mask_the_rows_that_fill_up_the_last_batch_would_count_twice() -> None:
+def test_without_the_mask_filling_rows_would_count_twice() -> None:
     users = Users()
 
     wrong = flat(state_of(_gathered(users, 0, 4, masked=False).update, "c"))

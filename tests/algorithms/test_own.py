@@ -38,7 +38,7 @@ def test_a_factory_in_a_file_is_built_with_its_options_like_any_other(file: Path
         algorithms.build(f"{file}:mine", Users().objective, momentum=0.9)
 
 
-def test_a_file_is_one_module_until_it_is_edited_and_another_one_afterwards(file: Path) -> None:
+def test_a_file_is_one_module_until_it_is_edited(file: Path) -> None:
     name = f"{file}:mine"
     assert own.factory_of(name, "algorithm") is own.factory_of(name, "algorithm")
     before = own.source_of(name, "algorithm")
@@ -48,9 +48,7 @@ def test_a_file_is_one_module_until_it_is_edited_and_another_one_afterwards(file
     assert own.source_of(name, "algorithm") != before
 
 
-def test_a_relative_path_is_made_absolute_and_a_module_stays_as_it_is(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_is_made_absolute(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
 
     assert own.absolute("my rules.py:mine") == f"{file.resolve()}:mine"
@@ -79,9 +77,7 @@ def test_a_relative_path_is_made_absolute_and_a_module_stays_as_it_is(
     ],
     ids=["nothing", "no function", "an exception", "a syntax error", "an import"],
 )
-def test_a_file_that_cannot_be_used_is_told_with_its_line_or_what_it_defines(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_file_that_cannot_be_used_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "broken.py").write_text(text)
     with pytest.raises(ConfigError, match=message):
         algorithms.build(f"{tmp_path}/broken.py:mine", Users().objective)
@@ -115,7 +111,5 @@ def test_a_place_where_there_is_no_algorithm_is_told(name: str, message: str) ->
         ("fedavg:lr=0.1", {"algorithm.name": "fedavg", "algorithm.lr": 0.1}),
     ],
 )
-def test_the_command_line_takes_a_path_a_module_or_a_name_with_options(
-    text: str, settings: dict[str, object]
-) -> None:
+def test_the_command_line_takes_a_path_module_or_name(text: str, settings: dict[str, object]) -> None:
     assert parse_algorithm(text) == settings

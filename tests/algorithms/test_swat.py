@@ -230,9 +230,7 @@ def test_every_function_is_the_same_in_onnxruntime(model: str, activations: bool
         quick=[("output_side", {"cut": 1})],
     ),
 )
-def test_a_step_of_any_kind_of_submodel_is_the_same_in_onnxruntime(
-    kind: str, options: dict[str, object]
-) -> None:
+def test_a_step_of_any_kind_of_submodel_equals_onnxruntime(kind: str, options: dict[str, object]) -> None:
     submodel = submodels.build(tiny("cnn"), kind, **options)
     step = algorithms.build("swat", Objective.of(submodel), batch=4, sparsity=0.9).phases[0].function
     assert verify(step, to_onnx(capture(step)), 0).worst <= 1e-4

@@ -23,9 +23,7 @@ def test_the_graph_is_the_loss_with_its_parameters_by_name(tmp_path: Path) -> No
     ]
 
 
-def test_what_torch_does_not_export_is_not_printed_among_the_rows(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_torchs_failed_exports_are_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Exception, match="dropout in training mode"):
         prepare(tmp_path, built("lstm_lm", {}, "strong"), 2)
 

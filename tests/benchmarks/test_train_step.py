@@ -305,9 +305,7 @@ class Cubic:
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, Tensor | tuple) else "",
 )
-def test_the_losses_of_torch_are_the_losses_of_the_models(
-    loss: Loss, out: tuple[int, ...], y: Tensor
-) -> None:
+def test_losses_of_torch_are_losses_of_the_models(loss: Loss, out: tuple[int, ...], y: Tensor) -> None:
     z = torch.randn(out, generator=torch.Generator().manual_seed(0))
 
     torch.testing.assert_close(loss_as_torch(loss)(z, y), batch_mean(loss, loss.each(z, y), y))

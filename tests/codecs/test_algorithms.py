@@ -32,7 +32,7 @@ def test_an_algorithm_that_sends_or_keeps_more_than_weights_is_refused(algorithm
         applied(codecs.build(codec), made, _objective())
 
 
-def test_an_optimizer_that_a_device_keeps_is_refused_and_a_fresh_one_is_coded() -> None:
+def test_only_a_fresh_device_optimizer_is_coded() -> None:
     fresh = algorithms.build("adamw", _objective(), **TRAINING)
     kept = algorithms.build("adamw", _objective(), **TRAINING, keep=True)
 
@@ -50,9 +50,7 @@ def test_the_dense_codec_leaves_every_algorithm_as_it_is(algorithm: str) -> None
 
 @pytest.mark.parametrize("optimizer", ["none", "fedams"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavg_update", "fedprox"])
-def test_algorithms_that_send_weights_alone_are_coded_and_keep_their_server(
-    algorithm: str, optimizer: str
-) -> None:
+def test_algorithms_that_send_weights_alone_are_coded(algorithm: str, optimizer: str) -> None:
     made = with_optimizer(algorithms.build(algorithm, _objective(), **TRAINING), optimizer)
 
     coded = applied(codecs.build("signsgd"), made, _objective())

@@ -20,7 +20,7 @@ def test_statistics_of_other_widths_are_refused(codec: str) -> None:
         Coding.of(codec, statistics=16).algorithm  # noqa: B018
 
 
-def test_zerofl_without_sparse_upload_sends_whole_changes_and_minds_its_other_options() -> None:
+def test_zerofl_without_sparse_upload_sends_whole_changes() -> None:
     coding = Coding.of("zerofl", sparse_upload=False, statistics=4)
     trained, statistics = coding.algorithm.form.sections
     assert trained.encoding == FloatValues() and coding.algorithm.form.change

@@ -54,9 +54,7 @@ def test_the_published_archive_and_its_folder_are_the_same(tmp_path: Path) -> No
         assert np.array_equal(found.test_x, parts[-1][0]) and np.array_equal(found.test_y, parts[-1][1])
 
 
-def test_it_is_downloaded_where_it_is_allowed_and_what_is_not_published_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_published_files_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = tmp_path / "server"
     server.mkdir()
     files, _ = _published()

@@ -42,9 +42,7 @@ def published(tmp_path: Path) -> tuple[IdxSource, Path]:
     return source, server
 
 
-def test_download_tries_the_next_address_checks_and_reports_progress(
-    published: tuple[IdxSource, Path], tmp_path: Path
-) -> None:
+def test_downloads_try_another_address_and_check(published: tuple[IdxSource, Path], tmp_path: Path) -> None:
     source, _ = published
     seen: list[str] = []
     idx.download(source, tmp_path / "data", lambda file, done, total: seen.append(file))
@@ -54,9 +52,7 @@ def test_download_tries_the_next_address_checks_and_reports_progress(
     assert set(seen) == set(source.md5)
 
 
-def test_a_changed_file_is_refused_and_leaves_nothing_behind(
-    published: tuple[IdxSource, Path], tmp_path: Path
-) -> None:
+def test_a_changed_file_is_refused_and_removed(published: tuple[IdxSource, Path], tmp_path: Path) -> None:
     source, server = published
     (server / "train-images-idx3-ubyte.gz").write_bytes(b"something else")
     with pytest.raises(DataError, match=r"MD5.*`data` or EDGEFL_DATA"):
@@ -75,9 +71,7 @@ def test_without_network_and_files_the_message_says_what_to_do(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("gzipped", [True, False])
-def test_files_are_found_in_the_folder_or_its_sub_folder(
-    published: tuple[IdxSource, Path], tmp_path: Path, gzipped: bool
-) -> None:
+def test_files_are_found_in_folders(published: tuple[IdxSource, Path], tmp_path: Path, gzipped: bool) -> None:
     source, server = published
     target = tmp_path / "data" / ("fashion_mnist" if gzipped else "")
     target.mkdir(parents=True)

@@ -103,7 +103,7 @@ def test_texts_are_taken_from_the_column_text(tmp_path: Path) -> None:
     }
 
 
-def test_a_reader_chooses_columns_of_json_lines_and_devices_keep_the_training_data(tmp_path: Path) -> None:
+def test_a_reader_chooses_columns_of_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("".join(json.dumps({"a": row, "b": "x", "c": row % 2}) + "\n" for row in range(10)))
     reader = {"kind": "table", "columns": ["a"], "label": "c", "mean": [1], "deviation": [2]}

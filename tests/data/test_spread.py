@@ -160,9 +160,7 @@ def test_whose_test_samples_are_stays_with_them_in_a_part_and_in_a_file(tmp_path
     per_client=st.integers(1, 4),
     seed=st.integers(0, 99),
 )
-def test_shards_use_every_row_once_in_equal_pieces_of_few_labels(
-    counts: list[int], clients: int, per_client: int, seed: int
-) -> None:
+def test_shards_use_every_row_once(counts: list[int], clients: int, per_client: int, seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     if len(labels) < clients * per_client:
         with pytest.raises(DataError, match="cannot give"):

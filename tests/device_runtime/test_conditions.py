@@ -52,9 +52,7 @@ def zone(folder: Path, number: int, degrees: float, **trips: float) -> None:
         (90, {}, ""),
     ],
 )
-def test_heat_is_told_beside_where_the_system_slows_down(
-    tmp_path: Path, degrees: float, trips: dict[str, float], expected: str
-) -> None:
+def test_heat_is_told(tmp_path: Path, degrees: float, trips: dict[str, float], expected: str) -> None:
     zone(tmp_path, 0, degrees, **trips)
     assert heat(tmp_path) == expected
 

@@ -133,9 +133,7 @@ def test_devices_read_what_the_script_makes(name: str, made: Callable[[str], Pat
 
 
 @pytest.mark.parametrize("name", [SLOW, "activity"])
-def test_the_server_s_samples_are_made_as_devices_make_theirs(
-    name: str, made: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_samples_of_the_server_are_made_alike(name: str, made: Callable[[str], Path], tmp_path: Path) -> None:
     federation = federation_of(name, made(name))
     device = made(name) / "devices" / "strong-0"
     own_files = sorted(path for path in device.rglob("*") if path.is_file())
@@ -161,7 +159,7 @@ def test_no_speaker_is_on_two_devices_or_held_out_and_on_one(made: Callable[[str
     assert sum(map(len, devices)) == len(set().union(*devices)) == 10 - 4
 
 
-def test_speakers_keep_to_one_device_and_the_baseline_is_what_the_page_says(
+def test_speakers_keep_to_one_device(
     made: Callable[[str], Path],
 ) -> None:
     federation = federation_of(

@@ -84,7 +84,7 @@ def rounds_of(
     )
 
 
-def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_part() -> None:
+def test_three_rounds_with_half_of_the_devices_are_a_plain_loop() -> None:
     users, steps = clients(4), 3
     algorithm = feddyn(objective(), batch=SAMPLES, steps=steps, lr=LR, alpha=ALPHA)
     done = rounds_of(algorithm, users, 3, fraction=0.5)
@@ -114,7 +114,7 @@ def test_three_rounds_are_those_of_a_plain_loop_when_half_of_the_devices_take_pa
 
 
 @pytest.mark.slow
-def test_it_ends_where_the_mean_gradient_is_zero_and_averaging_alone_does_not() -> None:
+def test_it_ends_where_the_mean_gradient_is_zero() -> None:
     users = clients(3)
 
     def left(algorithm: Algorithm) -> float:

@@ -54,9 +54,7 @@ def guarded(tmp_path: Path) -> Iterator[Address]:
     broker.stop()
 
 
-def test_a_device_speaks_under_its_own_name_and_hears_what_is_for_it(
-    guarded: Address, connect: SessionFactory
-) -> None:
+def test_a_device_speaks_under_its_own_name(guarded: Address, connect: SessionFactory) -> None:
     def user(name: str) -> Address:
         return replace(guarded, username=name, password=f"pw-{name}")
 

@@ -106,9 +106,7 @@ def agent(folder: Path, broker: str, federation: str, name: str) -> edgefl.Agent
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_it_trains_beside_our_agent_and_its_updates_are_equal_in_every_bit(
-    tmp_path: Path, mosquitto: BrokerProcess
-) -> None:
+def test_it_trains_beside_our_agent_with_equal_updates(tmp_path: Path, mosquitto: BrokerProcess) -> None:
     small, ours = (trained(tmp_path / each, str(mosquitto.address), each) for each in ("notebook", "ours"))
 
     assert [row.reports for row in small.history] == [2, 2]

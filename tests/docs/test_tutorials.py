@@ -44,9 +44,7 @@ def test_own_model_and_data(tmp_path: Path) -> None:
     assert (tmp_path / "pictures.onnx").is_file()
 
 
-def test_the_tutorial_shows_the_example_model_and_its_file_can_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_tutorial_shows_the_example_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.config import load
     from edgefl.models.zoo.catalog import build_model
 

@@ -100,9 +100,7 @@ def run(model: bytes, x: Array) -> Array:
         ("importance", {"gamma": 0.07}, "static"),
     ],
 )
-def test_every_kind_gives_the_logits_of_its_torch_module(
-    kind: str, options: dict[str, float], bn: str, data: Dataset
-) -> None:
+def test_every_kind_equals_torch(kind: str, options: dict[str, float], bn: str, data: Dataset) -> None:
     spec = small(bn)
     workshop = DeploymentBuilder(spec, data, weights_of(spec), samples=100)
     submodel = catalog.build(spec, kind, **options)
@@ -176,9 +174,7 @@ def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
 @pytest.mark.parametrize(
     ("kind", "recalibrated"), [("output_side", False), ("importance", True), ("width", True)]
 )
-def test_the_whole_model_gets_statistics_where_smaller_tiers_moved_them(
-    kind: str, recalibrated: bool, data: Dataset, tmp_path: Path
-) -> None:
+def test_whole_models_get_statistics(kind: str, recalibrated: bool, data: Dataset, tmp_path: Path) -> None:
     size = "cut = 2" if kind == "output_side" else f'kind = "{kind}"\ngamma = 0.25'
     (tmp_path / "run.toml").write_text(
         RESNET[: RESNET.index("[tiers")].replace("static", "global") + f"[tiers.a]\n{size}\n"
@@ -212,7 +208,7 @@ def whole() -> tuple[ModelSpec, Dataset, Arrays]:
 
 
 @pytest.mark.slow
-def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
+def test_a_cut_with_own_statistics_beats_moving_ones(
     whole: tuple[ModelSpec, Dataset, Arrays],
 ) -> None:
     spec, dataset, weights = whole
@@ -228,9 +224,7 @@ def test_a_cut_with_statistics_of_its_own_beats_the_moving_ones(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["output_side", "importance", "width", "importance_structured"])
-def test_the_whole_model_keeps_its_moving_statistics(
-    kind: str, whole: tuple[ModelSpec, Dataset, Arrays]
-) -> None:
+def test_the_whole_model_keeps_its_statistics(kind: str, whole: tuple[ModelSpec, Dataset, Arrays]) -> None:
     spec, dataset, weights = whole
     module = DeploymentBuilder(spec, dataset, weights).module(
         catalog.build(spec, kind, **({} if kind == "output_side" else {"gamma": 1.0}))
@@ -240,7 +234,7 @@ def test_the_whole_model_keeps_its_moving_statistics(
 
 
 @pytest.mark.slow
-def test_structured_cuts_take_the_counts_of_the_trained_weights_unless_a_tier_fixed_them(
+def test_structured_cuts_take_the_counts_of_trained_weights(
     tmp_path: Path,
 ) -> None:
     tier = '[tiers.thin]\nkind = "importance_structured"\ngamma = 0.25\n'
@@ -295,7 +289,7 @@ def test_groups_are_full_and_wrap_around() -> None:
 # -- what is cut, and what is refused ------------------------------------------------------------------------
 
 
-def test_a_size_that_no_tier_has_is_cut_by_the_rule_the_model_was_trained_for(tmp_path: Path) -> None:
+def test_an_unknown_size_is_cut_by_the_models_rule(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RESNET)
     federation, spec = load(tmp_path / "run.toml"), small()
     found = deployed_submodel(federation, spec, kind="importance", gamma=0.11)
@@ -326,9 +320,7 @@ def test_a_size_that_is_asked_for_replaces_the_size_of_the_tiers(tmp_path: Path)
         ({"kind": "cake", "gamma": 0.5}, "tier 'cake': no submodel kind 'cake'; there are: "),
     ],
 )
-def test_a_choice_that_cannot_be_made_is_told(
-    choice: dict[str, object], message: str, tmp_path: Path
-) -> None:
+def test_an_impossible_choice_is_told(choice: dict[str, object], message: str, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RESNET)
     with pytest.raises(ConfigError, match=message):
         deployed_submodel(load(tmp_path / "run.toml"), small(), **choice)  # type: ignore[arg-type]

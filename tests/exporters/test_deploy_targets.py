@@ -381,9 +381,7 @@ def test_a_program_computes_what_torch_does_and_returns_its_metadata(backend: st
         ("a.onnx", {"batch": 4, "dynamic_batch": True}, "either `batch` or `dynamic_batch`"),
     ],
 )
-def test_options_that_do_not_go_together_are_one_line(
-    out: str, options: dict[str, Any], message: str
-) -> None:
+def test_options_that_clash_are_one_line(out: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         target_of(out, **options)
     assert "\n" not in caught.value.message

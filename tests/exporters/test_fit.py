@@ -71,7 +71,7 @@ def test_if_all_need_too_much_memory_the_smallest_is_named() -> None:
     assert told.value.details["memory_bytes"] == 1 << 20
 
 
-def test_where_some_need_memory_and_some_time_the_remedy_is_for_one_whose_memory_fits() -> None:
+def test_the_remedy_is_for_one_whose_memory_fits() -> None:
     quick = offer("a", 1.0, 1.0, transfer_s=1.0, problem="needs 200.0 MiB of memory, the device has 64.0 MiB")
     slow = offer("b", 0.5, 0.5, transfer_s=9.0, problem="a round takes 9.0 s, 5 s are allowed")
     slower = offer("c", 0.6, 0.6, transfer_s=11.0, problem="a round takes 11.0 s, 5 s are allowed")

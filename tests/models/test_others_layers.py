@@ -265,9 +265,7 @@ COMPUTED = {
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("layer", [lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(2, 3, (3, 1), bias=False)])
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_weight_that_is_computed_in_each_call_trains_as_in_torch(
-    name: str, layer: Callable[[], nn.Module]
-) -> None:
+def test_a_weight_computed_in_each_call_trains(name: str, layer: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(COMPUTED[name](layer()), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
 

@@ -45,9 +45,7 @@ class Ends(nn.Module):
     ("kind", "layers", "both", "given"),
     list(product((nn.LSTM, nn.GRU, nn.RNN), (1, 2), (False, True), (False, True))),
 )
-def test_outputs_last_states_and_every_gradient_equal_torch_s(
-    kind: Any, layers: int, both: bool, given: bool
-) -> None:
+def test_outputs_and_gradients_equal_torchs(kind: Any, layers: int, both: bool, given: bool) -> None:
     torch.manual_seed(layers)
     theirs = kind(E, H, layers, batch_first=True, bidirectional=both).double()
     x = torch.randn(4, T, E, dtype=torch.float64, requires_grad=True)

@@ -39,9 +39,7 @@ def _tuple(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize(("kinds", "layers", "bidirectional"), SHAPES)
-def test_outputs_states_and_every_gradient_equal_torch_s(
-    kinds: tuple[Any, Any], layers: int, bidirectional: bool
-) -> None:
+def test_outputs_and_gradients_equal_torchs(kinds: tuple[Any, Any], layers: int, bidirectional: bool) -> None:
     theirs, ours = _pair(kinds, layers, bidirectional)
     x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
     states = tuple(

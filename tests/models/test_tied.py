@@ -249,9 +249,7 @@ def test_a_frozen_chunk_counts_what_it_borrows() -> None:
 @pytest.mark.parametrize(
     ("case", "cut", "form"), in_turn([("head", 1), ("functional", 0)], rare=[("functional", 2), ("head", 0)])
 )
-def test_a_round_on_the_device_equals_the_round_in_torch(
-    tmp_path: Path, case: str, cut: int, form: str
-) -> None:
+def test_a_round_on_the_device_equals_torchs(tmp_path: Path, case: str, cut: int, form: str) -> None:
     _, spec = _made(case)
     tier = exported(OutputSide(spec, cut), batch=4, steps=3, lr=0.1, form=form)
     data = local_data(spec, 9, seed=5)

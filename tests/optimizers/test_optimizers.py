@@ -165,8 +165,6 @@ def test_an_algorithm_takes_one_optimizer() -> None:
         ("server_momentum", {"beta": 1.5}, "beta is 1.5"),
     ],
 )
-def test_what_cannot_be_used_is_named_with_its_value_and_a_remedy(
-    name: str, options: dict[str, Any], message: str
-) -> None:
+def test_unusable_options_are_named_with_a_remedy(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         optimizers.with_optimizer(algorithms.build("fedavg", Users().objective), name, **options)

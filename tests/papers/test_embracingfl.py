@@ -41,7 +41,7 @@ def test_claims_and_published_numbers_are_of_arms_that_exist(entry: Entry) -> No
     assert all(claim.judge(results).ours for claim in entry.claims)
 
 
-def test_rounds_to_a_target_are_those_of_width_reductions_best_accuracy_rounded_down() -> None:
+def test_rounds_to_a_target_are_those_of_the_best_accuracy() -> None:
     case = 7
     ours, theirs = (heterogeneity.name(case, method) for method in (mixes.EMBRACING, mixes.WIDTH))
     lines = {ours: [(2.0, 0.3), (4.0, 0.56)], theirs: [(2.0, 0.2), (4.0, 0.4), (6.0, 0.558)]}

@@ -130,7 +130,7 @@ def test_judges_hold_what_the_specification_accepts() -> None:
     assert larger_lead(("a, more", "a"), ("b, more", "b"), "small")(results).held
 
 
-def test_masks_are_steadier_if_they_move_less_than_before_and_larger_ones_less() -> None:
+def test_steadier_masks_move_less() -> None:
     def run(small: float, large: float) -> dict[str, float]:
         return {"first moved 1 s": 0.2, "first moved 1 l": 0.1, "moved 1 s": small, "moved 1 l": large}
 

@@ -33,7 +33,7 @@ def test_the_half_of_resnet20_ends_with_block_four() -> None:
     assert 0 < half_cut(resnet18()) < 10
 
 
-def test_the_halves_part_the_model_and_the_channel_half_is_the_leading_one() -> None:
+def test_the_halves_part_the_model() -> None:
     spec = tiny("resnet8")
     first, second = synchronised(spec, "first_half"), synchronised(spec, "second_half")
     assert not first.keys() & second.keys() and first.keys() | second.keys() == spec.weights.keys()
@@ -46,7 +46,7 @@ def test_the_halves_part_the_model_and_the_channel_half_is_the_leading_one() -> 
     assert_inside(channel, {name: tuple(tensor.shape) for name, tensor in spec.weights.items()})
 
 
-def test_averaging_replaces_the_regions_by_their_mean_and_leaves_the_rest_to_each() -> None:
+def test_averaging_replaces_only_its_regions() -> None:
     spec = tiny("resnet8")
     models = [{name: tensor + shift for name, tensor in spec.weights.items()} for shift in (0.0, 1.0, 5.0)]
     for scheme in ("none", "second_half", "first_half", "channel"):
@@ -72,7 +72,7 @@ def test_conv_maps_are_channels_by_samples_and_positions() -> None:
     assert svcca(maps, maps.flip(1)) == pytest.approx(1.0)
 
 
-def test_layers_without_variance_are_like_each_other_and_like_nothing_else() -> None:
+def test_layers_without_variance_are_like_each_other() -> None:
     dead, alive = torch.full((4, 30), 0.3), torch.randn(4, 30)
     assert svcca(dead, 2 * dead) == 1.0 and svcca(dead, alive) == 0.0
     assert svcca(torch.cat((alive[:2], dead[:2])), alive[:2]) == pytest.approx(1.0)
@@ -109,7 +109,7 @@ def study() -> tuple[ModelSpec, list[Samples], list[torch.Tensor]]:
 
 
 @pytest.mark.slow
-def test_without_synchronisation_the_input_side_stays_more_alike_than_the_output_side(
+def test_without_synchronisation_the_input_side_stays_more_alike(
     study: tuple[ModelSpec, list[Samples], list[torch.Tensor]],
 ) -> None:
     spec, clients, held_out = study
@@ -121,7 +121,7 @@ def test_without_synchronisation_the_input_side_stays_more_alike_than_the_output
     assert all(0.0 <= layer.mean <= layer.largest < 1.0 for layer in last.values())
 
 
-def test_a_study_is_reproducible_and_synchronised_layers_stay_one(
+def test_a_study_is_reproducible(
     study: tuple[ModelSpec, list[Samples], list[torch.Tensor]],
 ) -> None:
     spec, clients, held_out = study

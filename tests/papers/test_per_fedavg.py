@@ -46,7 +46,7 @@ def results(**after: float) -> Results:
     )
 
 
-def test_a_method_is_ahead_in_the_rows_that_were_run_and_in_no_row_without_any() -> None:
+def test_a_method_is_ahead_in_the_rows_that_were_run() -> None:
     found = results(mnist_FedAvg=0.5, mnist_HF=0.6)
 
     judged = ahead(HF, FEDAVG, MNIST_ROWS)(found)

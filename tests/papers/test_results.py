@@ -67,7 +67,7 @@ def _records(folder: Path, entry: Entry) -> list[Record]:
     ]
 
 
-def test_a_table_has_means_beside_the_papers_numbers_and_what_did_not_hold(tmp_path: Path) -> None:
+def test_a_table_has_means_beside_the_papers_numbers(tmp_path: Path) -> None:
     entry = Entry(
         name="paper/table",
         what="A table",
@@ -96,7 +96,7 @@ def test_a_table_has_means_beside_the_papers_numbers_and_what_did_not_hold(tmp_p
     assert summary.command == "python -m reproduce paper/table --scale smoke --seeds 2" and not summary.broken
 
 
-def test_each_row_of_the_withdrawn_claims_meets_a_published_claim_and_the_page_marks_it() -> None:
+def test_each_withdrawn_claim_meets_a_published_one() -> None:
     found = summaries(Path(__file__).parents[2] / "docs" / "results")
     claims = [(summary.entry, f"{claim.rank}: {claim.text}") for summary in found for claim in summary.claims]
 

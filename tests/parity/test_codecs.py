@@ -114,9 +114,7 @@ def test_coded_finish_gives_the_same_bytes_for_every_kind(codec: str, kind: str,
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(("codec", "options", "form"), in_turn(OPTIONS, every=4))
-def test_options_of_a_codec_give_the_same_bytes_on_the_device(
-    codec: str, options: dict[str, object], form: str
-) -> None:
+def test_options_of_a_codec_give_equal_bytes(codec: str, options: dict[str, object], form: str) -> None:
     exported(form, codec, options, "output_side")
 
 
@@ -210,9 +208,7 @@ class Tier:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("codec", "kind", "form"), in_turn(ROUNDS[:2], rare=ROUNDS[2:]))
-def test_coded_rounds_on_the_device_equal_those_in_torch(
-    tmp_path: Path, codec: str, kind: str, form: str
-) -> None:
+def test_coded_rounds_on_the_device_equal_torch(tmp_path: Path, codec: str, kind: str, form: str) -> None:
     tier = Tier(form, codec, dict(ALL[codec]), kind)
     kept: dict[str, np.ndarray] = {}
     carry: Tensors = {}

@@ -93,9 +93,7 @@ ONCE: list[tuple[str, dict[str, object], str]] = [
     ("codec", "options", "form"),
     by_default([(*each, form) for each, form in product(DIVERGING, FORMATS)], ONCE),
 )
-def test_a_single_weight_that_is_not_finite_leaves_the_device_as_one(
-    codec: str, options: dict[str, object], form: str
-) -> None:
+def test_one_infinite_weight_leaves_the_device(codec: str, options: dict[str, object], form: str) -> None:
     """The server refuses such an update; it cannot where an engine's maximum or order passes over NaN."""
     finish = finish_of(form, codec, options)
     told = ("update.scales", "update.values", "update.halves", "metric.finite")

@@ -29,9 +29,7 @@ BATCH, STEPS, LR = 8, 4, 0.05
         every=3,
     ),
 )
-def test_a_round_on_the_device_equals_the_round_in_torch(
-    tmp_path: Path, model: str, cut: int, chunks: int, form: str
-) -> None:
+def test_a_device_round_equals_torch(tmp_path: Path, model: str, cut: int, chunks: int, form: str) -> None:
     tier = exported(OutputSide(tiny(model), cut, chunks), batch=BATCH, steps=STEPS, lr=LR, form=form)
     data = local_data(tier.spec, 21, seed=5)
 

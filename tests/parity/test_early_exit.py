@@ -33,9 +33,7 @@ NAME = "tier/submodel"
     ("exit", "width", "kd_weight", "form"),
     [*in_both(1, 1.0, 0.3), *in_turn([], rare=[(2, 0.5, 0.0), (3, 1.0, 0.3), (3, 0.3, 0.3)])],
 )
-def test_every_exported_function_of_a_level_equals_torch(
-    exit: int, width: float, kd_weight: float, form: str
-) -> None:
+def test_every_function_of_a_level_equals_torch(exit: int, width: float, kd_weight: float, form: str) -> None:
     assert _worst_error(form, EarlyExit(_spec(), exit, width), kd_weight) <= 1e-4
 
 
@@ -62,9 +60,7 @@ def test_inference_does_not_compute_the_exits_before_the_last(form: str) -> None
 
 
 @pytest.mark.parametrize(("width", "kd_weight", "form"), in_turn([], rare=[(1.0, 0.0), (0.5, 0.4)]))
-def test_a_round_on_the_device_equals_the_round_in_torch(
-    tmp_path: Path, width: float, kd_weight: float, form: str
-) -> None:
+def test_a_device_round_equals_torch(tmp_path: Path, width: float, kd_weight: float, form: str) -> None:
     level = EarlyExit(_spec(), 2, width)
     algorithm = multi_exit(Objective.of(level), batch=8, steps=3, lr=0.05, kd_weight=kd_weight)
     fetched = level.units or (NAME,)

@@ -100,9 +100,7 @@ def test_so_is_a_step_whose_second_moment_is_one_number(name: str, form: str) ->
     ("name", "model", "form"),
     in_turn([("fafed", mlp)], rare=[("fafed", cnn), *pairs(["stem", "naive_adaptive"], [mlp, cnn])]),
 )
-def test_every_function_is_the_same_on_the_engine(
-    name: str, model: Callable[[], nn.Sequential], form: str
-) -> None:
+def test_every_function_equals_the_engine(name: str, model: Callable[[], nn.Sequential], form: str) -> None:
     algorithm = MAKERS[name](objective(model), batch=BATCH, steps=3)
     # The two exchanges evaluate with one function.
     functions = {id(each): each for exchange in algorithm.exchanges for each in exchange.functions}

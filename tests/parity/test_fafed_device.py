@@ -111,9 +111,7 @@ def test_an_exchange_on_the_device_is_the_one_in_torch(which: str, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", in_turn([()]))
-def test_the_opening_sends_one_tensor_for_each_parameter_and_the_main_exchange_three(
-    tmp_path: Path, form: str
-) -> None:
+def test_the_opening_sends_one_tensor_for_each_parameter(tmp_path: Path, form: str) -> None:
     given = weights()
     opening, _ = on_device(algorithm().opening[0], given, {}, tmp_path, form)
     main, bundle = on_device(algorithm(), given, previous(given), tmp_path, form)

@@ -114,9 +114,7 @@ def test_so_is_every_other_function(model_name: str, form: str) -> None:
         )
     ],
 )
-def test_so_is_the_step_of_every_kind_of_submodel(
-    kind: str, options: dict[str, Any], mode: str, form: str
-) -> None:
+def test_so_is_the_step_of_every_kind(kind: str, options: dict[str, Any], mode: str, form: str) -> None:
     objective = Objective.of(catalog.build(tiny("mlp"), kind, **options))
     check(form, per_fedavg(objective, batch=BATCH, mode=mode), "start", "train", "finish")
 

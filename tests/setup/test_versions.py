@@ -52,9 +52,7 @@ def test_the_document_has_the_verdict_on_every_algorithm() -> None:
         ),
     ],
 )
-def test_a_method_of_ones_own_is_told_why_it_does_not_go(
-    sgd: Algorithm, changes: dict[str, Any], reason: str
-) -> None:
+def test_a_method_of_ones_own_is_told_why(sgd: Algorithm, changes: dict[str, Any], reason: str) -> None:
     assert why_not(sgd) == "" and reason in why_not(replace(sgd, **changes))
     with pytest.raises(ConfigError, match=f"'sgd' does not go with round.mode buffered: .*{reason}"):
         check_versions(replace(sgd, **changes))

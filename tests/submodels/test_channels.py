@@ -63,7 +63,7 @@ def test_a_part_that_is_taken_splits_the_atom_everywhere() -> None:
     assert [size(part) for part in resolve(flat).parts] == [15, 9]
 
 
-def test_gates_of_a_product_and_of_a_concatenation_are_the_same_hidden_units() -> None:
+def test_gates_of_products_and_concatenations_are_one() -> None:
     hidden, gates, units = Atom(5), Atom(4), Atom(5)
     unify(Concat((hidden,) * 4), ProductAxis((gates, units)))
     assert resolve(units) is resolve(hidden) and list(resolve(gates).parts) == [ONE] * 4
@@ -138,7 +138,7 @@ SHAPES_OF_CHANNELS = (
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", mostly_slow(MODELS, SHAPES_OF_CHANNELS))
-def test_a_model_whose_channels_change_places_everywhere_computes_the_same(name: str) -> None:
+def test_changing_places_everywhere_computes_the_same(name: str) -> None:
     spec = model(name)
     channels = channels_of(spec)
     spec.module.double()  # so that sums in another order do not differ
@@ -192,7 +192,7 @@ def test_the_input_the_classes_and_positions_stay_and_say_why() -> None:
     assert axes["stem.conv.weight"][0] is axes["block1.conv1.weight"][1] is axes["stem.bn.running_var"][0]
 
 
-def test_an_operation_without_a_rule_pins_what_it_reads_and_is_named_with_its_line() -> None:
+def test_an_operation_without_a_rule_is_named_with_its_line() -> None:
     channels = Channels.of(watch(*_unit_of(Sorted())))
     reason = channels.axes["all.first.weight"][0].reason
     assert channels.atoms == ()
@@ -213,7 +213,7 @@ def test_of_heads_and_their_entries_one_is_cut() -> None:
     assert inner == [4, 4, 12, 48, 48] and outer == [3, 3, 12, 48, 48] and neither == [12, 48, 48]
 
 
-def test_a_cut_of_heads_takes_the_same_entries_of_each_head_of_queries_keys_and_values() -> None:
+def test_a_cut_of_heads_takes_the_same_entries_of_each_head() -> None:
     channels = channels_of(model("vit"))
     (entries,) = {
         atom for atom in channels.cut() if ("block1.attention.out.weight", 1) in channels.holders[atom]

@@ -160,9 +160,7 @@ def test_inv29_logits_are_the_same_for_the_largest_entries_of_any_model(name: st
 @pytest.mark.parametrize(
     ("name", "seed"), mostly_slow([("resnet8", 5), ("Plain", 8), ("mlp", 1)], [("Plain", 8), ("mlp", 1)])
 )
-def test_inv29_the_exported_artifact_gives_the_logits_of_the_dense_masked_network(
-    name: str, seed: int
-) -> None:
+def test_inv29_the_exported_artifact_gives_equal_logits(name: str, seed: int) -> None:
     spec = net(name)
     weights, masks = trained(spec, seed), emptied(spec, seed, 0.3)
     small = compact(spec, weights, masks)
@@ -182,7 +180,7 @@ def test_a_full_mask_takes_nothing_away() -> None:
     assert report.dead_channels == 0 and report.gamma == 1.0 and report.nonzero == report.parameters_before
 
 
-def test_a_channel_that_is_zero_behind_its_norm_leaves_and_so_does_one_that_nobody_reads() -> None:
+def test_a_channel_of_zeros_and_one_that_nobody_reads_leave() -> None:
     spec = net("resnet8")
     weights, masks = trained(spec, 0), whole_masks(spec)
     masks["block1.conv1.weight"][1] = False

@@ -126,7 +126,7 @@ def test_an_output_side_downloads_its_frozen_units_and_uploads_the_others(resnet
     assert last.macs + last.prefix_macs == all_of_it.macs and all_of_it.prefix_macs == 0
 
 
-def test_a_round_is_three_passes_per_step_and_one_through_the_frozen_units(resnet8: ModelSpec) -> None:
+def test_a_round_is_three_passes_per_step_and_one_frozen(resnet8: ModelSpec) -> None:
     found = cost(catalog.build(resnet8, "output_side", cut=3))
 
     work = found.round_macs(batch=4, steps=5, samples=7)

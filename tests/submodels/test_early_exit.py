@@ -96,7 +96,7 @@ def test_an_exit_is_the_mean_over_positions_and_a_dense_layer() -> None:
     assert said.shape == (2, 5, 20), "a head that speaks at every token has exits that do"
 
 
-def test_training_stacks_what_every_exit_says_and_inference_gives_the_last() -> None:
+def test_training_stacks_all_exits_and_inference_has_the_last() -> None:
     spec = _spec()
     level = EarlyExit(spec, 2).suffix
     x, _ = samples(spec, 3)
@@ -154,7 +154,7 @@ def test_the_four_sizes_of_the_paper_are_the_four_exits(classes: int) -> None:
 
 
 @pytest.mark.slow
-def test_gamma_chooses_the_deepest_exit_and_then_the_largest_width_that_fits() -> None:
+def test_gamma_chooses_the_deepest_exit_that_fits() -> None:
     spec = _spec()
     shares = [EarlyExit(spec, exit).share for exit in (1, 2, 3)]
     assert early_exit(spec, gamma=shares[1]).exit == 2
@@ -174,7 +174,7 @@ def test_gamma_chooses_the_deepest_exit_and_then_the_largest_width_that_fits() -
     ).share
 
 
-def test_sizes_and_exits_that_there_are_not_are_refused_with_what_there_is() -> None:
+def test_unknown_sizes_and_exits_are_refused() -> None:
     spec = _spec()
     with pytest.raises(
         ModelError, match=r"no level of resnet8 is as small as gamma=1e-06.*take gamma >= 0.0"
@@ -212,7 +212,7 @@ def test_a_level_in_full_width_reads_units_and_a_narrow_one_has_a_payload() -> N
         assert np.array_equal(placed.payload[name], tensor.numpy()), name
 
 
-def test_a_narrow_level_cuts_its_layers_as_a_width_slice_of_the_plain_model_does() -> None:
+def test_a_narrow_level_is_cut_as_a_width_slice() -> None:
     plain = tiny("resnet8")
     sliced = Width(plain, 0.5).regions()
     level = EarlyExit(with_exits(plain), 3, 0.5)
@@ -248,7 +248,7 @@ def test_an_output_side_tier_trains_the_exits_behind_its_cut() -> None:
     assert x.shape[0] == len(y)
 
 
-def test_a_width_slice_of_a_model_with_exits_is_refused_with_the_kind_that_serves() -> None:
+def test_a_width_slice_of_a_model_with_exits_is_refused() -> None:
     step = sgd(Objective.of(Width(_spec(), 0.5)), batch=2).phases[0].function
     with pytest.raises(ModelError, match="kind early_exit"):
         step(step.example(0))
@@ -283,7 +283,7 @@ def test_the_loss_weighs_exit_j_by_j_and_normalises() -> None:
     torch.testing.assert_close(loss.each(out[:, 2:], y), each[2])
 
 
-def test_distillation_adds_the_divergence_from_the_last_exit_at_temperature_three() -> None:
+def test_distillation_adds_the_divergence_from_the_last_exit() -> None:
     last, early = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 0.0]])
     # softmax([1, 0]) against one half each: p log(2 p), summed.
     p = 1 / (1 + math.exp(-1.0))
@@ -332,7 +332,7 @@ def test_every_level_learns(width: float) -> None:
 
 
 @pytest.mark.slow
-def test_without_distillation_the_algorithm_is_sgd_and_with_it_the_round_says_how_much() -> None:
+def test_without_distillation_the_algorithm_is_sgd() -> None:
     spec = _spec()
     objective = Objective.of(EarlyExit(spec, 3))
     x, y = samples(spec, 8)

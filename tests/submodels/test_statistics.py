@@ -122,7 +122,7 @@ def test_collecting_changes_nothing() -> None:
     assert not any(norm._forward_pre_hooks for norm in norms(module).values())
 
 
-def test_moving_statistics_stay_as_they_were_trained_unless_they_are_collected() -> None:
+def test_moving_statistics_stay_unless_they_are_collected() -> None:
     spec = small("global")
     weights = trained(spec)
     module = standalone(OutputSide(spec, 0), weights)
@@ -132,7 +132,7 @@ def test_moving_statistics_stay_as_they_were_trained_unless_they_are_collected()
         np.testing.assert_array_equal(part.running_mean.numpy(), weights[f"{path}.running_mean"])
 
 
-def test_collected_moving_norms_get_what_static_ones_of_the_same_weights_get() -> None:
+def test_collected_moving_norms_equal_static_ones() -> None:
     weights = trained(small("global"))
     shared = {name: array for name, array in weights.items() if "running" not in name}
     moving = standalone(catalog.build(small("global"), "importance", gamma=0.3), weights)

@@ -178,7 +178,7 @@ def test_relative_scores_ask_how_much_a_layer_has_grown() -> None:
     assert relative.replanned(grown).numbers == relative.numbers
 
 
-def test_each_round_holds_the_strongest_channels_of_its_weights_in_the_same_shapes() -> None:
+def test_each_round_holds_the_strongest_channels() -> None:
     spec = resnet()
     part = importance_structured(spec, gamma=0.4)
     weights = weights_of(spec)
@@ -226,7 +226,7 @@ class Fused(nn.Module):
         return self.left(x[:, :first]) + self.right(x[:, first:])
 
 
-def test_layers_that_share_a_tensor_have_names_of_their_own_and_every_number_is_in_the_identity() -> None:
+def test_layers_of_one_tensor_have_names_of_their_own() -> None:
     parts = [importance_structured(one_unit(Fused()), counts=counts) for counts in ((2, 3), (4, 3), (2, 4))]
     assert parts[0].layers == {"all.fused.weight[0]": (2, 12), "all.fused.weight[0]#2": (3, 8)}
     assert parts[0].identity["numbers"] == [2, 3]
@@ -247,7 +247,7 @@ class Partly(nn.Module):
 
 
 @pytest.mark.parametrize("budget", ["parameters", "macs"])
-def test_too_small_a_gamma_names_the_large_tensors_that_stay_whole_and_why(budget) -> None:
+def test_too_small_a_gamma_names_the_tensors_that_stay(budget) -> None:
     with pytest.raises(ModelError, match=r"smallest gamma is 0\.") as caught:
         importance_structured(one_unit(Partly()), gamma=0.1, budget=budget)
     assert list(caught.value.details["whole"]) == ["all.stays.weight", "all.right.weight"], (

@@ -95,7 +95,7 @@ def test_recurrent_stacks_count_10_values_per_unit_layer_and_step() -> None:
     assert counts == {"embedding": 0, "lstm": 10 * 4 * 2 * 5, "decoder": 5 * 20}
 
 
-def test_lstm_weak_tier_records_states_and_embeddings_and_needs_the_lstm_twice() -> None:
+def test_lstm_weak_tier_needs_the_lstm_twice() -> None:
     spec = tiny("bilstm")
     weak = tiers("bilstm")["weak"].of(spec)
     assert weak.skip == 4

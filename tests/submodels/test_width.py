@@ -120,9 +120,7 @@ def test_a_slice_of_any_model_loads_its_payload_and_trains(name: str) -> None:
         quick=[("Shuffled", False), ("mlp", True)],
     ),
 )
-def test_a_slice_computes_what_the_whole_model_does_without_the_other_channels(
-    name: str, rolling: bool
-) -> None:
+def test_a_slice_is_the_model_without_the_other_channels(name: str, rolling: bool) -> None:
     """Where no norm looks across channels: all entries outside the slice are 0, the shifts of batch norm too."""
     spec = model(name)
     part = Width(spec, 0.5, rolling=rolling)
@@ -185,7 +183,7 @@ def test_every_channel_is_trained_once_the_windows_have_gone_round() -> None:
     assert {index for axis in held for index in axis} == set(range(8))
 
 
-def test_rounding_up_or_down_forgives_the_error_of_floats_and_leaves_at_least_one() -> None:
+def test_rounding_forgives_floats_and_leaves_at_least_one() -> None:
     spec = resnet8(size=8, widths=(100, 10, 10))
     up, down = Width(spec, 0.29), Width(spec, 0.29, "floor")
     assert (up.keep(100), down.keep(100)) == (29, 29)
@@ -204,7 +202,7 @@ def test_sizes_that_code_takes_for_each_other_stay_equal() -> None:
     assert names["linear1.weight"] == (5, 4)
 
 
-def test_code_that_knows_the_size_of_a_head_loses_heads_instead_of_entries() -> None:
+def test_code_that_knows_a_heads_size_loses_heads() -> None:
     part = Width(whole(HeadSized()), 0.5)
     held = part.regions()["all.q.weight"]
     assert held == Block((range(6), range(4))), "two heads of three entries, not four of two, scrambled"
@@ -279,7 +277,7 @@ def _sort(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 16, 1 / 4, 0.36, 0.64])
-def test_a_slice_that_keeps_far_more_than_asked_is_refused_with_the_tensors_and_what_fits(
+def test_a_slice_that_keeps_far_more_than_asked_is_refused(
     gamma: float,
 ) -> None:
     spec = whole(Ranked(48, 12, _sort))
@@ -309,9 +307,7 @@ def test_a_slice_that_keeps_far_more_than_asked_is_refused_with_the_tensors_and_
     ],
     ids=["cumsum", "flip"],
 )
-def test_other_operations_over_channels_are_told_of_with_their_line(
-    mix: Callable[[Tensor], Tensor], told: str
-) -> None:
+def test_other_operations_over_channels_are_named(mix: Callable[[Tensor], Tensor], told: str) -> None:
     with pytest.raises(ModelError, match=told + r".*test_width\.py:\d+"):
         width(whole(Ranked(48, 12, mix)), ratio=0.25)
 

@@ -42,14 +42,14 @@ def test_every_series_is_a_line_with_its_name_and_up_is_more() -> None:
     assert {"T", "round", "loss", "a", "b"} <= set(words(text))
 
 
-def test_equal_ratios_are_equally_far_on_a_logarithmic_axis_which_leaves_out_zero() -> None:
+def test_a_logarithmic_axis_spaces_ratios_equally() -> None:
     text = line_chart({"a": [(0, 1e-20), (1, 1e-10), (2, 1.0), (3, 0.0)]}, title="", x="", y="", log_y=True)
     (line,) = map(points, drawn(text, "polyline"))
     assert len(line) == 3
     assert line[0][1] - line[1][1] == pytest.approx(line[1][1] - line[2][1], abs=0.2)
 
 
-def test_points_that_are_no_numbers_are_left_out_and_a_chart_without_any_is_refused() -> None:
+def test_points_that_are_no_numbers_are_left_out() -> None:
     text = line_chart({"a": [(0, math.nan), (1, math.inf), (2, 1)]}, title="", x="", y="")
     assert len(drawn(text, "circle")) == 1 and not drawn(text, "polyline")
     with pytest.raises(ValueError, match="no point"):
@@ -66,7 +66,7 @@ def test_names_and_titles_are_escaped() -> None:
         assert hard in words(text)
 
 
-def test_a_legend_that_is_too_wide_goes_on_in_the_next_row_and_the_plot_below_it() -> None:
+def test_a_wide_legend_goes_on_in_the_next_row() -> None:
     few, many = ({f"a rather long name {i}": [(0.0, 0.0), (1.0, 1.0)] for i in range(n)} for n in (2, 9))
     tops = [
         min(y for _, y in points(drawn(line_chart(each, title="", x="", y=""), "polyline")[0]))
@@ -115,7 +115,7 @@ def test_an_axis_of_shares_goes_from_0_to_1_and_one_of_amounts_from_0(accuracy: 
     assert marks(text, "middle")[0] == 0.0 and marks(text, "middle")[-1] >= 37.3
 
 
-def test_what_lies_beyond_makes_an_axis_longer_and_a_lone_zero_has_none_below() -> None:
+def test_values_beyond_make_an_axis_longer() -> None:
     text = line_chart({"a": [(0.0, -3.0), (1.0, 5.0)]}, title="", x="", y="", y_span=AMOUNT)
     assert marks(text, "end")[0] <= -3.0
     zero = line_chart({"a": [(0.0, 0.0)]}, title="", x="", y="", x_span=AMOUNT, y_span=AMOUNT)

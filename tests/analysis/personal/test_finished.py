@@ -183,18 +183,14 @@ def test_other_data_than_the_run_s_own_are_refused(leave: Leave) -> None:
         ("--alpha", "nan", SystemExit),
     ],
 )
-def test_options_out_of_range_are_refused(
-    leave: Leave, option: str, value: str, error: type[BaseException]
-) -> None:
+def test_options_out_of_range_fail(leave: Leave, option: str, value: str, error: type[BaseException]) -> None:
     done = runner().invoke(app, ["personalize", str(leave()), option, value])
 
     assert isinstance(done.exception, error) and done.exit_code != 0
 
 
 @pytest.mark.slow
-def test_the_users_of_a_simulation_are_those_of_the_run_that_it_stands_for(
-    leave: Leave, tmp_path: Path
-) -> None:
+def test_users_of_a_simulation_are_those_of_its_run(leave: Leave, tmp_path: Path) -> None:
     run = leave()
     simulation = simulate(FinishedRun.open(run).federation, tmp_path / "simulation")
 

@@ -28,7 +28,7 @@ def point(steps: int, loss: float, value: float, metric: str = "accuracy") -> Ad
     return AdaptationPoint(steps=steps, loss=loss, metrics={metric: value})
 
 
-def test_less_is_better_of_perplexity_and_constant_answers_are_not_compared() -> None:
+def test_perplexity_is_less_is_better() -> None:
     plain = _report([0.2, 0.8], [30, 10])
     users = [
         replace(user, curve=(point(0, 5.0, 148.4, "perplexity"), point(1, 4.0, after, "perplexity")))
@@ -62,7 +62,7 @@ def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
     return summed_up(EvaluationSetting(0.1, (0, 1)), users)
 
 
-def test_the_headline_counts_users_alike_and_the_weighted_mean_their_samples() -> None:
+def test_the_headline_counts_users_alike() -> None:
     report = _report([0.2, 0.8], [30, 10])
 
     assert report.mean == pytest.approx(0.5)
@@ -129,7 +129,7 @@ def test_a_longer_curve_leaves_its_earlier_points_as_they_are() -> None:
     assert long.curve[:3] == short.curve
 
 
-def test_a_user_with_fewer_samples_than_a_batch_adapts_to_all_of_them_once() -> None:
+def test_a_small_user_adapts_to_all_its_samples_once() -> None:
     """The step is then that of the whole shard, whatever the seed (the spec's sampler clips)."""
     spec, algorithm = whole()
     users = users_of(spec, {0: (5, 9)})

@@ -35,7 +35,7 @@ def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
     assert tier_accuracy(run) == {"weak": 0.5, "strong": 0.75}
 
 
-def test_accuracy_is_of_the_test_set_where_model_and_data_are_there_else_of_what_devices_told(
+def test_accuracy_is_of_the_test_set_where_there_is_one(
     tmp_path: Path,
 ) -> None:
     run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")])
@@ -104,7 +104,7 @@ def test_a_run_without_bundles_is_known_by_its_file(tmp_path: Path) -> None:
     check_same_model(tmp_path, manifest)
 
 
-def test_a_folder_without_a_journal_and_one_without_answers_are_data_errors(tmp_path: Path) -> None:
+def test_a_folder_without_journal_or_answers_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no folder of a run"):
         tier_accuracy(tmp_path)
     empty = made.journal(tmp_path / "empty", [("weak", 1, '{"correct": 3}', "")], bundle=False)

@@ -63,9 +63,7 @@ def test_every_picture_has_a_size_and_draws_something(opened: LoadedPage, browse
     assert all(count >= 3 for count in lines)
 
 
-def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(
-    opened: LoadedPage, browser: Browser
-) -> None:
+def test_chunks_of_the_multi_step_forward_have_own_lines(opened: LoadedPage, browser: Browser) -> None:
     told = browser.value("document.querySelector('figure.memory').textContent")
     for label in ("chunk 1 of 2", "chunk 2 of 2", "training (p0)"):
         assert label in told
@@ -76,9 +74,7 @@ def test_the_chunks_of_the_multi_step_forward_are_lines_of_their_own(
     assert len(set(colours)) == len(colours) >= 4
 
 
-def test_figures_on_the_page_equal_those_of_its_json(
-    profiles: list[BundleProfile], opened: LoadedPage, browser: Browser
-) -> None:
+def test_figures_equal_the_json(profiles: list[BundleProfile], opened: LoadedPage, browser: Browser) -> None:
     data = json.loads(browser.value("document.getElementById('profiles').textContent"))
     assert msgspec.convert(data, list[BundleProfile]) == profiles
     shown = browser.value(
@@ -118,7 +114,7 @@ def test_accuracy_goes_from_0_to_1_and_memory_from_0(profiles: list[BundleProfil
     assert re.findall(r'class="small"[^>]*text-anchor="middle">([^<]*)<', picture[1])[0] == "0"
 
 
-def test_a_page_of_nothing_is_refused_and_one_without_a_timeline_has_no_such_picture(
+def test_an_empty_page_is_refused(
     measured: BundleProfile,
 ) -> None:
     with pytest.raises(ValueError, match="no profile"):

@@ -67,9 +67,7 @@ def fleet_of(
     return LoadGenerator(load, broker.address, say=say)
 
 
-def test_twenty_devices_close_two_rounds(
-    mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve
-) -> None:
+def test_two_rounds_close(mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve) -> None:
     server = serve(mosquitto, 20)
     fleet = fleet_of(federation, mosquitto, msgspec.structs.replace(limits, ack_timeout_s=60.0), 20)
     summary = fleet.run(60.0)
@@ -125,9 +123,7 @@ def test_devices_may_fetch_train_and_tell_how_far_they_are(
     )
 
 
-def test_each_bad_behaviour_has_its_fate(
-    mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve
-) -> None:
+def test_bad_behaviours_fail(mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve) -> None:
     server = serve(mosquitto, 24, deadline_s=2.0, offline_grace_s=1.0)
     shares = BehaviourShares(vanish=0.2, late=0.2, duplicate=0.2, garbage=0.2)
     told: list[str] = []
@@ -150,9 +146,7 @@ def test_each_bad_behaviour_has_its_fate(
     assert any("malformed" in text for text in told)
 
 
-def test_a_broker_that_comes_back_gets_its_devices_back(
-    own_mosquitto: Mosquitto, federation: str, limits: Limits, serve: Serve
-) -> None:
+def test_devices_come_back(own_mosquitto: Mosquitto, federation: str, limits: Limits, serve: Serve) -> None:
     def disturb(said: str) -> None:
         if said == "round 2 is open":
             own_mosquitto.kill()

@@ -50,9 +50,7 @@ def streams(draw: st.DrawFn) -> tuple[bytes, list[Packet]]:
 
 
 @given(streams(), st.lists(st.integers(0, 2000), max_size=10))
-def test_a_stream_is_read_the_same_wherever_it_is_cut(
-    stream: tuple[bytes, list[Packet]], cuts: list[int]
-) -> None:
+def test_a_stream_is_read_however_it_is_cut(stream: tuple[bytes, list[Packet]], cuts: list[int]) -> None:
     said, meant = stream
     parser, found = Parser(), []
     places = [0, *sorted(min(cut, len(said)) for cut in cuts), len(said)]
@@ -96,9 +94,7 @@ def test_the_refusal_says_what_came(said: bytes, told: str) -> None:
 
 
 @given(TOPICS, st.integers(0, 300_000), NUMBERS, st.booleans())
-def test_a_publish_takes_the_bytes_that_are_counted_for_it(
-    topic: str, size: int, number: int, retain: bool
-) -> None:
+def test_a_publish_takes_the_bytes_counted_for_it(topic: str, size: int, number: int, retain: bool) -> None:
     head = packets.publish_head(topic, size, number=number, retain=retain)
     assert len(head) + size == publish_bytes(topic, size, 1)
 

@@ -81,9 +81,7 @@ def test_times_of_a_machine_with_other_work_are_called_that() -> None:
     ("name", "rows", "held_out"),
     [("models.md", "architectures.jsonl", False), ("models/held_out.md", "held_out.jsonl", True)],
 )
-def test_the_page_in_the_documents_is_that_of_the_rows_beside_it(
-    name: str, rows: str, held_out: bool
-) -> None:
+def test_the_page_in_the_documents_is_that_of_its_rows(name: str, rows: str, held_out: bool) -> None:
     docs = Path(__file__).parents[3] / "docs"
     text = (docs / name).read_text()
     (command,) = re.findall(r"```sh\n(.+)\n```", text)

@@ -107,9 +107,7 @@ def _published(folder: Path) -> dict[str, PublishedCorpus]:
 
 
 @pytest.mark.parametrize("name", sorted(corpora.CORPORA))
-def test_a_corpus_is_downloaded_where_it_is_allowed_and_checked(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_corpus_is_fetched_and_checked(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there, said = tmp_path / "here", tmp_path / "there", list[str]()
     published = _published(there)[name]
 
@@ -132,7 +130,7 @@ def test_a_corpus_is_downloaded_where_it_is_allowed_and_checked(
     )
 
 
-def test_reviews_of_the_archive_are_in_order_and_those_without_a_class_are_left_out(tmp_path: Path) -> None:
+def test_reviews_are_in_order_and_unclassified_ones_left_out(tmp_path: Path) -> None:
     _published(tmp_path / "imdb")
     corpus = corpora.load("imdb", [tmp_path])
 
@@ -195,7 +193,7 @@ def test_files_that_are_nowhere_or_damaged_are_told(tmp_path: Path) -> None:
         corpora.load("imdb", [tmp_path])
 
 
-def test_words_are_numbered_by_how_often_they_come_and_the_rest_are_unknown() -> None:
+def test_words_are_numbered_by_frequency() -> None:
     known = vocabulary.words(["A fine film. Fine, fine!", "a film"], 6)
     encode = known.encoder()
 
@@ -227,7 +225,7 @@ def test_short_texts_are_padded_and_long_ones_cut() -> None:
     assert data.test_batch(np.array([1])).keys() == {"x", "attention_mask", "y"}
 
 
-def test_windows_of_running_text_stay_with_their_owner_and_say_what_follows() -> None:
+def test_windows_of_running_text_stay_with_their_owner() -> None:
     texts = Texts(["abc", "xyz", "def", "x"], owners=np.array([5, 7, 5, 7]))
     data = samples.window_samples(Corpus("letters", texts, texts), _letters, length=2, vocabulary=27)
 
@@ -249,7 +247,7 @@ def test_a_unigram_model_knows_how_frequent_tokens_are_and_nothing_else() -> Non
     assert unigram_perplexity(train[:0], test, 3) == pytest.approx(3.0)
 
 
-def test_language_models_are_told_what_they_have_to_beat_and_classifiers_are_not(tmp_path: Path) -> None:
+def test_language_models_are_told_what_they_have_to_beat(tmp_path: Path) -> None:
     play = {"name": "shakespeare", "dir": str(written(tmp_path)), "length": 8}
     texts = open_data(parse({"data": play}, source="the test"))
     classes = open_data(parse({"data": {**play, "name": "ag_news", "vocabulary": 16}}, source="the test"))
@@ -315,9 +313,7 @@ def test_a_partition_by_class_is_refused_where_samples_have_none(tmp_path: Path)
         partition(federation, open_data(federation), 2)
 
 
-def test_a_vocabulary_is_kept_and_made_anew_where_it_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_vocabulary_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = []
 

@@ -31,9 +31,7 @@ def test_the_agent_says_that_it_is_online_and_what_it_is(server: ScriptedServer,
 
 
 @on_both_brokers
-def test_one_round_from_announcement_to_history(
-    server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
-) -> None:
+def test_a_round_to_history(server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path) -> None:
     agent = start()
     server.open(world)
 
@@ -110,9 +108,7 @@ def test_progress_is_told_on_the_way(server: ScriptedServer, start: StartAgent, 
     assert progress.down_bytes > 0
 
 
-def test_the_next_round_gets_the_carry_of_this_one(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_the_next_round_gets_this_carry(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.open(world)
     server.ack(server.update())
@@ -125,9 +121,7 @@ def test_the_next_round_gets_the_carry_of_this_one(
     np.testing.assert_allclose(weights_of(update)["head.w"], expected, rtol=1e-5)
 
 
-def test_a_second_round_fetches_no_graph_again(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_second_round_fetches_no_graph(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.open(world)
     server.ack(server.update())
@@ -136,9 +130,7 @@ def test_a_second_round_fetches_no_graph_again(
     assert server.update(2).profile.down_bytes == 0
 
 
-def test_an_agent_that_waits_for_the_end_ends_with_the_training(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_an_agent_ends_with_the_training(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start(until_done=True)
     server.open(world)
     server.ack(server.update())
@@ -153,9 +145,7 @@ def test_an_agent_that_waits_for_the_end_ends_with_the_training(
 # -- duplicates and rounds that end ----------------------------------------------------------------------------
 
 
-def test_a_task_that_is_done_is_not_done_again(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_finished_task_is_not_repeated(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.open(world)
     server.ack(server.update())
@@ -167,7 +157,7 @@ def test_a_task_that_is_done_is_not_done_again(
     assert agent.event("round").details["round"] == 2
 
 
-def test_a_task_that_comes_again_while_its_update_waits_sends_the_update_again(
+def test_a_repeated_task_sends_the_waiting_update_again(
     server: ScriptedServer, start: StartAgent, world: World, limits: Limits
 ) -> None:
     agent = start(limits=msgspec.structs.replace(limits, ack_timeout_s=1000.0))
@@ -233,9 +223,7 @@ def test_a_task_of_another_run_is_left_alone(server: ScriptedServer, start: Star
     assert agent.alive
 
 
-def test_a_task_for_a_tier_that_is_not_offered_is_left_alone(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_task_for_a_missing_tier_is_left(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.hello()
     server.publish_blobs(world)

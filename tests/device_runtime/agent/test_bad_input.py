@@ -32,9 +32,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_on_every_topic_is_refused_and_the_agent_goes_on(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_garbage_on_every_topic_is_refused(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     agent.agent.refusals = NoticeLimiter(0.0)  # each is told
     server.hello()
@@ -59,9 +57,7 @@ def test_an_empty_message_is_no_message(server: ScriptedServer, start: StartAgen
     assert agent.event("refused", "round").event == "round"
 
 
-def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mended(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_damaged_chunk_fails_the_attempt(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.hello()
     damaged = server.topics.blob_chunk(world.unit_refs["mid"][0].sha256, 0)
@@ -79,9 +75,7 @@ def test_a_damaged_chunk_fails_the_attempt_and_the_next_succeeds_once_it_is_mend
     assert agent.event("failed", "round").event == "round", "one reason is said once, however often it tries"
 
 
-def test_a_bundle_for_another_engine_fails_the_attempt_with_both_formats(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_a_bundle_for_another_engine_fails_the_attempt(server: ScriptedServer, start: StartAgent) -> None:
     bundle = tiny.make_bundle()
     graphs = tuple(msgspec.structs.replace(graph, format="executorch") for graph in bundle.manifest.graphs)
     world = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
@@ -93,9 +87,7 @@ def test_a_bundle_for_another_engine_fails_the_attempt_with_both_formats(
     assert agent.alive
 
 
-def test_weights_of_another_shape_fail_the_attempt_and_not_the_agent(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_wrong_weights_fail_the_attempt_only(server: ScriptedServer, start: StartAgent, world: World) -> None:
     wrong = World(tiny.make_bundle(), tiny.weights() | {"head": {"head.w": np.zeros((5, 1), np.float32)}})
     agent = start()
     server.open(wrong)
@@ -106,9 +98,7 @@ def test_weights_of_another_shape_fail_the_attempt_and_not_the_agent(
     assert server.update(2).nonce == "n2"
 
 
-def test_a_round_whose_model_does_not_fit_the_data_is_declined_and_the_next_is_taken(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_data_that_do_not_fit_are_declined(server: ScriptedServer, start: StartAgent, world: World) -> None:
     bundle = tiny.make_bundle()
     wide = msgspec.structs.replace(bundle.manifest.data, shape=(9,))
     other = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, data=wide), bundle.blobs))
@@ -122,17 +112,13 @@ def test_a_round_whose_model_does_not_fit_the_data_is_declined_and_the_next_is_t
     assert server.update(2).nonce == "n2"
 
 
-def test_data_that_cannot_be_read_are_refused_before_anything_is_published(
-    start: StartAgent, tmp_path: Path
-) -> None:
+def test_unreadable_data_are_refused_before_publishing(start: StartAgent, tmp_path: Path) -> None:
     with pytest.raises(DataError):
         start(data=tmp_path / "nowhere.npz")
 
 
 @on_both_brokers
-def test_an_agent_that_stops_is_offline_for_everybody_who_asks_later(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_a_stopped_agent_is_seen_offline(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent = start(data=write_data(tmp_path, 5))
     assert server.status().online
 

@@ -26,9 +26,7 @@ from tests.wire.mqtt.events import PATIENCE_S
 BOMB = {"codec": "zstd", "raw": 1 << 30}
 
 
-def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_gigabyte_manifest_is_not_fetched(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.hello()
     honest = world.announcement()
@@ -44,9 +42,7 @@ def test_a_manifest_that_unfolds_to_a_gigabyte_is_not_fetched(
     assert server.update(2).nonce == "n2"
 
 
-def test_weights_that_unfold_to_more_than_the_graphs_read_are_not_fetched(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_too_large_weights_are_not_fetched(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.hello()
     honest = world.announcement()
@@ -61,9 +57,7 @@ def test_weights_that_unfold_to_more_than_the_graphs_read_are_not_fetched(
     assert "a blob of weights" in agent.event("declined").text
 
 
-def test_a_graph_whose_ports_take_more_than_the_device_has_is_not_loaded(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_a_graph_with_too_large_ports_is_not_loaded(server: ScriptedServer, start: StartAgent) -> None:
     bundle = tiny.make_bundle()
     first, *others = bundle.manifest.graphs
     port = msgspec.structs.replace(first.inputs[0], shape=(1 << 31, 1 << 31))
@@ -84,9 +78,7 @@ def test_a_round_without_end_is_declined(server: ScriptedServer, start: StartAge
     assert "local steps" in agent.event("declined").text
 
 
-def test_records_count_as_bytes_of_the_store(
-    server: ScriptedServer, start: StartAgent, world: World, limits: Limits
-) -> None:
+def test_records_are_stored(server: ScriptedServer, start: StartAgent, world: World, limits: Limits) -> None:
     blobs = sum(len(data) for data in world.blobs.values())
     start(limits=msgspec.structs.replace(limits, store_bytes=blobs))
     server.open(world)
@@ -121,7 +113,7 @@ def test_a_round_that_ended_its_process_again_and_again_is_left(
     assert server.decline().reason == "crashed"
 
 
-def test_a_worker_that_ends_while_its_agent_stops_is_not_followed_by_another(
+def test_a_worker_that_ends_while_its_agent_stops_is_the_last(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path, limits: Limits
 ) -> None:
     agent = _at_the_beginning(server, start, world, limits)
@@ -160,7 +152,7 @@ def _at_the_beginning(
     return agent
 
 
-def test_an_update_that_cannot_be_read_any_more_is_dropped_and_the_device_goes_on(
+def test_an_unreadable_update_is_dropped(
     server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path
 ) -> None:
     store_of(tmp_path).close()
@@ -260,9 +252,7 @@ def test_a_full_disk_ends_no_agent(
         assert agent.event("accepted").event == "accepted"
 
 
-def test_messages_that_nobody_asked_for_are_dropped_and_told(
-    server: ScriptedServer, start: StartAgent, limits: Limits
-) -> None:
+def test_unwanted_messages_are_dropped(server: ScriptedServer, start: StartAgent, limits: Limits) -> None:
     agent = start()
     server.hello()
     for _ in range(1000):

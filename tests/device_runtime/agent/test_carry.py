@@ -60,7 +60,7 @@ def trained(world: World, carry: tiny.Array | None = None) -> tuple[tiny.Array, 
 # -- taken up, or dropped aloud ---------------------------------------------------------------------------------
 
 
-def test_after_an_abandoned_round_a_device_goes_on_from_the_completed_one_before_it(
+def test_after_an_abandoned_round_the_last_goes_on(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
     agent = start()
@@ -73,9 +73,7 @@ def test_after_an_abandoned_round_a_device_goes_on_from_the_completed_one_before
     np.testing.assert_allclose(again, trained(world, left)[0], rtol=1e-5)
 
 
-def test_an_abandoned_rounds_carry_is_dropped_with_a_word(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_an_abandoned_carry_is_dropped_aloud(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     play(server, agent, world, 1, base=0)
 
@@ -86,9 +84,7 @@ def test_an_abandoned_rounds_carry_is_dropped_with_a_word(
     assert "round 1 was abandoned" in told.text
 
 
-def test_a_carry_that_is_too_old_is_dropped_with_a_word_and_the_round_begins_from_zeros(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_a_carry_too_old_is_dropped_aloud(server: ScriptedServer, start: StartAgent) -> None:
     world = world_with(carry_exchanges=1)
     agent = start()
     play(server, agent, world, 1, base=0)
@@ -134,7 +130,7 @@ def test_a_job_of_a_killed_process_takes_up_the_carry_that_it_began_with(
 # -- declined -----------------------------------------------------------------------------------------------------
 
 
-def test_a_device_without_the_carry_that_it_needs_declines_and_does_not_train(
+def test_a_device_without_needed_carry_declines(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:
     agent = start()
@@ -151,9 +147,7 @@ def test_a_device_without_the_carry_that_it_needs_declines_and_does_not_train(
     assert [(past.outcome, past.reason) for past in store.history()] == [(DECLINED, "no-carry")]
 
 
-def test_the_same_task_is_declined_again_and_not_tried_again(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_the_same_task_is_declined_again_unread(server: ScriptedServer, start: StartAgent) -> None:
     agent, world = start(), needing()
     server.open(world, number=4, base=3)
     first = server.decline()
@@ -166,9 +160,7 @@ def test_the_same_task_is_declined_again_and_not_tried_again(
     assert agent.event("round", "declined").event == "round"
 
 
-def test_a_restarted_server_and_a_restarted_device_hear_the_decline_again(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_restarted_servers_and_devices_hear_the_decline(server: ScriptedServer, start: StartAgent) -> None:
     agent, world = start(), needing()
     server.open(world, number=4, base=3)
     first = server.decline()
@@ -184,9 +176,7 @@ def test_a_restarted_server_and_a_restarted_device_hear_the_decline_again(
     assert "online" in seen and not {"round", "declined"} & set(seen)
 
 
-def test_a_device_killed_before_it_declined_does_so_in_the_next_process(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_a_killed_device_declines_later(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     world = needing()
     store = store_of(tmp_path)
     store.open_job(encode_job(msgspec.structs.replace(world.job(), round=4, nonce="n4", base=3)))
@@ -220,9 +210,7 @@ def test_a_decline_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_exchange_that_reads_no_carry_is_taken_and_the_next_one_goes_on_from_it(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_an_exchange_without_carry_prepares_the_next(server: ScriptedServer, start: StartAgent) -> None:
     """A method's opening exchange makes what the others need."""
     agent = start()
     opening, later = needing(without_carry=True, carry_exchanges=1), needing(carry_exchanges=1)

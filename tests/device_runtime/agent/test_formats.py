@@ -80,7 +80,7 @@ def test_a_device_takes_its_format_of_two(server: ScriptedServer, start: StartAg
     assert weights_of(server.update()).keys() == {"head.w"}
 
 
-def test_a_device_declines_what_its_engine_cannot_run_and_trains_once_it_is_offered(
+def test_a_device_declines_what_its_engine_cannot_run(
     server: ScriptedServer, start: StartAgent, tmp_path: Path, world: World
 ) -> None:
     agent = start()
@@ -104,9 +104,7 @@ def test_a_device_declines_what_its_engine_cannot_run_and_trains_once_it_is_offe
     assert (DECLINED, "no-format") in outcomes
 
 
-def test_a_bundle_for_a_newer_runtime_is_declined_and_only_its_manifest_fetched(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_bundles_for_newer_runtimes_fail(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     bundle, agent = tiny.make_bundle(), start()
     graphs = [msgspec.structs.replace(each, least_runtime="999.1") for each in bundle.manifest.graphs]
     manifest = msgspec.structs.replace(bundle.manifest, graphs=tuple(graphs))

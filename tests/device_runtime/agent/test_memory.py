@@ -29,9 +29,7 @@ def planned(train_bytes: int) -> World:
     return World(Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
 
 
-def test_a_bundle_that_does_not_fit_is_declined_with_both_numbers(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_a_too_large_bundle_is_declined(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent = start()
     server.open(planned(3 << 29))
 
@@ -45,9 +43,7 @@ def test_a_bundle_that_does_not_fit_is_declined_with_both_numbers(
     assert [(past.outcome, past.reason) for past in store_of(tmp_path).history()] == [(DECLINED, "no-memory")]
 
 
-def test_only_the_manifest_of_a_bundle_that_does_not_fit_is_fetched(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_only_the_manifest_is_fetched_then(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent, world = start(), planned(3 << 29)
     server.open(world)
     server.decline()
@@ -60,9 +56,7 @@ def test_only_the_manifest_of_a_bundle_that_does_not_fit_is_fetched(
 
 
 @pytest.mark.parametrize("needed", [0, OFFERED])
-def test_a_bundle_that_just_fits_or_names_no_need_is_trained(
-    server: ScriptedServer, start: StartAgent, needed: int
-) -> None:
+def test_a_bundle_that_just_fits_is_trained(server: ScriptedServer, start: StartAgent, needed: int) -> None:
     start()
     server.open(planned(needed))
 
@@ -77,9 +71,7 @@ def test_a_round_that_takes_more_than_planned_is_told(server: ScriptedServer, st
     assert ", tier 'weak' is planned at 0.0 MiB; offer less memory" in agent.event("memory").text
 
 
-def test_a_graph_that_no_round_runs_keeps_no_device_from_training(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_a_graph_outside_rounds_needs_no_memory(server: ScriptedServer, start: StartAgent) -> None:
     world = planned(1)
     manifest = world.bundle.manifest
     large = msgspec.structs.replace(manifest.graph("start"), name="evaluate", planned_bytes=OFFERED + 1)

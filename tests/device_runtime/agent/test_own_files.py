@@ -39,9 +39,7 @@ def expected(x: Array, y: Array) -> dict[str, Array]:
     return train_round(tiny.make_bundle(), weights, data, open_engine("onnx"), seed=7).update
 
 
-def test_rows_that_are_left_out_are_told_at_each_round(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_left_out_rows_are_told_each_round(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     local = tiny.local()
     lines = [
         f"{a!r},{b!r},{c!r},{NAMES[label]}\n"
@@ -57,9 +55,7 @@ def test_rows_that_are_left_out_are_told_at_each_round(
     assert f"1 row is left out, {own}, line 12: column 'c' is '?'" in agent.event("round").text
 
 
-def test_texts_are_read_by_a_tokenizer_that_comes_from_the_broker(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_texts_use_the_blob_tokenizer(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     known = words(["a loud bang", "the calm sea", "a calm evening"], 20)
     texts = ["the sea", "a loud BANG", "a calm evening", "unheard sea", "bang"] * 2
     labels = [0, 1, 0, 0, 1] * 2
@@ -76,9 +72,7 @@ def test_texts_are_read_by_a_tokenizer_that_comes_from_the_broker(
         np.testing.assert_allclose(found[name], array, rtol=1e-6)
 
 
-def test_a_class_that_the_federation_has_not_is_named_on_the_device_alone(
-    server: ScriptedServer, start: StartAgent, tmp_path: Path
-) -> None:
+def test_an_unknown_class_is_named_locally(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent = start(data=written(tmp_path / "own.csv", "a,b,c,mood\n1,2,3,angry\n"))
     server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
 

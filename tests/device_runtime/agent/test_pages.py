@@ -28,9 +28,7 @@ def paged(server: ScriptedServer, whole: Round, *, published: bool = True) -> Ro
     return whole.paged(ref)
 
 
-def test_a_round_in_pages_is_trained_like_any(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_round_in_pages_is_trained_alike(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.open(world)
     plain = server.update()
@@ -50,9 +48,7 @@ def test_a_round_in_pages_is_trained_like_any(
         assert array.shape == weights_of(update)[name].shape and np.isfinite(weights_of(update)[name]).all()
 
 
-def test_a_page_that_is_not_there_yet_is_asked_for_until_it_is(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_missing_page_is_asked_for_again(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.hello()
     server.publish_blobs(world)
@@ -94,9 +90,7 @@ def test_one_without_a_task_reads_no_page(server: ScriptedServer, start: StartAg
     assert agent.agent.fetcher.fetches == 0
 
 
-def test_all_of_a_round_comes_by_a_mirror_and_is_counted_apart(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_all_of_a_round_comes_by_a_mirror(server: ScriptedServer, start: StartAgent, world: World) -> None:
     whole = world.announcement()
     blobs = {describe(data, tiny.CHUNK).sha256: data for data in (*world.blobs.values(), whole.page)}
 

@@ -37,9 +37,7 @@ def assign(server: ScriptedServer, world: World, announced: Round) -> None:
     server.assign(world.task())
 
 
-def test_an_agent_trains_from_what_keyframe_and_patches_come_to(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_agents_train_from_patched_weights(server: ScriptedServer, start: StartAgent, world: World) -> None:
     old = world.units["head"]
     first = patch_ref(world, old, NEW)
     between = patched(old, world.blobs[first.sha256])
@@ -67,7 +65,7 @@ def test_float16_is_trained_as_float32(server: ScriptedServer, start: StartAgent
 
 
 @pytest.mark.parametrize("kind", ["another shape", slow("nonsense"), "a zstd bomb"])
-def test_a_corrupt_patch_fails_the_attempt_with_a_reason_and_the_next_succeeds_once_it_is_replaced(
+def test_a_corrupt_patch_fails_the_attempt_until_it_is_replaced(
     server: ScriptedServer, start: StartAgent, world: World, kind: str
 ) -> None:
     bad = {

@@ -30,9 +30,7 @@ from tests.device_runtime.tiny import World
 
 
 @on_both_brokers
-def test_an_agent_started_again_takes_the_round_up_where_it_was(
-    server: ScriptedServer, start: StartAgent, endless: World, tmp_path: Path
-) -> None:
+def test_a_round_resumes(server: ScriptedServer, start: StartAgent, endless: World, tmp_path: Path) -> None:
     agent = start()
     server.open(endless)
     server.progress()
@@ -50,9 +48,7 @@ def test_an_agent_started_again_takes_the_round_up_where_it_was(
 
 
 @on_both_brokers
-def test_an_update_that_was_not_acknowledged_is_sent_by_the_next_process(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_an_unacknowledged_update_is_resent(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.open(world)
     first = server.update()
@@ -126,7 +122,7 @@ def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
     return agent
 
 
-def test_a_task_whose_update_is_settled_while_the_agent_looks_for_it_is_not_done_again(
+def test_an_update_settled_meanwhile_is_not_done_again(
     start: StartAgent, server: ScriptedServer, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start().stop()
@@ -154,7 +150,7 @@ def federation_of(folder: Path) -> str:
     return found
 
 
-def test_a_store_of_another_federation_is_refused_before_anything_is_published(
+def test_a_foreign_store_is_refused_at_start(
     server: ScriptedServer, start: StartAgent, tmp_path: Path
 ) -> None:
     Store(
@@ -165,9 +161,7 @@ def test_a_store_of_another_federation_is_refused_before_anything_is_published(
         start()
 
 
-def test_an_agent_whose_output_is_closed_goes_on(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_an_agent_outlives_closed_output(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
 
     def closed(_: AgentEvent) -> None:

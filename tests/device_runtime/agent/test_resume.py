@@ -90,9 +90,7 @@ def test_a_round_goes_on_from_the_newest_carry_of_a_completed_one(home: Home) ->
 
 
 @pytest.mark.parametrize("outcome", ["accepted", ""])
-def test_the_carry_of_an_abandoned_round_is_void_though_its_update_was_accepted(
-    home: Home, outcome: str
-) -> None:
+def test_the_accepted_carry_of_an_abandoned_round_is_void(home: Home, outcome: str) -> None:
     home.leave(1)
     home.leave(2, outcome)
 
@@ -112,7 +110,7 @@ def test_the_first_round_abandoned_leaves_nothing(home: Home) -> None:
     assert home.told[0].endswith("round 1 was abandoned; round 2 begins from zeros")
 
 
-def test_while_an_update_waits_the_carry_before_it_stays_for_its_rejection(home: Home) -> None:
+def test_the_carry_before_a_waiting_update_stays(home: Home) -> None:
     home.leave(1)
     home.leave(2, "")
     assert home.value(3, base=2) == 2
@@ -132,7 +130,7 @@ def test_a_round_that_is_begun_again_takes_up_the_same(home: Home) -> None:
     assert home.begin(3, base=2).origin == first.origin
 
 
-def test_no_more_than_the_one_in_use_and_the_newest_are_kept_over_many_rounds(home: Home) -> None:
+def test_no_more_than_two_carries_are_kept_over_rounds(home: Home) -> None:
     for number in range(1, 8):
         home.value(number, base=number - 1)
         home.leave(number)
@@ -150,9 +148,7 @@ def test_who_sits_rounds_out_still_learns_which_one_was_abandoned(home: Home) ->
 
 
 @pytest.mark.parametrize("announced", [{"base": 2}, {"base": 1, "state": "closed"}, {"base": 1, "run": "x"}])
-def test_an_announcement_that_says_nothing_of_an_abandoned_round_drops_nothing(
-    home: Home, announced: dict[str, object]
-) -> None:
+def test_other_announcements_drop_nothing(home: Home, announced: dict[str, object]) -> None:
     home.leave(1)
     home.leave(2)
 
@@ -167,9 +163,7 @@ def test_an_announcement_that_says_nothing_of_an_abandoned_round_drops_nothing(
 @pytest.mark.parametrize(
     ("exchanges", "base", "good"), [(1, 2, True), (1, 3, False), (2, 3, True), (2, 4, False), (0, 99, True)]
 )
-def test_a_carry_is_good_for_so_many_completed_rounds(
-    home: Home, exchanges: int, base: int, good: bool
-) -> None:
+def test_a_carry_is_good_for_completed_rounds(home: Home, exchanges: int, base: int, good: bool) -> None:
     home.leave(2)
 
     value = home.value(base + 1, base, listed(carry_exchanges=exchanges))
@@ -184,7 +178,7 @@ def test_abandoned_rounds_do_not_count_against_a_carry(home: Home) -> None:
     assert home.value(9, base=2, manifest=listed(carry_exchanges=1)) == 2
 
 
-def test_a_carry_that_is_too_old_is_dropped_with_all_before_it_and_told_once(home: Home) -> None:
+def test_a_carry_that_is_too_old_is_dropped_and_told_once(home: Home) -> None:
     home.leave(1)
     home.leave(2)
 
@@ -240,7 +234,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_carry_that_does_not_fit_the_graphs_is_dropped_with_those_before_it(home: Home, case: str) -> None:
+def test_a_carry_that_does_not_fit_is_dropped(home: Home, case: str) -> None:
     data, why = WRONG[case]
     home.leave(1)
     home.leave_bytes(2, data, "")
@@ -290,7 +284,7 @@ def test_an_algorithm_that_needs_its_carry_declines_without_one(home: Home) -> N
     assert caught.value.reason == NO_CARRY
 
 
-def test_an_algorithm_that_needs_its_carry_declines_when_it_is_too_old_and_says_so(home: Home) -> None:
+def test_an_algorithm_that_needs_its_carry_declines_an_old_one(home: Home) -> None:
     home.leave(1)
 
     with pytest.raises(
@@ -323,7 +317,7 @@ def test_an_exchange_that_reads_no_carry_does_not_decline(home: Home) -> None:
     assert home.begin(1, base=0, manifest=opening()) == RestoredCarry()
 
 
-def test_an_exchange_that_reads_no_carry_leaves_what_there_is_to_later_ones(home: Home) -> None:
+def test_an_exchange_without_carry_leaves_what_there_is(home: Home) -> None:
     home.leave(1)
     home.leave(5, name="former/noisy-sgd/weak")
 

@@ -197,7 +197,7 @@ def test_a_copied_request_is_answered_once(signing: SigningServer, start: StartA
 
 
 @pytest.mark.parametrize("what", ["update", "decline"])
-def test_what_may_be_lost_is_said_again_after_a_reconnect_to_the_same_announcement(
+def test_lost_words_are_said_again_after_a_reconnect(
     signing: SigningServer, start: StartAgent, world: World, limits: Limits, what: str
 ) -> None:
     agent = start(limits=msgspec.structs.replace(limits, ack_timeout_s=PATIENCE_S))

@@ -54,9 +54,7 @@ def test_a_device_with_another_federation_s_name_tells_who_is_there(
         ("max_packet_size 280", "280 at most"),
     ],
 )
-def test_a_device_ends_at_a_limit_that_no_retry_passes(
-    tmp_path: Path, soon: Limits, line: str, named: str
-) -> None:
+def test_a_device_ends_at_a_limit_without_retry(tmp_path: Path, soon: Limits, line: str, named: str) -> None:
     broker = LimitedBroker(tmp_path, line)
     broker.start()
     agent = RunningAgent("a", broker.address, tmp_path, soon)
@@ -66,7 +64,7 @@ def test_a_device_ends_at_a_limit_that_no_retry_passes(
     assert named in error.message
 
 
-def test_where_nobody_is_the_device_says_that_it_waits_and_works_once_its_server_is_there(
+def test_a_device_without_server_says_that_it_waits(
     own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, soon: Limits, world: World
 ) -> None:
     server = ScriptedServer(connect(own_mosquitto.address), "lonely")
@@ -144,9 +142,7 @@ def test_two_devices_of_one_name_and_key_say_what_happens_and_what_to_do(
             agent.stop()
 
 
-def test_the_server_s_word_on_the_tier_is_told_once(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_the_servers_word_on_tiers_is_told(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.hello()
     text = "no tier is called 'weka'; there are strong, weak"
@@ -170,9 +166,7 @@ def test_a_message_that_the_server_cannot_read_is_told(server: ScriptedServer, s
     assert agent.event("refused").text == ack.text
 
 
-def test_an_attempt_that_fails_is_told_to_the_server_with_its_reason(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_failed_attempt_tells_its_reason(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.hello()
     server.publish_blobs(world)

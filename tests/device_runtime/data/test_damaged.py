@@ -43,9 +43,7 @@ def whole(suffix: str, folder: Path) -> bytes:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(place=st.integers(0, 2000), value=st.binary(max_size=3), cut=st.booleans())
 @pytest.mark.parametrize("suffix", SPECS)
-def test_damaged_files_raise_nothing_but_data_error(
-    tmp_path: Path, suffix: str, place: int, value: bytes, cut: bool
-) -> None:
+def test_damaged_files_are_refused(tmp_path: Path, suffix: str, place: int, value: bytes, cut: bool) -> None:
     content = whole(suffix, tmp_path)
     (tmp_path / f"whole.{suffix}").unlink()
     place %= len(content)

@@ -264,9 +264,7 @@ FILES = {
     value=st.binary(max_size=2),
     cut=st.booleans(),
 )
-def test_damaged_files_raise_nothing_but_data_error(
-    tmp_path: Path, name: str, place: int, value: bytes, cut: bool
-) -> None:
+def test_damaged_files_are_refused(tmp_path: Path, name: str, place: int, value: bytes, cut: bool) -> None:
     whole = FILES[name]
     place %= len(whole)
     damaged = whole[:place] + value + (b"" if cut else whole[place + len(value) :])

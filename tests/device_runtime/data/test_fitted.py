@@ -185,7 +185,7 @@ def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) 
 
 @pytest.mark.parametrize("scanned", [1, 1 << 20])
 @pytest.mark.parametrize("form", ["npz", "npy"])
-def test_values_that_are_not_finite_are_counted_and_the_first_row_is_named(
+def test_values_that_are_not_finite_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, scanned: int
 ) -> None:
     monkeypatch.setattr(ranges, "_SCANNED", scanned)

@@ -34,7 +34,7 @@ def test_pixels_of_the_right_size_are_taken_as_they_are(tmp_path: Path) -> None:
     assert every(data).dtype == np.float32
 
 
-def test_without_a_reader_images_of_three_dimensions_are_read_all_the_same(tmp_path: Path) -> None:
+def test_images_of_three_dimensions_need_no_reader(tmp_path: Path) -> None:
     image(tmp_path / "cat" / "a.png", PIXELS)
 
     assert every(fitted(tmp_path, GREY)).shape == (1, 1, 4, 6)
@@ -125,9 +125,7 @@ def test_a_file_that_is_gone_when_a_batch_is_drawn_is_named(tmp_path: Path) -> N
         every(data)
 
 
-def test_an_image_that_memory_might_not_hold_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_too_large_for_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     image(tmp_path / "cat" / "a.png", PIXELS)
     monkeypatch.setattr(images, "_MOST_PIXELS", PIXELS[..., 0].size - 1)
 

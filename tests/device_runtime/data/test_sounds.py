@@ -98,9 +98,7 @@ def test_another_format_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("channels", "bits", "frame"), [(2, 16, 2), (1, 16, 1), (2, 16, 5), (1, 16, 0)])
-def test_a_frame_that_is_not_all_channels_of_a_sample_is_refused(
-    tmp_path: Path, channels: int, bits: int, frame: int
-) -> None:
+def test_an_incomplete_frame_is_refused(tmp_path: Path, channels: int, bits: int, frame: int) -> None:
     head = struct.pack("<HHLLHH", 1, channels, 8000, 8000 * frame, frame, bits)
     written(tmp_path / "on" / "a.wav", _wav(WAVE.tobytes(), head=head))
 
@@ -116,7 +114,7 @@ def test_samples_from_a_pipe_that_look_like_text_are_no_chunk(tmp_path: Path) ->
     np.testing.assert_allclose(every(fitted(tmp_path, SOUND))[0, 0], [0x2020 / 32768] * 6)
 
 
-def test_an_empty_sound_before_another_chunk_is_told_wherever_a_buffer_ends(tmp_path: Path) -> None:
+def test_an_empty_sound_is_told_wherever_a_buffer_ends(tmp_path: Path) -> None:
     for place in range(8180, 8196, 2):
         start = _wav(b"", size=0)
         pad = b"junk" + struct.pack("<L", place - len(start) - 8) + bytes(place - len(start) - 8)

@@ -91,9 +91,7 @@ def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         made.array()
 
 
-def test_rows_lie_elsewhere_where_the_folder_for_caches_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_lie_elsewhere_without_a_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(spool, "_folder", lambda: tmp_path / "file")
     made = Spool("uint8", (), 10)
@@ -109,9 +107,7 @@ def test_rows_lie_elsewhere_where_the_folder_for_caches_cannot_be_written(
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 20])
-def test_pieces_of_a_text_give_the_windows_of_the_whole(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_pieces_of_a_text_give_all_windows(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     text = "To be, or not to be:\nthat is\r\nthe question. Žluťoučký kůň\n\n" * 4
     written(folder / "d" / "a.txt", text)
     written(folder / "d" / "b.jsonl", '{"text": "a line"}\n{"text": "another one"}\n')
@@ -202,9 +198,7 @@ def many(folder: Path, rows: int = 50) -> tuple[Path, Array]:
 
 
 @pytest.mark.parametrize("limit", [0, 1 << 20])
-def test_a_table_of_blocks_is_the_whole_table(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_a_table_of_blocks_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(tables, "TOGETHER", 8)
     monkeypatch.setattr(spool, "IN_MEMORY", limit)
     path, values = many(folder)

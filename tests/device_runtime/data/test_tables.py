@@ -215,9 +215,7 @@ def test_what_is_no_csv_is_named_with_its_line(tmp_path: Path, content: str, tex
     ],
 )
 @pytest.mark.parametrize("between", [0, 1, 40])
-def test_a_quotation_mark_that_a_later_row_closes_hides_no_rows(
-    tmp_path: Path, opened: str, closed: str, between: int
-) -> None:
+def test_a_closed_quote_hides_no_rows(tmp_path: Path, opened: str, closed: str, between: int) -> None:
     content = CSV + "\n".join([opened, *["1.5,8,Lee,no"] * between, closed])
 
     with pytest.raises(
@@ -233,7 +231,7 @@ def test_text_of_several_lines_with_commas_is_no_row(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.y, [1, 0, 1])
 
 
-def test_a_line_for_excel_and_blanks_around_names_are_no_part_of_the_table(tmp_path: Path) -> None:
+def test_bom_and_blanks_are_no_part_of_the_table(tmp_path: Path) -> None:
     blank = ' height, age ,name, buys\n1.75, 41, "Ada, Lee", yes\n'
     for first in ("sep=,\n", '"sep=,"\r\n', "SEP=;\n", ""):
         data = fitted(written(tmp_path / "d.csv", first + blank), TABLE)
@@ -282,7 +280,7 @@ def test_numbers_of_a_label_are_those_of_its_type(tmp_path: Path) -> None:
         fitted(written(tmp_path / "d.csv", "a,y\n1,1e39\n"), plain, LabelSpec((), "float32"))
 
 
-def test_a_reader_that_makes_other_samples_than_the_model_takes_is_refused(tmp_path: Path) -> None:
+def test_a_reader_of_other_samples_than_the_models_is_refused(tmp_path: Path) -> None:
     reader = TableReader(columns=("age",), label="buys")
 
     with pytest.raises(DataError, match=r"takes samples of shape \(2,\), and its reader makes \(1,\)"):

@@ -55,9 +55,7 @@ def test_texts_and_their_classes(tmp_path: Path, form: str) -> None:
 
 
 @pytest.mark.parametrize("between", [0, 1, 900])
-def test_a_quotation_mark_in_a_text_that_a_later_one_closes_hides_no_texts(
-    tmp_path: Path, between: int
-) -> None:
+def test_a_closed_quotation_mark_in_a_text_hides_no_texts(tmp_path: Path, between: int) -> None:
     rows = ["label,text", "bad,no", 'good,"he said', *["good,fine"] * between, 'bad,a tube of 5"', "good,yes"]
     path = written(tmp_path / "d.csv", "\n".join(rows))
 
@@ -78,9 +76,7 @@ def test_a_quotation_mark_in_a_text_that_a_later_one_closes_hides_no_texts(
 )
 @pytest.mark.parametrize("form", ["label,text", "text,label", "label,text,id", "id,text,label"])
 @pytest.mark.parametrize("names", [("bad", "good"), ("0", "1")])
-def test_a_quoted_text_of_several_lines_is_one_text(
-    tmp_path: Path, text: str, form: str, names: tuple[str, str]
-) -> None:
+def test_quoted_lines_are_one_text(tmp_path: Path, text: str, form: str, names: tuple[str, str]) -> None:
     rows = [
         form,
         *(
@@ -159,9 +155,7 @@ def test_a_file_that_is_no_text_is_left_out(tmp_path: Path, running: bool) -> No
     assert data.skipped.count == 1
 
 
-def test_more_texts_than_are_tokenized_together_keep_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_texts_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_TOGETHER", 2)
     path = written(tmp_path / "d.tsv", "".join(f"good\t{word}\n" for word in "abcde"))
 

@@ -65,9 +65,7 @@ def test_one_that_anybody_could_have_written_is_compiled_again(cache: Path) -> N
     assert words
 
 
-def test_one_that_came_with_the_package_needs_no_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_packaged_one_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = build.build(WHEEL, build.package_folder())
     no_compiler(monkeypatch, tmp_path)
 
@@ -85,9 +83,7 @@ def test_a_damaged_one_in_the_cache_is_compiled_again_and_said_so(cache: Path) -
     assert len(said) == 1 and "building it again" in said[0] and made.name in said[0]
 
 
-def test_a_damaged_one_that_cannot_be_compiled_again_says_what_lacks(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_damaged_one_says_what_lacks(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     build.binding(WHEEL, str).write_bytes(b"gone")
     no_compiler(monkeypatch, tmp_path)
 
@@ -119,9 +115,7 @@ def test_devices_that_build_at_once_all_find_a_whole_one(cache: Path) -> None:
     assert len(list(cache.iterdir())) == 1
 
 
-def test_of_devices_that_start_at_once_one_compiles(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_of_devices_at_once_one_builds(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     counted = tmp_path / "counting-c++"
     counted.write_text(f'#!/bin/sh\necho again >>{tmp_path / "runs"}\nexec c++ "$@"\n')
     counted.chmod(0o755)
@@ -136,9 +130,7 @@ def test_of_devices_that_start_at_once_one_compiles(
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_compiler_that_cannot_be_run_is_not_taken_for_a_full_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_broken_compiler_is_no_full_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "odd-c++").write_bytes(b"\x7fELF, and nothing more")
     (tmp_path / "odd-c++").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "odd-c++"))
@@ -176,7 +168,7 @@ def test_a_compiler_that_is_named_and_not_there_is_named_again(monkeypatch: pyte
         build.binding(WHEEL, lambda _: None)
 
 
-def test_what_does_not_compile_is_told_by_its_first_error_and_leaves_nothing(cache: Path) -> None:
+def test_what_does_not_compile_is_told_by_its_first_error(cache: Path) -> None:
     build._SOURCE.write_text("int main( {\n")
 
     with pytest.raises(ConfigError, match=r"cannot compile the ExecuTorch binding: .*native.cpp:1.* error"):
@@ -197,9 +189,7 @@ def test_a_package_without_its_libraries_says_to_install_it_again(tmp_path: Path
         Wheel(tmp_path, "1.5.1").library("executorch_kernels_optimized")
 
 
-def test_without_the_package_the_engine_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is only called like it is none."""
     (tmp_path / "executorch").mkdir()
     monkeypatch.delitem(sys.modules, "executorch", raising=False)
@@ -226,7 +216,7 @@ def test_an_engine_that_does_not_exist_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("threads", [-1, 0, 100_000])
 @pytest.mark.parametrize("name", ENGINES)
-def test_threads_that_no_device_has_are_refused_before_a_runtime_sees_them(name: str, threads: int) -> None:
+def test_threads_that_no_device_has_are_refused(name: str, threads: int) -> None:
     with pytest.raises(ConfigError, match=f"{threads} threads: choose 1 to 1024"):
         open_engine(name, threads)
 

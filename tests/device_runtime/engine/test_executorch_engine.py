@@ -94,9 +94,7 @@ def test_steps_compute_what_numpy_computes(delegated: bool) -> None:
 @pytest.mark.sample(2)
 @BOTH
 @pytest.mark.parametrize("prefix", [(), ("stem", "mid")])
-def test_a_round_computes_what_numpy_computes(
-    tmp_path: Path, prefix: tuple[str, ...], delegated: bool
-) -> None:
+def test_a_round_equals_numpys(tmp_path: Path, prefix: tuple[str, ...], delegated: bool) -> None:
     world = tiny.World(tiny_pte.make_bundle(prefix, delegated=delegated))
     device = Device(tmp_path, world, engine=ENGINE)  # type: ignore[arg-type]
 
@@ -223,9 +221,7 @@ def test_arrays_of_any_layout_may_be_fed(train: tuple[Graph, bytes], layout: str
 @pytest.mark.parametrize(
     "wrong", [np.zeros((BATCH, WIDTH + 1), np.float32), np.zeros((BATCH, WIDTH)), np.zeros(WIDTH, np.float32)]
 )
-def test_a_value_of_another_shape_or_type_never_reaches_the_program(
-    train: tuple[Graph, bytes], wrong: Array
-) -> None:
+def test_a_value_of_another_form_is_refused_early(train: tuple[Graph, bytes], wrong: Array) -> None:
     graph = ENGINE.load(*train)
 
     with pytest.raises(
@@ -270,7 +266,7 @@ print(made.arrays["record.x"].tolist(), "executorch" in sys.modules)
 """
 
 
-def test_a_program_runs_where_neither_torch_nor_onnxruntime_can_be_imported(tmp_path: Path) -> None:
+def test_a_program_runs_without_torch_and_onnxruntime(tmp_path: Path) -> None:
     inputs = [port("batch.0.x", (2, 2))]
     (tmp_path / "f.pte").write_bytes(tiny_pte.pte(lambda x: (x @ x + 1,), inputs))
     command = [sys.executable, "-c", _WITHOUT_TORCH, str(tmp_path / "f.pte")]

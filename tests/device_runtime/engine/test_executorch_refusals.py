@@ -45,16 +45,14 @@ def _train(**changes: object) -> Graph:
     ],
     ids=["inputs", "outputs", "shape", "rank", "dtype", "out-dtype"],
 )
-def test_ports_that_differ_from_the_manifest_are_refused(
-    program: bytes, changes: dict[str, tuple[Port, ...]]
-) -> None:
+def test_ports_unlike_the_manifests_are_refused(program: bytes, changes: dict[str, tuple[Port, ...]]) -> None:
     with pytest.raises(
         BundleError, match=r"graph 'train' and its manifest disagree on .* listed, .* in the program"
     ):
         ENGINE.load(_train(**changes), program)
 
 
-def test_a_program_that_plans_more_than_its_manifest_says_is_refused_before_it_allocates(
+def test_a_program_that_plans_too_much_is_refused(
     program: bytes,
 ) -> None:
     planned = ENGINE.load(_train(), program).planned_bytes
@@ -113,9 +111,7 @@ def test_a_program_cut_short_is_refused_by_name(program: bytes) -> None:
 
 
 @given(place=st.integers(0, 1 << 20), flipped=st.integers(1, 255))
-def test_a_damaged_program_is_refused_before_the_runtime_sees_it(
-    program: bytes, place: int, flipped: int
-) -> None:
+def test_a_damaged_program_is_refused_before_loading(program: bytes, place: int, flipped: int) -> None:
     damaged = bytearray(program)
     damaged[place % len(damaged)] ^= flipped
 

@@ -261,7 +261,7 @@ def leaking(form: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("form", [SHORT, *LONG])
-def test_a_graph_that_names_a_file_of_the_device_is_refused_before_the_file_is_opened(
+def test_a_graph_that_names_a_file_is_refused(
     form: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every way to write a number: some are longer than they have to be, and parsers read them."""
@@ -307,7 +307,7 @@ def in_place_graph() -> tuple[Graph, bytes]:
     return msgspec.structs.replace(graph, in_place=(W.name,)), data
 
 
-def test_state_that_may_be_written_in_place_keeps_its_memory_and_other_state_does_not() -> None:
+def test_only_state_written_in_place_keeps_its_memory() -> None:
     graph = ENGINE.load(*in_place_graph())
     first = ENGINE.write_state(
         {V.name: np.full(V.shape, 2.0, np.float32), W.name: np.full(W.shape, 3.0, np.float32)}
@@ -323,7 +323,7 @@ def test_state_that_may_be_written_in_place_keeps_its_memory_and_other_state_doe
     np.testing.assert_array_equal(third[V.name].numpy(), np.full(V.shape, 8.0))
 
 
-def test_state_that_was_read_is_let_go_of_while_what_was_made_of_it_is_kept() -> None:
+def test_read_state_is_let_go_of_while_its_results_stay() -> None:
     return_memory_early()  # as every device does, and no command before this test has undone
     wide = port("state.w", (4096, 4096))
     loss = port("metric.loss", ())
@@ -358,7 +358,7 @@ def test_arrays_given_as_state_are_never_written_to() -> None:
     np.testing.assert_array_equal(given[W.name], np.full(W.shape, 3.0))
 
 
-def test_a_step_that_fails_is_raised_and_not_said_by_the_library_too(
+def test_a_step_that_fails_is_raised_and_not_printed(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     rows, picked = port("batch.0.y", (BATCH,), "int64"), port("record.x", (BATCH, WIDTH))

@@ -33,7 +33,7 @@ def test_a_value_is_read_as_it_was_written_also_over_an_older_one(tmp_path: Path
             np.testing.assert_array_equal(pages.value(port), expected)
 
 
-def test_a_page_may_be_read_a_little_beyond_its_end_and_begins_where_engines_like_it(tmp_path: Path) -> None:
+def test_a_page_is_padded_and_aligned(tmp_path: Path) -> None:
     for extra in range(0, 20):
         port = page(0, (LARGE + extra,))
 

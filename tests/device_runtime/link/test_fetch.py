@@ -213,9 +213,7 @@ def test_a_chunk_that_was_damaged_and_published_again_is_taken(server: Session, 
 
 
 @on_both_brokers
-def test_a_cleared_chunk_is_no_bad_chunk_and_is_taken_once_it_is_back(
-    server: Session, device: Device
-) -> None:
+def test_a_cleared_chunk_is_taken_once_it_is_back(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     server.publish(device.topic(ref, 19), b"", retain=True).wait(60.0)
     fetcher = device.fetcher()
@@ -276,9 +274,7 @@ def test_a_blob_damaged_on_disk_is_fetched_again(server: Session, device: Device
     assert device.fetcher().get(ref) == DATA
 
 
-def test_a_blob_described_with_other_chunks_than_those_in_the_store_is_fetched_again(
-    server: Session, device: Device
-) -> None:
+def test_a_blob_in_other_chunks_is_fetched_again(server: Session, device: Device) -> None:
     """The server was started again with another chunk size while the device had half of the blob."""
     old = publish_blob(server, device.topics, DATA, CHUNK)
     with pytest.raises(RoundAborted):
@@ -296,9 +292,7 @@ def test_a_blob_over_the_limit_is_refused_before_anything_is_asked_for(device: D
     assert device.recorder.asked == []
 
 
-def test_a_line_that_fits_the_store_is_brought_in_one_go_and_stays_whole(
-    server: Session, device: Device
-) -> None:
+def test_a_line_that_fits_the_store_stays_whole(server: Session, device: Device) -> None:
     """The store is as large as the keyframe and its patches: none of them leaves for another."""
     rng = np.random.default_rng(0)
     wanted: Arrays = {"u.w": rng.normal(size=(20, 30)).astype(np.float32)}

@@ -83,9 +83,7 @@ def stranger(tmp_path: Path) -> MessageSigner:
     return speaker_in(tmp_path / "stranger.key", 1 << 40)
 
 
-def test_the_first_key_is_trusted_from_then_on_and_it_is_said(
-    device: Device, server: MessageSigner, stranger: MessageSigner
-) -> None:
+def test_the_first_key_is_trusted(device: Device, server: MessageSigner, stranger: MessageSigner) -> None:
     trust = device.start()
     hears(trust, server, announcement())
 
@@ -110,9 +108,7 @@ def test_a_device_that_was_given_keys_trusts_no_first_use(
     refuses(device.start(), stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
 
 
-def test_a_server_that_does_not_sign_is_heard_while_no_key_is_known(
-    device: Device, server: MessageSigner
-) -> None:
+def test_an_unsigned_server_is_heard_without_keys(device: Device, server: MessageSigner) -> None:
     trust = device.start()
 
     for _ in range(2):
@@ -137,7 +133,7 @@ def test_a_first_key_is_learnt_from_an_announcement_only(
     refuses(trust, stranger.seal(MINE.tasks, TASK), TASK, "unknown-key")
 
 
-def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
+def test_a_forgers_number_is_no_number_of_the_given_key(
     device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     forged = stranger.seal(TOPICS.current_round, announcement(9), at=1 << 62)
@@ -153,9 +149,7 @@ def test_a_forgers_number_is_no_number_of_the_key_that_the_owner_gives_instead(
     hears(device.start(), server, announcement(3))
 
 
-def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
-    device: Device, server: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_replaced_key_announces_nothing(device: Device, server: MessageSigner, tmp_path: Path) -> None:
     trust = device.start()
     missed = server.seal(TOPICS.current_round, announcement(3))
     last = server.seal(TOPICS.current_round, announcement(4), at=1 << 62)
@@ -172,7 +166,7 @@ def test_a_key_that_was_replaced_announces_nothing_and_its_number_stops_nobody(
         hears(now, renewed, announcement(6))
 
 
-def test_of_two_given_keys_the_last_announcement_of_one_is_old_once_the_other_announced(
+def test_of_two_given_keys_the_older_announcement_is_old(
     device: Device, server: MessageSigner, stranger: MessageSigner
 ) -> None:
     trust = device.start(server.keys.public, stranger.keys.public)
@@ -188,9 +182,7 @@ def copied(trust: ServerTrust, payload: bytes, message: Message) -> None:
         trust.open(type(message), topic_of(message), payload)
 
 
-def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
-    device: Device, server: MessageSigner
-) -> None:
+def test_an_old_announcement_is_not_acted_on_again(device: Device, server: MessageSigner) -> None:
     trust = device.start()
     old, new = hears(trust, server, announcement(1)), hears(trust, server, announcement(2))
     copied(trust, new, announcement(2))
@@ -203,9 +195,7 @@ def test_an_old_announcement_is_not_acted_on_again_also_after_a_restart(
 
 
 @pytest.mark.parametrize("message", [TASK, ACK, REQUEST], ids=["task", "ack", "profile-request"])
-def test_what_was_said_is_not_acted_on_again_also_after_a_restart(
-    device: Device, server: MessageSigner, message: Message
-) -> None:
+def test_old_messages_are_not_acted_on_again(device: Device, server: MessageSigner, message: Message) -> None:
     trust = device.start(server.keys.public)
     old, new = hears(trust, server, message), hears(trust, server, message)
 
@@ -233,9 +223,7 @@ def test_a_task_is_no_task_of_another_device(device: Device, server: MessageSign
     refuses(trust, payload, TASK, "wrong-signature")
 
 
-def test_a_new_key_is_learnt_from_the_old_one_and_both_are_good_for_a_while(
-    device: Device, server: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_new_key_is_learnt_from_the_old(device: Device, server: MessageSigner, tmp_path: Path) -> None:
     trust = device.start()
     hears(trust, server, announcement(1))
     rotate(tmp_path / "server.key", overlap_s=60, now=device.now)
@@ -254,9 +242,7 @@ def test_a_new_key_is_learnt_from_the_old_one_and_both_are_good_for_a_while(
     assert "which its old one introduced" in device.said[-1]
 
 
-def test_a_key_that_the_known_one_did_not_introduce_is_refused(
-    device: Device, server: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_key_without_introduction_is_refused(device: Device, server: MessageSigner, tmp_path: Path) -> None:
     trust = device.start(server.keys.public)
     speaker_in(tmp_path / "stranger.key")
     rotate(tmp_path / "stranger.key", overlap_s=60, now=device.now)

@@ -130,9 +130,7 @@ def test_a_mirror_that_knows_no_ranges_sends_the_whole(device: Device) -> None:
 
 @pytest.mark.sample(7)
 @pytest.mark.parametrize("behave", BAD, ids=lambda behave: behave.__name__)
-def test_whatever_a_bad_mirror_does_the_broker_gives_the_blob(
-    device: Device, published: BlobRef, behave: Behaviour
-) -> None:
+def test_a_bad_mirror_leaves_it_to_the_broker(device: Device, published: BlobRef, behave: Behaviour) -> None:
     with ScriptedMirror(behave) as mirror:
         fetcher = device.fetcher(mirror.url)
         assert fetcher.get(REF) == DATA
@@ -161,9 +159,7 @@ def test_the_right_chunks_of_a_mirror_that_ends_early_stay(device: Device, publi
     assert fetcher.mirrors.fresh_bytes == 2000
 
 
-def test_a_mirror_that_failed_is_left_for_a_while_and_longer_each_time(
-    device: Device, published: BlobRef
-) -> None:
+def test_a_mirror_that_failed_is_left_longer_each_time(device: Device, published: BlobRef) -> None:
     with ScriptedMirror(status(503)) as mirror:
         fetcher = device.fetcher(mirror.url)
         fetcher.get(REF)
@@ -179,7 +175,7 @@ def test_a_mirror_that_failed_is_left_for_a_while_and_longer_each_time(
     assert len(device.told) == 1, "the same is told once"
 
 
-def test_a_blob_that_one_mirror_lacks_comes_from_the_next_and_the_others_still_from_it(
+def test_a_blob_that_one_mirror_lacks_comes_from_the_next(
     device: Device,
 ) -> None:
     other = describe(DATA[5:], CHUNK)
@@ -206,9 +202,7 @@ def test_a_mirror_with_nothing_is_left(device: Device, published: BlobRef) -> No
     assert len(mirror.asked) == 3 and "it lacks the blob (HTTP 404)" in device.told[0]
 
 
-def test_a_slow_mirror_is_left_for_the_broker_and_not_where_there_is_none(
-    device: Device, published: BlobRef
-) -> None:
+def test_a_slow_mirror_is_left_where_there_is_a_broker(device: Device, published: BlobRef) -> None:
     def slow(talk: Talk) -> None:
         talk.send(head())
         for start in range(0, len(DATA), CHUNK):
@@ -238,7 +232,7 @@ def test_a_mirror_of_the_devices_own_is_asked_first(device: Device) -> None:
         assert (len(own.asked), len(named.asked)) == (1, 0)
 
 
-def test_where_no_mirror_gives_it_and_the_broker_has_none_the_reasons_are_named(device: Device) -> None:
+def test_a_blob_from_nowhere_names_the_reasons(device: Device) -> None:
     with ScriptedMirror(wrong) as mirror:
         fetcher = device.fetcher(mirror.url, only=True)
         with pytest.raises(BundleError, match=r"no good chunk: no mirror .*chunk 0 has a wrong digest"):
@@ -247,9 +241,7 @@ def test_where_no_mirror_gives_it_and_the_broker_has_none_the_reasons_are_named(
     assert (device.inbox.chunks, fetcher.fetches) == ([], 0)
 
 
-def test_an_owner_who_allows_no_mirrors_gets_the_broker_or_declines(
-    device: Device, published: BlobRef
-) -> None:
+def test_an_owner_may_allow_no_mirrors(device: Device, published: BlobRef) -> None:
     with ScriptedMirror(good) as mirror:
         assert device.fetcher(mirror.url, allowed=False).get(REF) == DATA
         device.store.drop_blob(REF)

@@ -202,9 +202,7 @@ def test_only_missing_chunks_are_sent_again(server: Server, device: Device) -> N
     assert device.verdict() == ("n1", "accepted")
 
 
-def test_missing_chunks_that_do_not_exist_or_are_asked_for_twice_are_ignored(
-    server: Server, device: Device
-) -> None:
+def test_impossible_missing_chunks_are_ignored(server: Server, device: Device) -> None:
     device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=PATIENCE_S)
     device.restart(device.session)
     device.add("n1")
@@ -288,9 +286,7 @@ def test_an_update_survives_the_agent(
     assert device.verdict() == ("n1", "accepted")
 
 
-def test_a_store_that_cannot_be_written_delays_the_outbox_and_does_not_end_it(
-    server: Server, device: Device
-) -> None:
+def test_an_unwritable_store_delays_the_outbox(server: Server, device: Device) -> None:
     device.faults += [StoreError("disk full"), StoreError("disk full")]
     device.add("n1")
     for _ in range(3):
@@ -302,7 +298,7 @@ def test_a_store_that_cannot_be_written_delays_the_outbox_and_does_not_end_it(
     assert device.log.texts.count("disk full") == 1, "people read once why nothing is sent"
 
 
-def test_an_update_computed_while_the_broker_is_away_is_sent_once_it_is_back(
+def test_an_update_is_sent_once_the_broker_is_back(
     own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, limits: Limits
 ) -> None:
     topics = Topics("demo")

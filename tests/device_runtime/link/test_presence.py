@@ -43,9 +43,7 @@ def test_a_device_says_hello_again_when_its_conditions_change(
     assert (told.power, told.link, told.available) == ("charging", "metered", False)
 
 
-def test_a_device_whose_owner_does_not_want_it_tells_nothing(
-    server: ScriptedServer, start: StartAgent
-) -> None:
+def test_a_device_tells_nothing_against_its_owner(server: ScriptedServer, start: StartAgent) -> None:
     start(policy=Policy(tell=False))
     assert server.hello().conditions is msgspec.UNSET
 
@@ -83,9 +81,7 @@ def heard(agent: RunningAgent) -> int:
     return announced.round if announced is not None else 0
 
 
-def test_a_device_that_rests_takes_the_next_task_and_hears_of_the_end(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_resting_devices_take_the_next_task(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start(until_done=True)
     server.hello()
     server.publish_blobs(world)
@@ -105,9 +101,7 @@ def test_a_device_that_rests_takes_the_next_task_and_hears_of_the_end(
     assert agent.ended() is None
 
 
-def test_a_device_with_a_task_in_every_round_listens_on(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_a_device_with_tasks_listens_on(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     for number in range(1, 6):
         server.open(world, number=number, base=number - 1)

@@ -180,7 +180,7 @@ def test_what_is_missing_is_all_again_where_the_next_reason_is_another(make: Cal
     assert device.link.chunks(4) == chunks
 
 
-def test_a_word_that_came_before_the_sending_counts_and_a_reason_to_send_again_does_not(
+def test_an_early_word_counts_unlike_a_reason_to_send_again(
     make: Callable[..., Device],
 ) -> None:
     device = make()
@@ -242,9 +242,7 @@ def test_updates_follow_one_another_without_another_wake_up(make: Callable[..., 
     assert device.store.outgoing() is None
 
 
-def test_a_store_that_cannot_be_read_or_written_is_asked_again(
-    make: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_store_is_asked_again(make: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
     device, faults = make(), [StoreError("full"), StoreError("full")]
     read = device.store.outgoing
 
@@ -266,9 +264,7 @@ def test_a_store_that_cannot_be_read_or_written_is_asked_again(
 
 
 @pytest.mark.parametrize("window", [1, 3])
-def test_a_link_that_breaks_under_a_full_window_takes_nothing_more(
-    make: Callable[..., Device], window: int
-) -> None:
+def test_a_broken_link_takes_nothing_more(make: Callable[..., Device], window: int) -> None:
     device, asked = make(upload_window=window), threading.Event()
 
     def breaks(number: int) -> bool:
@@ -315,7 +311,7 @@ def test_an_outbox_that_is_stopped_ends_its_thread_though_no_word_came(make: Cal
 # -- what is remembered ----------------------------------------------------------------------------------------
 
 
-def test_what_is_remembered_of_an_update_is_what_it_told_and_the_servers_word() -> None:
+def test_the_history_of_an_update_is_its_own_and_the_servers_word() -> None:
     update = Update(
         run="run",
         round=3,
@@ -358,7 +354,7 @@ def test_what_is_remembered_of_an_update_is_what_it_told_and_the_servers_word() 
     assert math.isnan(past_of(Outgoing("run", 3, "n1", quiet), ack).loss)
 
 
-def test_of_an_update_that_cannot_be_read_the_word_and_the_size_are_remembered() -> None:
+def test_of_an_unreadable_update_word_and_size_are_remembered() -> None:
     past = past_of(Outgoing("run", 3, "n1", b"\xc1nonsense"), Ack(round=3, nonce="n1", status="accepted"))
 
     assert (past.run, past.round, past.nonce, past.outcome, past.tier) == ("run", 3, "n1", "accepted", "")

@@ -27,9 +27,7 @@ def _files(tier: Tier, folder: Path) -> list[str]:
     return ["--bundle", str(folder / "tier.efl"), "--weights", str(folder / "model.safetensors")]
 
 
-def test_files_give_what_the_broker_gives(
-    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
-) -> None:
+def test_files_equal_the_broker(publish: Callable[..., list[str]], tier: Tier, tmp_path: Path) -> None:
     data = ["--data", str(samples(tmp_path / "data.npz", tier, 40)), "--alpha", "0.25"]
 
     fetched = run(publish(tier, announcement(tier)), tmp_path, *data)

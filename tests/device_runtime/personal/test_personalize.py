@@ -95,9 +95,7 @@ def test_what_was_fetched_is_there_for_the_next_time(
     assert run(options, tmp_path, "--data", data) == first
 
 
-def test_a_bundle_that_the_key_did_not_sign_is_not_run(
-    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
-) -> None:
+def test_an_unsigned_bundle_is_not_run(publish: Callable[..., list[str]], tier: Tier, tmp_path: Path) -> None:
     signer = Signer(tmp_path / "key")
     job = tier.job(CHUNK)
     data = str(samples(tmp_path / "data.npz", tier, 40))
@@ -168,7 +166,7 @@ def test_whom_a_device_believes_that_knows_nobody_is_told(
     assert not invoked(options, tmp_path, "--data", data).stderr
 
 
-def test_a_store_of_the_agent_that_cannot_be_read_is_no_reason_to_believe_anybody(
+def test_an_unreadable_store_of_the_agent_earns_no_trust(
     publish: Callable[..., list[str]], tier: Tier, tmp_path: Path, agent: Store
 ) -> None:
     agent.close()
@@ -180,9 +178,7 @@ def test_a_store_of_the_agent_that_cannot_be_read_is_no_reason_to_believe_anybod
         run(options, tmp_path, "--data", data)
 
 
-def test_a_manifest_that_is_too_large_is_not_fetched(
-    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
-) -> None:
+def test_large_manifests_are_not_read(publish: Callable[..., list[str]], tier: Tier, tmp_path: Path) -> None:
     options = publish(tier, announcement(tier))
     data = str(samples(tmp_path / "data.npz", tier, 40))
 
@@ -190,9 +186,7 @@ def test_a_manifest_that_is_too_large_is_not_fetched(
         run(options, tmp_path, "--data", data, "--limit=max_manifest_bytes=16")
 
 
-def test_of_several_tiers_one_has_to_be_named(
-    publish: Callable[..., list[str]], tier: Tier, tmp_path: Path
-) -> None:
+def test_one_of_several_tiers_is_named(publish: Callable[..., list[str]], tier: Tier, tmp_path: Path) -> None:
     options = publish(tier, announcement(tier, others=["other"]))
     data = str(samples(tmp_path / "data.npz", tier, 40))
 

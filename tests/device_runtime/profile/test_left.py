@@ -13,7 +13,7 @@ from tests.wire.mqtt.events import wait_until
 
 
 @pytest.mark.parametrize(("patience_s", "within_s"), [(0.5, 60.0), (5.0, 0.5)])
-def test_a_request_that_arrives_when_its_asker_left_is_dropped_without_a_word(
+def test_a_request_of_an_asker_that_left_is_dropped(
     start_scripted: StartAgent,
     asker: Asker,
     world: World,
@@ -36,7 +36,7 @@ def test_a_request_that_arrives_when_its_asker_left_is_dropped_without_a_word(
     assert len(script.files) == 1
 
 
-def test_a_request_that_comes_again_is_kept_until_a_slow_link_brings_its_offer(
+def test_a_repeated_request_waits_for_a_slow_offer(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits
 ) -> None:
     agent = ready(start_scripted, asker, limits=patient(limits, fetch_timeout_s=1.5))
@@ -68,7 +68,7 @@ def test_requests_without_an_asker_keep_no_other_from_being_measured(
     assert "nobody waits for it any more (0000000000000000)" in agent.event("profile").text
 
 
-def test_a_measurement_whose_asker_leaves_is_stopped_and_the_next_request_is_answered(
+def test_a_measurement_whose_asker_leaves_is_stopped(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
 ) -> None:
     agent = ready(start_scripted, asker)

@@ -63,7 +63,7 @@ def test_the_profile_names_bundle_engine_and_machine(measured: BundleProfile) ->
     assert measured.peak_bytes >= max(graph.peak.rss_bytes for graph in measured.graphs)
 
 
-def test_io_of_the_multi_step_forward_counts_bytes_of_weights_rows_and_records(
+def test_io_of_the_multi_step_forward_is_counted(
     measured: BundleProfile,
 ) -> None:
     first, second = measured.io
@@ -188,9 +188,7 @@ def test_a_confined_process_reads_no_file_but_its_bundles(tmp_path: Path) -> Non
         )
 
 
-def test_no_variable_of_the_agent_reaches_what_measures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_variable_of_the_agent_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def telling(*_: object) -> list[str]:
         return [sys.executable, "-c", "import os, sys; sys.exit(str('EDGEFL_TOKEN' in os.environ))"]
 
@@ -203,9 +201,7 @@ def test_no_variable_of_the_agent_reaches_what_measures(
 
 
 @pytest.mark.parametrize("written", [b"\xc1", bytes(100)])
-def test_what_a_process_wrote_is_read_as_a_strangers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes
-) -> None:
+def test_output_is_read_as_untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bytes) -> None:
     (out := tmp_path / "part").write_bytes(written)
     monkeypatch.setattr(whole, "_MOST_BYTES", 50)
     with pytest.raises(BundleError, match=r"cannot be read|more than 50 bytes"):
@@ -218,7 +214,7 @@ def test_a_profile_travels_in_a_few_kilobytes(measured: BundleProfile) -> None:
     assert len(data) < 16_000
 
 
-def test_the_sources_of_a_manifest_come_back_and_are_the_last_of_its_blobs() -> None:
+def test_sources_of_a_manifest_come_back_as_its_last_blobs() -> None:
     manifest = tiny.make_bundle().manifest
     ref = describe(b"x", 16)
     with_sources = msgspec.structs.replace(manifest, sources=ref)

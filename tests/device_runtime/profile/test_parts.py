@@ -44,7 +44,7 @@ def test_a_fused_node_counts_as_the_first_that_the_bundle_knows() -> None:
     ]
 
 
-def test_phases_add_up_to_the_median_and_unknown_parts_share_theirs_with_the_known() -> None:
+def test_phases_add_up_to_the_median() -> None:
     parts = [
         ops.TimeShare("Conv", 0.2, NODES["Conv_1"]),
         ops.TimeShare("R", 0.5, None),
@@ -116,7 +116,7 @@ def test_nodes_in_the_body_of_a_loop_are_not_counted_beside_it() -> None:
     assert found.engine_bytes == 80
 
 
-def test_a_trace_leaves_out_the_first_call_and_takes_medians_of_the_others() -> None:
+def test_a_trace_takes_medians_behind_the_first_call() -> None:
     events = [
         ran("Add_1", at, took, held=held)
         for at, took, held in [(0, 9000, 10), (10_000, 1000, 70), (20_000, 3000, 20), (30_000, 2000, 20)]
@@ -182,7 +182,7 @@ def counter(system: Path, number: int, energy: int) -> Path:
     return folder
 
 
-def test_rapl_counters_of_all_packages_add_up_and_start_again_at_their_range(tmp_path: Path) -> None:
+def test_rapl_counters_add_up_and_wrap_around(tmp_path: Path) -> None:
     counter(tmp_path, 0, 100_000), counter(tmp_path, 1, 900_000)
     (tmp_path / "powercap" / "intel-rapl:0:0").mkdir()  # a part of package 0, which counts it already
     meter = open_meter(tmp_path)
@@ -192,7 +192,7 @@ def test_rapl_counters_of_all_packages_add_up_and_start_again_at_their_range(tmp
     assert meter.joules() == pytest.approx(0.25 + 0.25)
 
 
-def test_a_battery_that_gives_power_is_a_meter_and_one_that_is_charged_is_none(tmp_path: Path) -> None:
+def test_a_battery_that_gives_power_is_a_meter(tmp_path: Path) -> None:
     folder = tmp_path / "power_supply" / "BAT0"
     folder.mkdir(parents=True)
     (folder / "type").write_text("Battery\n")

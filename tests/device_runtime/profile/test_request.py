@@ -42,7 +42,7 @@ def test_a_device_profiles_what_it_is_asked_to_and_its_answer_reads_back(
     assert script.repeats == [3]
 
 
-def test_a_bundle_of_a_later_release_is_profiled_under_the_name_it_was_asked_for(
+def test_a_later_releases_bundle_keeps_its_asked_name(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted
 ) -> None:
     """What this release writes of its manifest leaves out the field that it does not know."""
@@ -87,9 +87,7 @@ def test_the_files_of_a_profile_are_gone_after_it(
     wait_until(lambda: not (tmp_path / "state" / "profile").exists(), "the folder of the profile is gone")
 
 
-def test_what_a_killed_agent_left_of_a_profile_is_gone_when_it_starts_again(
-    start_scripted: StartAgent, asker: Asker, tmp_path: Path
-) -> None:
+def test_files_of_killed_agents_are_removed(start_scripted: StartAgent, asker: Asker, tmp_path: Path) -> None:
     left = tmp_path / "state" / "profile"
     left.mkdir(parents=True)
     (left / "bundle.efl").write_bytes(b"half a bundle")
@@ -100,7 +98,7 @@ def test_what_a_killed_agent_left_of_a_profile_is_gone_when_it_starts_again(
 
 
 @pytest.mark.parametrize("fails", [BundleError("no engine runs it"), ValueError("an engine's own")])
-def test_a_measurement_that_fails_is_declined_with_its_words_and_the_device_trains_on(
+def test_a_failed_measurement_is_declined(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, fails: Exception
 ) -> None:
     agent = ready(start_scripted, asker)
@@ -133,7 +131,7 @@ def test_a_round_that_begins_stops_the_measurement_which_is_made_after_it(
     assert update.nonce == "n1"
 
 
-def test_a_device_in_a_round_says_busy_when_the_time_for_an_answer_is_over(
+def test_a_busy_device_says_so_in_time(
     start_scripted: StartAgent, asker: Asker, endless: World, script: Scripted
 ) -> None:
     agent = ready(start_scripted, asker)
@@ -147,9 +145,7 @@ def test_a_device_in_a_round_says_busy_when_the_time_for_an_answer_is_over(
     assert script.files == []
 
 
-def test_a_bundle_for_other_engines_only_is_declined_with_both_formats(
-    start_scripted: StartAgent, asker: Asker, world: World
-) -> None:
+def test_another_engines_bundle_is_declined(start_scripted: StartAgent, asker: Asker, world: World) -> None:
     agent = ready(start_scripted, asker)
 
     asker.ask(world.bundle_ref, kind="executorch")
@@ -159,7 +155,7 @@ def test_a_bundle_for_other_engines_only_is_declined_with_both_formats(
     assert "runs onnx, offered are executorch" in decline_details(agent)
 
 
-def test_a_bundle_that_needs_more_memory_is_declined_with_both_numbers_before_its_graphs_are_fetched(
+def test_a_bundle_that_needs_more_memory_is_declined(
     start_scripted: StartAgent, asker: Asker, script: Scripted
 ) -> None:
     bundle = tiny.make_bundle()
@@ -210,7 +206,7 @@ BLOBS: dict[str, tuple[BlobRef, bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", by_default(BLOBS, ("missing", "damaged", "huge")))
-def test_a_bundle_that_cannot_be_fetched_or_read_is_declined_and_the_device_trains_on(
+def test_an_unreadable_bundle_is_declined(
     start_scripted: StartAgent, asker: Asker, world: World, script: Scripted, limits: Limits, case: str
 ) -> None:
     ref, there, said = BLOBS[case]

@@ -97,9 +97,7 @@ def drawing(seed: int, samples: int, batch: int) -> Batches:
 
 
 @given(SEEDS, st.integers(1, 40), st.integers(1, 12), st.integers(0, 3), st.integers(0, 30))
-def test_a_draw_depends_on_seed_stream_and_step_alone(
-    seed: int, samples: int, batch: int, stream: int, step: int
-) -> None:
+def test_a_draw_depends_on_seed_and_step(seed: int, samples: int, batch: int, stream: int, step: int) -> None:
     rows = drawing(seed, samples, batch).indices(stream, step)
 
     np.testing.assert_array_equal(rows, drawing(seed, samples, batch).indices(stream, step))

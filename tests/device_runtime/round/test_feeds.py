@@ -35,7 +35,7 @@ def test_each_stream_has_batches_of_its_own_size(draws: str) -> None:
         np.testing.assert_array_equal(fed[f"batch.{number}.y"], DATA.labels(at))
 
 
-def test_other_streams_change_nothing_of_the_batches_that_every_algorithm_draws() -> None:
+def test_other_streams_change_no_batches() -> None:
     alone = RoundInputs(seed=7, data=DATA).batch(reading(*stream(0, 4)), 5)
     beside = RoundInputs(seed=7, data=DATA).batch(reading(*stream(1, 3), *stream(0, 4), *stream(2, 9)), 5)
 

@@ -36,9 +36,7 @@ def test_it_goes_on_with_its_round_until_it_is_given_another_task(
     assert server.update(3).nonce == "n3"
 
 
-def test_it_stops_when_its_round_takes_no_updates_any_more(
-    server: ScriptedServer, start: StartAgent, endless: World
-) -> None:
+def test_it_stops_when_its_round_is_closed(server: ScriptedServer, start: StartAgent, endless: World) -> None:
     agent = start()
     server.open(endless)
     server.progress()
@@ -46,9 +44,7 @@ def test_it_stops_when_its_round_takes_no_updates_any_more(
     assert agent.event("aborted").details["round"] == 1
 
 
-def test_it_begins_a_round_that_is_not_the_newest_and_names_its_model(
-    server: ScriptedServer, start: StartAgent, world: World
-) -> None:
+def test_it_begins_a_round_before_the_newest(server: ScriptedServer, start: StartAgent, world: World) -> None:
     start()
     server.hello()
     server.publish_blobs(world)

@@ -30,9 +30,7 @@ PASSES = [
 
 @pytest.mark.sample(10)
 @pytest.mark.parametrize(("prefix", "rows", "phases"), PASSES, ids=str)
-def test_a_pass_sees_every_row_once_and_ignores_the_filling(
-    tmp_path: Path, prefix: tuple[str, ...], rows: int, phases: Phases
-) -> None:
+def test_a_pass_sees_rows_once(tmp_path: Path, prefix: tuple[str, ...], rows: int, phases: Phases) -> None:
     world = World(sweep.sweeping(prefix, phases))
     device = Device(tmp_path, world, rows)
     seen: list[tuple[int, int]] = []

@@ -155,9 +155,7 @@ def test_a_disk_that_refuses_later_is_told_with_the_path(tmp_path: Path, part: s
     record.close()
 
 
-def test_a_record_without_fallocate_is_written_out_in_full(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_needs_no_fallocate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
 
     with written(tmp_path / "r.bin") as record:

@@ -103,9 +103,7 @@ def test_i11_every_unit_a_tier_uses_is_downloaded_once(tmp_path: Path, prefix: t
 
 
 @pytest.mark.parametrize("steps", [1, 3, 12])
-def test_i12_the_forward_pass_runs_once_per_round_whatever_the_number_of_steps(
-    tmp_path: Path, steps: int
-) -> None:
+def test_i12_the_forward_pass_runs_once_per_round(tmp_path: Path, steps: int) -> None:
     world = World(tiny.make_bundle(steps=(steps,)))
     device = Device(tmp_path, world)
 

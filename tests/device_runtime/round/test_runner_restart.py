@@ -45,7 +45,7 @@ def test_killed_at_every_step_in_turn_the_round_ends_with_the_same_bits(tmp_path
     assert device.loader.residency.downloads == []
 
 
-def test_a_checkpoint_copies_the_state_tensor_by_tensor_and_so_does_going_on(device: Device) -> None:
+def test_checkpoints_copy_the_state_tensor_by_tensor(device: Device) -> None:
     engine = OneByOneEngine()
     device.engine = engine
     with pytest.raises(Killed):
@@ -60,9 +60,7 @@ def test_a_checkpoint_copies_the_state_tensor_by_tensor_and_so_does_going_on(dev
 
 @pytest.mark.parametrize("stage", ["forward 1", "forward 2"])
 @pytest.mark.parametrize("rows", [4, 8, 10])
-def test_killed_in_the_forward_pass_the_round_ends_with_the_same_bits(
-    tmp_path: Path, stage: str, rows: int
-) -> None:
+def test_a_killed_forward_pass_ends_with_the_same_bits(tmp_path: Path, stage: str, rows: int) -> None:
     world = World(tiny.make_bundle())
     undisturbed = Device(tmp_path / "a", world).run(world.job())
     device = Device(tmp_path / "b", world)
@@ -101,7 +99,7 @@ def test_i20_a_record_of_the_round_before_is_not_used(device: Device) -> None:
     assert (device.engine.runs["forward.stem"], device.engine.runs["forward.mid"]) == (6, 6)
 
 
-def test_i20_a_record_of_another_bundle_is_not_used_though_the_model_is_the_same(tmp_path: Path) -> None:
+def test_i20_a_record_of_another_bundle_is_not_used(tmp_path: Path) -> None:
     """A round was abandoned, so the model kept its version, and the device got another tier in the next."""
     deep, shallow = World(tiny.make_bundle(("stem", "mid"))), World(tiny.make_bundle(("stem",)))
     fresh = Device(tmp_path / "a", shallow).run(shallow.job())

@@ -132,9 +132,7 @@ def _never(*_: object, **__: object) -> TuningResult:
     raise AssertionError("tried again")
 
 
-def test_a_round_tries_once_and_ends_with_the_same_update(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_leaves_the_update_as_it_is(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _ = run(device, None)
     tuner = Autotuner(device.store, memory_bytes=ROOM)
 
@@ -178,9 +176,7 @@ def test_what_another_release_or_processor_found_counts_for_nothing(
     assert len({*keys, tuner.key(engine, train(device))}) == 4
 
 
-def test_a_form_that_ended_the_process_is_not_tried_again(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_form_that_crashed_is_not_tried_again(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     tuner = Autotuner(device.store, memory_bytes=ROOM)
     key = tuner.key(device.engine, train(device))
     left: list[bytes] = []
@@ -252,9 +248,7 @@ def test_what_keeps_a_variant_from_coming_is_no_reason_to_drop_it(device: Device
 @pytest.mark.parametrize(
     ("chosen", "memory", "limit"), [("gone", ROOM, ROOM), ("same", 1, ROOM), ("same", ROOM, 10)]
 )
-def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
-    device: Device, chosen: str, memory: int, limit: int
-) -> None:
+def test_an_unusable_variant_is_left_out(device: Device, chosen: str, memory: int, limit: int) -> None:
     tuner = Autotuner(device.store, memory_bytes=memory, limit_bytes=limit)
     tuner.keep(device.engine, train(device), TuningResult(variant=chosen))
     variants = GraphVariants(device.engine, device.world, tuner)
@@ -273,9 +267,7 @@ def test_a_variant_that_cannot_be_taken_is_the_graph_s_own_form(
         ({"name": "wrong"}, "each has a name of its own"),
     ],
 )
-def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
-    device: Device, change: dict[str, object], message: str
-) -> None:
+def test_impossible_variants_are_refused(device: Device, change: dict[str, object], message: str) -> None:
     manifest, graph = device.world.bundle.manifest, train(device)
 
     def encoded(*variants: Variant) -> bytes:
@@ -292,9 +284,7 @@ def test_a_manifest_with_other_variants_than_it_may_hold_is_refused(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 10.0])
-def test_a_long_turn_is_enough_where_it_is_clear(
-    device: Device, monkeypatch: pytest.MonkeyPatch, seconds: float
-) -> None:
+def test_a_long_clear_turn_is_enough(device: Device, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     loaded: list[bytes] = []
 
     def timed(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
@@ -402,9 +392,7 @@ class Single:
         return self._data
 
 
-def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_number_of_threads_is_left_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     device.engine = engine = Counting(4)
     tuner = Autotuner(device.store, memory_bytes=ROOM)
     load = OnnxEngine.load
@@ -422,7 +410,7 @@ def test_a_number_of_threads_with_which_a_step_cannot_run_is_left_out(
 
 
 @pytest.mark.parametrize(("form", "why"), [("same", ""), ("wrong", DIFFERS), ("unknown", FAILS)])
-def test_the_form_that_suits_the_processor_is_taken_if_it_computes_the_same(
+def test_the_form_that_suits_the_processor_is_taken(
     device: Device, monkeypatch: pytest.MonkeyPatch, form: str, why: str
 ) -> None:
     manifest = device.world.bundle.manifest
@@ -471,9 +459,7 @@ _NEON = frozenset({"fp", "asimd", "asimddp"})
         ("executorch", _SAPPHIRE_RAPIDS, 1, ""),
     ],
 )
-def test_a_processor_has_a_form_by_its_instruction_sets(
-    format: str, features: frozenset[str], threads: int, form: str
-) -> None:
+def test_a_processor_has_a_form(format: str, features: frozenset[str], threads: int, form: str) -> None:
     assert suited_variant(format, _FORMS, features, threads) == form
 
 

@@ -97,7 +97,7 @@ def test_state_that_is_let_go_of_is_forgotten_there(boxed: SandboxedEngine) -> N
     assert process is not None and len(process._gone) <= len(values)
 
 
-def test_a_crash_costs_what_was_computed_and_the_next_round_has_a_new_process(boxed: SandboxedEngine) -> None:
+def test_a_crash_costs_only_what_was_computed(boxed: SandboxedEngine) -> None:
     graph, artifact = start_graph()
     loaded = boxed.load(graph, artifact)
     state = loaded.run(feeds_of(graph), {}).state
@@ -226,7 +226,7 @@ def test_the_process_ends_with_the_agent_also_in_a_step_without_end(tmp_path: Pa
         time.sleep(0.05)
 
 
-def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
+def test_an_agent_survives_a_crash_of_its_engine(
     server: ScriptedServer, start: StartAgent, endless: World, world: World, boxed: SandboxedEngine
 ) -> None:
     agent = start(engine=boxed)
@@ -242,9 +242,7 @@ def test_an_agent_whose_engine_crashes_declines_the_round_and_takes_the_next(
     assert 0 < used < 16 << 20, "anonymous memory alone, above the idle agent and the idle process"
 
 
-def test_an_agent_whose_engine_is_confined_measures_in_confined_processes(
-    start: StartAgent, boxed: SandboxedEngine
-) -> None:
+def test_an_agent_with_a_confined_engine_measures_so(start: StartAgent, boxed: SandboxedEngine) -> None:
     measure = start(engine=boxed).agent.profiles.profiler.measure
     child = measure.__self__  # type: ignore[attr-defined]
     assert child.confinement == boxed.confinement and child.confinement.memory_bytes

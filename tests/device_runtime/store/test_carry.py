@@ -63,7 +63,7 @@ def kept(store: Store) -> list[bytes]:
     return [data for (data,) in store._all("SELECT data FROM carries ORDER BY id")]
 
 
-def test_the_carry_of_an_accepted_update_stands_and_the_one_before_stays_beside_it(begun: Store) -> None:
+def test_an_accepted_carry_and_the_one_before_stay(begun: Store) -> None:
     """Its round may still be abandoned."""
     compute(begun, "n1", b"e1")
 
@@ -130,7 +130,7 @@ def test_two_rejected_updates_bring_the_carry_from_before_both_back(begun: Store
     assert carry_of(begun, NAME) == b"e0"
 
 
-def test_a_rejected_update_after_an_accepted_one_brings_the_accepted_ones_carry_back(begun: Store) -> None:
+def test_a_rejected_update_brings_the_accepted_carry_back(begun: Store) -> None:
     compute(begun, "n1", b"e1")
     compute(begun, "n2", b"e2")
 
@@ -150,7 +150,7 @@ def test_a_word_on_one_tiers_update_changes_no_other_tiers_carry(begun: Store) -
     assert (carry_of(begun, "run/ef/strong"), carry_of(begun, NAME)) == (None, b"e2")
 
 
-def test_a_round_without_carry_keeps_the_carry_of_the_round_before_whatever_becomes_of_it(
+def test_a_round_without_carry_keeps_the_carry_before(
     begun: Store,
 ) -> None:
     for nonce, outcome in (("n1", "accepted"), ("n2", "rejected")):
@@ -192,7 +192,7 @@ def test_carry_and_outbox_hear_the_word_together_or_not_at_all(begun: Store) -> 
 # -- a whole device --------------------------------------------------------------------------------------------
 
 
-def test_the_round_after_a_rejected_update_starts_from_the_carry_before_it(
+def test_after_a_rejection_the_carry_before_is_read(
     server: ScriptedServer, start: StartAgent, world: World
 ) -> None:
     agent = start()

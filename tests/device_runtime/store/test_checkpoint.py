@@ -98,7 +98,7 @@ def test_a_checkpoint_that_fails_half_way_leaves_the_older_one(store: Store) -> 
     np.testing.assert_array_equal(dict(kept.tensors)["state.weights.w"], TENSORS["state.weights.w"])
 
 
-def test_a_process_killed_in_the_middle_of_a_checkpoint_leaves_the_older_one(tmp_path: Path) -> None:
+def test_a_process_killed_half_way_leaves_the_older_one(tmp_path: Path) -> None:
     """With more than SQLite's cache holds: half of it is in the file by then."""
     store = open_store(tmp_path)
     store.save_checkpoint("n1", checkpoint(3))
@@ -137,7 +137,7 @@ def test_a_checkpoint_keeps_no_tensor_alive_that_it_has_written(store: Store) ->
     assert alive == [0, 0, 0, 0]
 
 
-def test_the_memory_of_a_checkpoint_is_that_of_a_tensor_and_a_cache_not_of_the_state(tmp_path: Path) -> None:
+def test_memory_of_a_checkpoint_is_that_of_a_tensor(tmp_path: Path) -> None:
     script = (
         "import sys; import numpy as np; from pathlib import Path; from edgefl_device.store.database import *\n"
         "from edgefl_device.memory import *\n"
@@ -158,7 +158,7 @@ def test_the_memory_of_a_checkpoint_is_that_of_a_tensor_and_a_cache_not_of_the_s
     assert int(ended.stdout) < 4 << 20
 
 
-def test_a_checkpoint_replaced_while_it_is_read_is_an_error_and_not_a_mixture(store: Store) -> None:
+def test_a_checkpoint_replaced_while_it_is_read_is_an_error(store: Store) -> None:
     store.save_checkpoint("n1", checkpoint(3))
     kept = store.checkpoint("n1")
     assert kept is not None

@@ -65,7 +65,7 @@ def test_as_many_blobs_leave_as_must_and_no_more(store: Store, size: int, left: 
     assert [store.missing_chunks(ref) == [] for ref in refs] == left
 
 
-def test_blobs_that_are_needed_count_once_among_themselves_and_with_those_there(store: Store) -> None:
+def test_needed_blobs_count_once(store: Store) -> None:
     first, other = put(store, 1, 600), put(store, 2, 400)
 
     store.make_room([first, first])
@@ -106,9 +106,7 @@ def test_a_task_told_of_again_becomes_the_newest_with_the_newer_word(store: Stor
     ]
 
 
-def test_what_came_last_stays_though_the_clock_was_a_day_ahead_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_last_entry_stays_whatever_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(tmp_path, history=2)
     with monkeypatch.context() as ahead:
         ahead.setattr(database.time, "time", lambda: 1e12)
@@ -139,7 +137,7 @@ def test_a_word_on_one_update_leaves_the_others_waiting(store: Store) -> None:
     assert store.outgoing() == Outgoing("run", 3, "n1", b"n1")
 
 
-def test_a_job_opened_again_keeps_its_checkpoint_and_takes_the_place_of_the_one_before(store: Store) -> None:
+def test_a_job_opened_again_keeps_its_checkpoint(store: Store) -> None:
     store.open_job(b"job")
     store.save_checkpoint("n1", checkpoint(3))
 
@@ -172,7 +170,7 @@ def synchronous(db: sqlite3.Connection) -> int:
     return int(db.execute("PRAGMA synchronous").fetchone()[0])
 
 
-def test_a_database_in_its_write_ahead_log_checks_references_and_keeps_little_in_memory(store: Store) -> None:
+def test_the_database_keeps_little_in_memory(store: Store) -> None:
     asked = ("journal_mode", "foreign_keys", "cache_size")
 
     assert [store._db.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == ["wal", 1, -256]
@@ -207,9 +205,7 @@ def test_a_store_opened_without_a_name_belongs_to_who_names_it_first(tmp_path: P
 
 
 @pytest.mark.parametrize("layout", [0, 1, 4, -1])
-def test_a_file_of_another_layout_is_refused_by_its_number_and_left_alone(
-    tmp_path: Path, layout: int
-) -> None:
+def test_a_file_of_another_layout_is_refused(tmp_path: Path, layout: int) -> None:
     open_store(tmp_path).close()
     with sqlite3.connect(tmp_path / "store.sqlite3") as db:
         assert db.execute("PRAGMA user_version").fetchone() == (3,)
@@ -280,9 +276,7 @@ def test_another_run_may_begin_with_the_same_letters() -> None:
     ("waiting", "superseded"),
     [((), [1, 2]), ((3,), [1]), ((2, 3), []), ((2,), [1, 2]), ((1, 2, 3), [])],
 )
-def test_carries_before_the_last_settled_one_are_superseded(
-    waiting: tuple[int, ...], superseded: list[int]
-) -> None:
+def test_carries_before_the_settled_are_superseded(waiting: tuple[int, ...], superseded: list[int]) -> None:
     choice = choose([carry(n, waits=n in waiting) for n in (1, 2, 3)], next_after(3), 0)
 
     assert choice.carry is not None and choice.carry.round == 3

@@ -267,7 +267,7 @@ def test_a_folder_without_write_permission_is_refused(tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
-def test_a_store_damaged_while_in_use_raises_store_error_and_no_traceback_of_sqlite(tmp_path: Path) -> None:
+def test_a_store_damaged_in_use_raises_store_error(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     ref = put(store, bytes(250))
     store.close()
@@ -334,9 +334,7 @@ def test_a_store_of_another_federation_or_device_is_refused(tmp_path: Path) -> N
     Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
 
 
-def test_a_store_that_the_disk_has_no_room_for_asks_for_room(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_store_without_room_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(database, "_SCHEMA", f"PRAGMA max_page_count=1;{database._SCHEMA}")
         with pytest.raises(

@@ -78,9 +78,7 @@ class Pooled(nn.Module):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("act", [torch.relu, torch.tanh, torch.sigmoid], ids=["relu", "tanh", "sigmoid"])
 @pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
-def test_the_factor_of_an_activation_goes_before_the_gradient_of_a_maximum(
-    act: Callable[[Tensor], Tensor], size: int, stride: int
-) -> None:
+def test_activations_go_before_the_maximum(act: Callable[[Tensor], Tensor], size: int, stride: int) -> None:
     torch.manual_seed(0)
     net = Pooled(act, size, stride)
     function = gradients(net, IMAGES)

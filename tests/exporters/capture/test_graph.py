@@ -103,9 +103,7 @@ def by_make_fx(
     "case",
     [slow(case) if case in {"lstm", "attention", "batch norm", "trained codec"} else case for case in CASES],
 )
-def test_what_is_captured_is_what_make_fx_would_have_traced(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_captured_is_what_make_fx_traces(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function = CASES[case]()
     made = [capture(function, table) for table in (core_table(), executorch_table())]
     monkeypatch.setattr(trace, "graph_of", by_make_fx)
@@ -176,7 +174,7 @@ def test_one_value_behind_a_mask_is_chosen_and_not_scattered() -> None:
         assert not any("index_put" in str(node.target) for node in second.graph.nodes)
 
 
-def test_a_result_without_values_is_that_of_the_type_that_numbers_have_now() -> None:
+def test_a_result_without_values_has_the_current_type() -> None:
     whole = torch.ones(3, dtype=torch.int64)
 
     def halves(x: Tensor) -> tuple[Tensor]:

@@ -83,7 +83,7 @@ def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
     assert predicted_peak(half) < predicted_peak(plain) - 0.15 * (before - after)
 
 
-def test_every_store_comes_right_behind_its_value_and_the_forward_pass_goes_on_behind_it() -> None:
+def test_every_store_comes_right_behind_its_value() -> None:
     graph = lowered("resnet8", "float16").module.graph
     assert stores(graph)
     for store in stores(graph):

@@ -218,7 +218,7 @@ def test_an_op_of_the_forward_pass_is_told_with_its_line(fn: Callable, op: str, 
     assert "exporters/edgefl_export/decompositions" in error.message or "by its factors" in error.message
 
 
-def test_an_op_that_only_the_gradient_needs_is_told_with_the_line_of_the_forward_call() -> None:
+def test_an_op_of_the_gradient_is_told_with_the_forward_line() -> None:
     error = refusal(Layer(stretched))
 
     assert error.details["op"] == "aten._upsample_nearest_exact1d_backward.default"
@@ -227,7 +227,7 @@ def test_an_op_that_only_the_gradient_needs_is_told_with_the_line_of_the_forward
     assert "in the gradient of what is called" in error.message
 
 
-def test_an_op_that_a_decomposition_brings_in_is_told_as_the_op_that_was_called() -> None:
+def test_an_op_of_a_decomposition_is_told_as_the_op_called() -> None:
     error = refusal(Layer(bessel))
 
     assert error.details["op"] == "aten.i0.default"
@@ -290,7 +290,7 @@ def test_a_cut_model_is_told_by_the_line_of_its_forward(fn: Callable) -> None:
 
 
 @pytest.mark.slow
-def test_an_op_between_the_submodules_of_a_cut_model_is_told_with_the_model_s_class() -> None:
+def test_an_op_of_a_cut_model_is_told_with_the_models_class() -> None:
     class Between(Blocks):
         def forward(self, x: Tensor) -> Tensor:
             x = torch.linalg.svd(self.first(x).reshape(-1, 2, 2))[1]  # between
@@ -303,7 +303,7 @@ def test_an_op_between_the_submodules_of_a_cut_model_is_told_with_the_model_s_cl
 
 
 @pytest.mark.slow
-def test_an_op_inside_a_layer_of_torch_s_is_told_by_the_line_that_calls_the_layer() -> None:
+def test_an_op_inside_a_layer_is_told_by_the_line_of_the_call() -> None:
     resize = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Upsample(4, mode="nearest-exact"), nn.Flatten())
     error = refusal(cut(Blocks(torch.tanh, resize)))
 

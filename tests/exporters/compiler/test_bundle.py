@@ -81,9 +81,7 @@ def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[Bundle, list[str]]:
     ), said
 
 
-def test_bundle_lists_every_graph_and_survives_its_file(
-    built: tuple[Bundle, list[str]], tmp_path: Path
-) -> None:
+def test_bundle_has_every_graph_and_survives_a_file(built: tuple[Bundle, list[str]], tmp_path: Path) -> None:
     bundle, _ = built
     write_bundle(bundle, tmp_path / "weak.efl")
 
@@ -98,9 +96,7 @@ def test_bundle_lists_every_graph_and_survives_its_file(
     assert {port.role for port in manifest.graph("train").inputs} == {"state", "batch", "hyper"}
 
 
-def test_equal_functions_of_two_tiers_share_their_blobs(
-    suffix: nn.Sequential, built: tuple[Bundle, list[str]]
-) -> None:
+def test_equal_functions_of_tiers_share_blobs(suffix: nn.Sequential, built: tuple[Bundle, list[str]]) -> None:
     weak, _ = built
     other = build(algorithm_of(suffix, (4, 4, 4)), (), tier="other")
 

@@ -97,9 +97,7 @@ def test_what_a_killed_process_left_is_removed_in_time(
     assert not left.exists() and fresh.exists()
 
 
-def test_the_folder_is_the_user_s_own_unless_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_the_users_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("EDGEFL_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

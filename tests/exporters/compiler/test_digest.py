@@ -179,9 +179,7 @@ def packages(tmp_path: Path) -> dict[str, Path]:
         ("edgefl/web/offer.py", False),
     ],
 )
-def test_source_digest_covers_code_that_can_decide_a_bundle(
-    packages: dict[str, Path], file: str, counts: bool
-) -> None:
+def test_source_digest_covers_what_makes_a_bundle(packages: dict[str, Path], file: str, counts: bool) -> None:
     before = source_digest(packages)
     assert before == source_digest(PACKAGES) == source_digest()
 

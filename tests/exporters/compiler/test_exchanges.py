@@ -117,7 +117,7 @@ def build(algorithm: Algorithm) -> Bundle:
 # -- the manifest -----------------------------------------------------------------------------------------------
 
 
-def test_a_manifest_says_how_to_adapt_to_draw_and_for_how_long_a_carry_is_good() -> None:
+def test_a_manifest_says_how_to_adapt_and_to_draw() -> None:
     listed = build(
         replace(ALGORITHM, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2))
     ).manifest
@@ -261,7 +261,7 @@ def trained(carry: tiny.Array, draws: str, *, swept: bool) -> tiny.Array:
 
 
 @pytest.mark.parametrize("kind", by_default(["plain", "swept"], ["swept"]))
-def test_a_device_reads_and_sends_the_servers_memory_and_draws_streams_of_two_sizes(
+def test_a_device_reads_and_sends_the_servers_memory(
     tmp_path: Path, running: list[Device], kind: str, request: pytest.FixtureRequest
 ) -> None:
     bundle: Bundle = request.getfixturevalue(kind)

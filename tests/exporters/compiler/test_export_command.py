@@ -37,7 +37,7 @@ def exported(folder: Path, *options: str, budget: str = "") -> Graph:
     return read_bundle(folder / "strong.efl").manifest.graph("train")
 
 
-def test_the_option_is_written_beside_the_step_and_one_that_is_met_already_changes_no_byte(
+def test_the_option_is_written_beside_the_step(
     tmp_path: Path,
 ) -> None:
     with_it, without = exported(tmp_path, "--memory-budget", "64MiB"), exported(tmp_path)

@@ -133,9 +133,7 @@ def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: st
 
 
 @pytest.mark.parametrize("name", by_default(FORMATS, ["onnx"]))
-def test_a_bundle_of_either_format_is_verified_in_its_own_runtime(
-    bundles: dict[str, Bundle], name: str
-) -> None:
+def test_a_bundle_is_verified_in_its_own_runtime(bundles: dict[str, Bundle], name: str) -> None:
     check = verify_bundle(
         bundles[name], request_of(algorithm_of(NET, (4, 4, 4)), ("head",), data=DATA), seed=5
     )
@@ -145,9 +143,7 @@ def test_a_bundle_of_either_format_is_verified_in_its_own_runtime(
 
 
 @both
-def test_a_bundle_with_the_graphs_of_another_format_is_found_out(
-    bundles: dict[str, Bundle], name: str
-) -> None:
+def test_graphs_of_another_format_are_found_out(bundles: dict[str, Bundle], name: str) -> None:
     other = bundles["onnx" if name == "executorch" else "executorch"]
     graphs = tuple(msgspec.structs.replace(graph, format=name) for graph in other.manifest.graphs)
     wrong = Bundle(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
@@ -158,9 +154,7 @@ def test_a_bundle_with_the_graphs_of_another_format_is_found_out(
 
 
 @pytest.mark.parametrize("port", ["state.0.weight", "metric.loss", "hyper.lr"])
-def test_only_state_that_stays_as_it_is_may_be_written_in_place(
-    bundles: dict[str, Bundle], port: str
-) -> None:
+def test_only_unchanged_state_may_be_written_in_place(bundles: dict[str, Bundle], port: str) -> None:
     manifest = bundles["onnx"].manifest
     read = {each.name for each in manifest.graph("train").inputs_of("state")}
     port = sorted(read)[0] if port.startswith("state") else port

@@ -54,7 +54,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{file}:make"
 
 
-def test_automatic_cuts_lie_between_the_uses_where_little_would_be_left_otherwise(model: str) -> None:
+def test_automatic_cuts_may_lie_between_the_uses(model: str) -> None:
     assert model_spec(model, sample=(1, 8, 8), classes=10).units == UNITS
 
 

@@ -55,9 +55,7 @@ def test_a_variant_computes_what_torch_does_and_travels_as_changes(algorithm: Al
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["another layout", "ops that nobody has"])
-def test_one_that_computes_something_else_is_left_out(
-    algorithm: Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_one_is_left_out(algorithm: Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(model: bytes) -> bytes:
         proto = onnx.load_from_string(blocked(model) or b"")
         for node in proto.graph.node:

@@ -267,7 +267,7 @@ def test_a_damaged_file_is_told(exported: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_bundle_whose_values_wait_in_halves_says_so_and_is_compared_with_such_steps(tmp_path: Path) -> None:
+def test_a_bundle_with_halves_is_compared_with_such_steps(tmp_path: Path) -> None:
     options = ("--tier", "strong", "--activations", "float16", "--out", tmp_path)
     assert edgefl("export", "--model", "fedbat_cnn", *options).exit_code == 0
 

@@ -68,9 +68,7 @@ def also_reading(manifest: Manifest, function: str, port: str) -> Manifest:
         ("adapt", "batch.0.mask", "to personalize"),
     ],
 )
-def test_a_port_that_no_device_feeds_there_is_refused_at_export(
-    listed: Manifest, function: str, port: str, told: str
-) -> None:
+def test_a_port_that_nobody_feeds_is_refused(listed: Manifest, function: str, port: str, told: str) -> None:
     check_wiring(listed)
 
     with pytest.raises(
@@ -154,18 +152,18 @@ def passing(steps: int) -> Algorithm:
     return replace(ALGORITHM, phases=(Phase("all", SWEEP, steps, over_data=True), *ALGORITHM.phases))
 
 
-def test_steps_count_by_their_batch_and_the_frozen_units_once_for_each_row() -> None:
+def test_steps_count_by_their_batch() -> None:
     assert round_work(ALGORITHM, COST, 50) == TRAINING * 100 * 5 * 4 + 7 * 50
     assert round_work(ALGORITHM, COST) == TRAINING * 100 * 20 + 7 * 20
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
-def test_a_pass_over_the_data_counts_every_row_once_in_whole_batches_whatever_steps_say(steps: int) -> None:
+def test_a_pass_counts_every_row_once_in_whole_batches(steps: int) -> None:
     assert round_work(passing(steps), COST, 50) == TRAINING * 100 * (20 + 51) + 7 * 50
     assert round_work(passing(steps), COST) == TRAINING * 100 * (20 + 21) + 7 * 20
 
 
-def test_a_pass_alone_is_one_batch_where_nobody_knows_how_many_rows_there_are() -> None:
+def test_a_pass_without_known_rows_is_one_batch() -> None:
     alone = replace(ALGORITHM, phases=passing(1).phases[:1])
     assert round_work(alone, COST) == TRAINING * 100 * 3
     assert round_work(alone, COST, 7) == TRAINING * 100 * 9 + 7 * 7

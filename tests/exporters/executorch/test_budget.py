@@ -59,7 +59,7 @@ def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
 
 
 @pytest.mark.slow
-def test_a_budget_that_no_plan_keeps_is_refused_with_the_smallest_that_one_does() -> None:
+def test_an_impossible_budget_is_refused_with_the_least() -> None:
     with pytest.raises(ExportError, match=r"does not fit a memory budget") as caught:
         within(Budget(LEAST_BYTES - 1024))
 

@@ -123,9 +123,7 @@ def test_xnnpack_computes_what_torch_does(name: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.sample(17)
 @pytest.mark.parametrize("name", ON_XNNPACK)
-def test_kernels_compute_the_same_where_nothing_is_delegated(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_alone_compute_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "supported", lambda node: False)
     fn, shapes = ON_XNNPACK[name]
     example = function(fn, *shapes)
@@ -164,7 +162,7 @@ def test_an_op_without_a_kernel_is_named_with_its_line() -> None:
         to_executorch(capture(example))
 
 
-def test_a_convolution_of_more_axes_than_its_kernel_takes_is_named_with_its_line() -> None:
+def test_a_convolution_of_too_many_axes_is_named_with_its_line() -> None:
     example = function(
         lambda x, w: F.conv3d(x.double(), w.double()).float(), (1, 2, 4, 4, 4), (3, 2, 2, 2, 2)
     )

@@ -145,9 +145,7 @@ def test_load_and_execute_alone_give_the_bits_of_state_in_place(
     assert {port: array.tobytes() for port, array in expected.items()} == found
 
 
-def test_a_program_that_waits_for_the_callers_memory_ends_the_process(
-    load_and_execute: Path, tmp_path: Path
-) -> None:
+def test_a_program_without_memory_ends_the_process(load_and_execute: Path, tmp_path: Path) -> None:
     function = momentum()
     exported = made("executorch", function)
 
@@ -169,7 +167,7 @@ def test_the_devices_engine_runs_both_with_the_same_bits(name: str, engine: Engi
     assert all(found[port].tobytes() == expected[port].tobytes() for port in expected)
 
 
-def test_state_is_copied_over_the_old_one_though_it_could_not_be_written_there(engine: Engine) -> None:
+def test_state_is_copied_over_the_old_one(engine: Engine) -> None:
     function = swap()
     planned = made("executorch", function, "planned")
     state = engine.write_state(given(planned, function))
@@ -216,7 +214,7 @@ def bundle() -> edgefl.Bundle:
     )
 
 
-def test_every_graph_of_a_bundle_has_planned_outputs_and_its_manifest_a_version_of_its_own(
+def test_graphs_with_planned_outputs_have_a_version_of_their_own(
     bundle: edgefl.Bundle,
 ) -> None:
     manifest = bundle.manifest

@@ -144,7 +144,7 @@ LATE_READERS = {
 
 
 @pytest.mark.parametrize("name", LATE_READERS)
-def test_state_that_is_clamped_is_not_written_before_others_have_read_the_old(name: str) -> None:
+def test_clamped_state_is_not_written_before_it_is_read(name: str) -> None:
     """XNNPACK runs a clamp as a part of what comes before it, and writes the state as early as that runs."""
 
     def step(t: Tensors) -> Tensors:
@@ -215,7 +215,7 @@ def test_a_call_that_only_orders_costs_nothing() -> None:
     assert verify(function, to_executorch(capture(function)).model, 1).worst == 0
 
 
-def test_an_output_that_is_an_input_or_another_output_has_memory_of_its_own() -> None:
+def test_an_output_that_is_an_input_has_memory_of_its_own() -> None:
     def fn(t: Tensors) -> Tensors:
         y = t["batch.0.x"] * 2
         return {"metric.x": t["batch.0.x"], "metric.y": y, "metric.z": y, "metric.flat": y.reshape(6)}

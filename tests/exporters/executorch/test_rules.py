@@ -55,9 +55,7 @@ def _convolutions(draw: st.DrawFn) -> dict[str, object]:
 
 
 @given(_convolutions(), st.integers(0, 2**16), st.sampled_from([1, 200, 2**20]))
-def test_a_convolution_and_its_gradients_are_those_of_torch(
-    case: dict[str, object], seed: int, most: int
-) -> None:
+def test_a_convolution_and_its_gradients_are_torchs(case: dict[str, object], seed: int, most: int) -> None:
     """``most``: numbers at a time; with few of them the batch is taken in parts."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(case[name], generator=generator) for name in ("x", "w"))
@@ -75,9 +73,7 @@ def test_a_convolution_and_its_gradients_are_those_of_torch(
 
 
 @given(_convolutions(), st.integers(0, 2**16))
-def test_a_transposed_convolution_and_its_gradients_are_those_of_torch(
-    case: dict[str, object], seed: int
-) -> None:
+def test_a_transposed_convolution_is_torchs(case: dict[str, object], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(case["w"], generator=generator)
     x = torch.randn((2, w.shape[0], *case["x"][2:]), generator=generator)
@@ -98,9 +94,7 @@ def test_a_transposed_convolution_and_its_gradients_are_those_of_torch(
 @pytest.mark.parametrize("kernel", [2, 3])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_a_maximum_s_gradient_goes_to_the_first_of_equal_entries(
-    kernel: int, stride: int, dilation: int
-) -> None:
+def test_a_maximums_gradient_goes_to_the_first_of_equals(kernel: int, stride: int, dilation: int) -> None:
     x = torch.randint(0, 4, (2, 3, 9, 10), generator=torch.Generator().manual_seed(0)).float()
     moves = [kernel] * 2, [stride] * 2, [0, 0], [dilation] * 2
     expected, places = _aten.max_pool2d_with_indices(x, *moves)
@@ -199,9 +193,7 @@ ENTRIES = torch.cat(
         (activation.gelu_backward, _aten.gelu_backward, ()),
     ],
 )
-def test_gradients_of_activations_are_those_of_torch_also_at_their_kinks(
-    rule: object, op: object, arguments: tuple[object, ...]
-) -> None:
+def test_gradients_of_activations_are_torchs(rule: object, op: object, arguments: tuple[object, ...]) -> None:
     grad = torch.linspace(-1, 1, len(ENTRIES))
 
     found, expected = rule(grad, ENTRIES, *arguments), op(grad, ENTRIES, *arguments)  # type: ignore[operator]

@@ -28,16 +28,14 @@ def _traced(sizes: list[int], peaks: list[int], memory: int) -> dict[int, int]:
 
 @pytest.mark.parametrize("memory", [10, 20, 100, 205, 330, 399, 1000])
 @pytest.mark.parametrize("sizes", [PEAKS, [10] * 10, [10 - at for at in range(10)], list(range(10))])
-def test_few_are_traced_and_each_is_on_its_side_of_the_memory_whatever_the_sizes_tell(
-    sizes: list[int], memory: int
-) -> None:
+def test_few_are_traced_on_either_side_of_the_memory(sizes: list[int], memory: int) -> None:
     known = _traced(sizes, PEAKS, memory)
 
     assert [guess <= memory for guess in guessed(sizes, known)] == [peak <= memory for peak in PEAKS]
     assert {0, 9} <= known.keys() and len(known) < 10
 
 
-def test_where_more_fits_the_smaller_the_share_the_search_goes_the_other_way() -> None:
+def test_the_search_goes_the_other_way_where_more_fits() -> None:
     peaks = [20, 50, 50, 50]
 
     known = _traced([1, 1, 1, 1], peaks, 30)

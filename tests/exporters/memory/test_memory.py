@@ -88,9 +88,7 @@ def test_what_nobody_reads_lives_while_its_node_runs() -> None:
         (aten.squeeze.dim, (0,)),
     ],
 )
-def test_a_view_costs_nothing_and_keeps_what_it_shows(
-    target: Callable[..., object], rest: tuple[object, ...]
-) -> None:
+def test_a_view_keeps_what_it_shows(target: Callable[..., object], rest: tuple[object, ...]) -> None:
     b = Builder()
     x = b.input(10)
     made = b.call(aten.cumsum.default, x, 0)
@@ -186,7 +184,7 @@ def rewritten_by(fn: Callable[[Tensors], Tensors]) -> tuple[str, ...]:
     return rewritable(capture(Function("f", fn, {"state.m": square, "state.w": square, "batch.0.x": square})))
 
 
-def test_state_whose_old_value_leads_only_to_the_new_one_may_be_written_over() -> None:
+def test_state_read_by_its_new_value_only_is_written_over() -> None:
     def momentum(t: Tensors) -> Tensors:
         m = t["state.m"] * 0.9 + t["batch.0.x"]
         return {"state.m": m, "state.w": t["state.w"] - m}
@@ -211,7 +209,7 @@ def test_state_that_is_not_made_element_by_element_keeps_its_memory() -> None:
     assert rewritten_by(mixed) == ()
 
 
-def test_weights_that_decay_are_written_over_though_the_momentum_is_given_out() -> None:
+def test_weights_that_decay_are_written_over() -> None:
     """The momentum is made of the old weights and leads to the new ones; to give it out reads nothing again."""
 
     def step(t: Tensors) -> Tensors:
@@ -221,7 +219,7 @@ def test_weights_that_decay_are_written_over_though_the_momentum_is_given_out() 
     assert rewritten_by(step) == ("state.m", "state.w")
 
 
-def test_weights_of_a_product_are_written_over_where_their_gradient_needs_the_product() -> None:
+def test_weights_of_a_product_are_written_over() -> None:
     """The loss is made of the product, which has memory of its own, and may be computed after the update."""
 
     def step(t: Tensors) -> Tensors:

@@ -137,7 +137,7 @@ DEPTHWISE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("case", DEPTHWISE)
-def test_weight_gradients_of_depthwise_convolutions_are_convolutions_there(case: str) -> None:
+def test_weight_gradients_of_depthwise_convolutions_stay_so(case: str) -> None:
     channels, side = 32, 18
     layer = nn.Conv2d(channels, channels, groups=channels, bias=False, **DEPTHWISE[case])
     function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (channels, side, side))

@@ -277,9 +277,7 @@ class Read(nn.Module):
 @pytest.mark.parametrize(
     ("module", "shape", "norms"), [(Residual, (3, 20, 20), (4, 0)), (Read, (3, 8, 8), (2, 2))]
 )
-def test_a_step_is_the_same_step(
-    module: type[nn.Module], shape: tuple[int, ...], norms: tuple[int, int]
-) -> None:
+def test_a_step_is_unchanged(module: type[nn.Module], shape: tuple[int, ...], norms: tuple[int, int]) -> None:
     """``norms``: before and after; one whose result no convolution reads stays outside."""
     function = step_of(module(), shape)
     own = to_onnx(OnnxTarget().capture(function))

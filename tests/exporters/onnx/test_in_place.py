@@ -68,7 +68,7 @@ def test_state_that_one_kernel_would_read_and_write_keeps_its_memory(name: str) 
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_that_is_made_of_the_weights_is_right_though_they_are_rewritten(name: str) -> None:
+def test_a_loss_of_rewritten_weights_is_right(name: str) -> None:
     def step(tensors: Tensors) -> Tensors:
         weights = tensors[W].detach().requires_grad_()
         loss = LOSSES[name](weights, tensors[X], tensors[B])

@@ -226,9 +226,7 @@ def test_op_outside_the_core_set_is_decomposed_by_torch() -> None:
 @pytest.mark.parametrize(
     ("shape", "options"), [((3, 2, 512), {"dim": -1}), ((5, 1000), {"dim": 1, "keepdim": True})]
 )
-def test_the_place_of_the_largest_of_many_is_the_first(
-    shape: tuple[int, ...], options: dict[str, int]
-) -> None:
+def test_the_largest_of_many_is_the_first(shape: tuple[int, ...], options: dict[str, int]) -> None:
     """Found in two steps, among numbers of which many are the largest."""
     function = pointwise(lambda t: {"metric.place": t["batch.x"].round().argmax(**options)}, batch__x=shape)  # type: ignore[arg-type]
     model, example = to_onnx(capture(function)), function.example(3)

@@ -73,9 +73,7 @@ def test_it_is_the_same_sum(ahead: list[int], data: st.DataObject) -> None:
         ((256, 1 << 14), [0], {"MatMul", "Expand", "Reshape"}),  # which few rows may
     ],
 )
-def test_only_leading_axes_of_some_numbers_are(
-    shape: tuple[int, ...], axes: list[int], ops: set[str]
-) -> None:
+def test_only_some_leading_axes_are(shape: tuple[int, ...], axes: list[int], ops: set[str]) -> None:
     made = rewritten(model(shape, axes, 0)).graph.node
 
     assert {node.op_type for node in made} - {"Constant"} == ops

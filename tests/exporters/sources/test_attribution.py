@@ -65,14 +65,14 @@ def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
     return sum(node.macs for node in nodes.values() if (node.phase, node.module) == (phase, module))
 
 
-def test_products_of_the_forward_pass_belong_to_the_layer_whose_weight_they_read(
+def test_forward_products_belong_to_the_layer_of_their_weight(
     nodes: dict[str, Node],
 ) -> None:
     assert macs(nodes, "forward", "0") == BATCH * WIDTH * HIDDEN
     assert macs(nodes, "forward", "2") == BATCH * HIDDEN * CLASSES
 
 
-def test_the_last_layer_multiplies_twice_in_the_backward_pass_and_the_first_once(
+def test_the_last_layer_multiplies_twice_backwards(
     nodes: dict[str, Node],
 ) -> None:
     assert macs(nodes, "backward", "2") == 2 * BATCH * HIDDEN * CLASSES
@@ -86,7 +86,7 @@ def test_the_update_is_the_step_from_gradients_to_weights(nodes: dict[str, Node]
         assert sorted(op for op, owner in update if owner == module) == ["mul", "mul", "sub", "sub"]
 
 
-def test_every_phase_has_nodes_and_every_node_moves_bytes_or_is_a_constant(nodes: dict[str, Node]) -> None:
+def test_every_phase_has_nodes_and_every_node_moves_bytes(nodes: dict[str, Node]) -> None:
     assert {node.phase for node in nodes.values()} == set(sources.PHASES)
     assert sum(node.nbytes for node in nodes.values()) > 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)
 
@@ -104,7 +104,7 @@ def test_a_graph_without_a_loss_is_forward() -> None:
     assert (found["a"].phase, found["a"].module) == ("forward", "head")
 
 
-def test_moving_statistics_are_part_of_the_update_though_no_gradient_flows_there() -> None:
+def test_moving_statistics_are_part_of_the_update() -> None:
     ops = (
         OpNode("mean", "ReduceMean", ("batch.0.x",), ("m",)),
         OpNode("loss", "Mul", ("m", "state.weights.bn.weight"), ("l",), elementwise=True),
@@ -161,7 +161,7 @@ def test_what_is_kept_beside_a_weight_belongs_to_its_layer(format: str, kept: st
     assert len(products) >= 2
 
 
-def test_a_memory_that_is_sent_belongs_to_its_layer_also_where_no_weight_is_read() -> None:
+def test_a_memory_that_is_sent_belongs_to_its_layer() -> None:
     ops = (OpNode("a", "Div", ("state.full.layer1.conv.weight", "state.seen"), ("out",)),)
 
     found = Nodes(ops, {"update.c/layer1.conv.weight": "out"}).attributed()

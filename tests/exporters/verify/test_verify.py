@@ -202,7 +202,7 @@ def test_an_example_far_off_is_never_set_aside(error: float) -> None:
         compare(scaled(2.0), off(error), 5)
 
 
-def test_a_formula_wrong_by_a_percent_is_caught_beside_an_output_that_rounding_decides() -> None:
+def test_a_percent_is_caught_beside_a_rounded_output() -> None:
     def run(arrays: Mapping[str, Array]) -> list[Array]:
         gate, doubled = other_side(arrays)
         return [gate, doubled * np.float32(1.01)]
@@ -242,7 +242,7 @@ def test_a_graph_closer_to_float64_than_torch_is_right() -> None:
     assert report.worst <= 1e-7 and not report.rounding and not report.set_aside
 
 
-def test_a_function_that_insists_on_float32_is_measured_by_its_own_rounding() -> None:
+def test_a_float32_function_is_measured_by_its_own_rounding() -> None:
     def insisting(t: Tensors) -> Tensors:
         if t["state.w"].dtype != torch.float32:
             raise TypeError("float32, please")

@@ -53,7 +53,7 @@ def test_labels_and_tokens_have_no_wide_example() -> None:
     assert function(lambda x: x, TensorSpec((8,), torch.int64, below=5)).wide_example(0) is None
 
 
-def test_a_wide_example_has_rows_of_several_magnitudes_and_negative_numbers() -> None:
+def test_a_wide_example_has_rows_of_several_magnitudes() -> None:
     floats = function(lambda x: x, FLOATS).wide_example(0)
     whole = function(lambda x: x, WHOLE).wide_example(0)
 

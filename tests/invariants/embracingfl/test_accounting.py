@@ -94,9 +94,7 @@ built = cache(build_model)
         ("bilstm", BILSTM_UNITS, (3_611_137, 1_310_720)),
     ],
 )
-def test_i8_parameters_and_activations_of_every_unit(
-    name: str, rows: list[tuple[str, int, int]], total: tuple[int, int]
-) -> None:
+def test_i8_costs_of_every_unit(name: str, rows: list[tuple[str, int, int]], total: tuple[int, int]) -> None:
     assert list(accounting.per_unit(built(name))) == rows
     assert (sum(row[1] for row in rows), sum(row[2] for row in rows)) == total
 
@@ -139,9 +137,7 @@ def _capacities(name: str) -> dict[str, float]:
     ("channels", "size", "p", "a", "expected"),
     mostly_slow(REDUCED, [REDUCED[1], REDUCED[2]]),
 )
-def test_i8_resnet8_of_the_reduced_configuration(
-    channels: int, size: int, p: int, a: int, expected: tuple[float, ...]
-) -> None:
+def test_i8_reduced_resnet8(channels: int, size: int, p: int, a: int, expected: tuple[float, ...]) -> None:
     spec = resnet8(in_channels=channels, size=size)
     submodels = [tiers("resnet8")[tier].of(spec) for tier in ("moderate", "weak")]
     found = [

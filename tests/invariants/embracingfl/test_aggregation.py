@@ -134,7 +134,7 @@ def test_i14_static_batch_norm_leaves_no_moving_statistics_on_the_server() -> No
     assert set(aggregate(spec, uploads_of(spec, "strong", "weak"))) == set(old)
 
 
-def test_i14_global_moving_statistics_are_averaged_over_the_clients_that_trained_the_unit() -> None:
+def test_i14_global_statistics_are_averaged_over_their_trainers() -> None:
     spec = model("global")
     uploads = uploads_of(spec, "strong", "moderate", "weak")
     new = aggregate(spec, uploads)

@@ -29,7 +29,7 @@ def test_i14_both_modes_have_the_same_trainable_parameters() -> None:
     assert all(torch.equal(modes[0].weights[name], modes[1].weights[name]) for name in modes[1].weights)
 
 
-def test_i14_global_statistics_are_the_mean_over_the_clients_that_trained_the_unit() -> None:
+def test_i14_global_statistics_are_the_mean_of_their_trainers() -> None:
     spec, cuts = tiny("resnet8"), (0, 2, 3)
     updates, uploads = [], []
     for client, cut in enumerate(cuts):

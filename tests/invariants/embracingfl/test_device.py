@@ -39,9 +39,7 @@ def tier_of(model: str, cut: int, chunks: int, steps: int = 1) -> Exported:
     ("model", "chunks"),
     mostly_slow([("mlp", 2), ("resnet8", 1), ("resnet8", 2), ("resnet8", 3)], [("mlp", 2)]),
 )
-def test_i1_the_record_on_disk_is_the_one_shot_forward_whatever_the_chunking(
-    tmp_path: Path, model: str, chunks: int
-) -> None:
+def test_i1_the_record_on_disk_is_the_one_shot_forward(tmp_path: Path, model: str, chunks: int) -> None:
     tier = tier_of(model, 3, chunks)
     manifest, data = tier.bundle.manifest, local_data(tier.spec, 21, 5)
     job, blobs = published(tier.bundle, tier.contents, seed=1)
@@ -69,9 +67,7 @@ def test_i20_a_record_of_the_last_round_is_refused_in_the_next(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model", "cut"), mostly_slow([("mlp", 3), ("resnet8", 0), ("resnet8", 2), ("resnet8", 3)], [("mlp", 3)])
 )
-def test_i11_every_tier_downloads_the_whole_model_and_uploads_what_it_trains(
-    tmp_path: Path, model: str, cut: int
-) -> None:
+def test_i11_every_tier_downloads_all_and_uploads_its_suffix(tmp_path: Path, model: str, cut: int) -> None:
     tier = tier_of(model, cut, min(cut, 2))
 
     result, residency = on_device(tier, local_data(tier.spec, 9, 5), 11, tmp_path)

@@ -33,7 +33,7 @@ def test_i1_every_cut_and_chunking_leaves_the_same_record(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet8", "cnn", "mlp", "bilstm"])
-def test_i1_one_shot_prefix_forward_in_inference_mode_gives_the_same_record(name: str) -> None:
+def test_i1_a_one_shot_inference_forward_gives_the_same_record(name: str) -> None:
     spec = tiny(name)
     x, _ = samples(spec, 11)
     for cut in range(1, len(spec.units)):
@@ -44,9 +44,7 @@ def test_i1_one_shot_prefix_forward_in_inference_mode_gives_the_same_record(name
 
 @pytest.mark.slow
 @given(cut=st.integers(1, 9), rows=st.integers(2, 9), batch=st.integers(1, 12), data=st.data())
-def test_i1_forward_batch_size_does_not_matter_on_resnet20(
-    cut: int, rows: int, batch: int, data: st.DataObject
-) -> None:
+def test_i1_forward_batch_size_does_not_matter(cut: int, rows: int, batch: int, data: st.DataObject) -> None:
     spec = tiny("resnet20")
     x, _ = samples(spec, rows)
     chunks = data.draw(st.integers(1, cut))
@@ -92,7 +90,7 @@ def test_i2_evaluation_of_the_record_equals_evaluation_of_the_raw_rows(name: str
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_i12_each_prefix_unit_sees_each_row_once_whatever_the_number_of_steps(steps: int) -> None:
+def test_i12_each_prefix_unit_sees_each_row_once(steps: int) -> None:
     spec = tiny("resnet20")
     # A queue, because what a hook keeps in containers and arrays is restored after each run.
     seen: SimpleQueue[tuple[int, int]] = SimpleQueue()

@@ -25,9 +25,7 @@ def labels() -> Array:
     seed=st.integers(0, 2**32 - 1),
     counts=st.lists(st.integers(20, 60), min_size=1, max_size=6),
 )
-def test_i17_every_sample_is_used_exactly_once(
-    clients: int, alpha: float, seed: int, counts: list[int]
-) -> None:
+def test_i17_every_sample_is_used_once(clients: int, alpha: float, seed: int, counts: list[int]) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)), counts))
     try:
         parts = dirichlet(labels, clients, alpha=alpha, seed=seed, redraws=50)

@@ -34,9 +34,7 @@ def test_i15_identical_inputs_give_one(channels: int, columns: int, seed: int) -
     scale=st.floats(1e-3, 1e3),
     seed=st.integers(0, 10_000),
 )
-def test_i15_invariant_to_rotation_of_channels_and_to_a_positive_scale(
-    channels: int, scale: float, seed: int
-) -> None:
+def test_i15_invariant_to_rotation_and_positive_scale(channels: int, scale: float, seed: int) -> None:
     # Directions of clearly different strength: which are the strongest does not hang on rounding.
     strength = 2.0 ** -torch.arange(channels).double()
     a = strength[:, None] * noise(channels, 40, seed).double()
@@ -63,7 +61,7 @@ def test_i15_independent_noise_comes_near_zero_as_samples_grow() -> None:
     assert found[0] > 0.2 and found[-1] < 0.02
 
 
-def test_i15_is_the_mean_of_the_canonical_correlations_of_the_strongest_directions() -> None:
+def test_i15_is_the_mean_of_the_canonical_correlations() -> None:
     # Two orthonormal centred directions per side, one shared and one at 60 degrees; a third is weak and left out.
     basis = torch.linalg.qr(noise(6, 6, 3).double() - noise(6, 6, 3).double().mean(dim=0)).Q
     basis = torch.linalg.qr(torch.cat((torch.ones(6, 1).double(), basis), dim=1)).Q[:, 1:5].T
@@ -74,7 +72,7 @@ def test_i15_is_the_mean_of_the_canonical_correlations_of_the_strongest_directio
     assert svcca(a, b, keep=3) == pytest.approx(2.5 / 3, abs=1e-9)
 
 
-def test_i16_first_half_sync_makes_the_synchronised_layers_equal_and_no_others() -> None:
+def test_i16_first_half_sync_equals_synchronised_layers_only() -> None:
     spec = tiny("resnet8")
     held_out = [samples(spec, 16, seed)[0] for seed in (7, 8)]
     models = [_apart(dict(spec.weights), seed) for seed in range(3)]

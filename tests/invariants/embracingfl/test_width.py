@@ -26,9 +26,7 @@ from tests.support.regions import assert_inside
 @pytest.mark.parametrize(
     ("ratio", "kept", "parameters"), [(0.45, (7, 14, 28), 52_874), (0.20, (3, 6, 12), 10_006)]
 )
-def test_i13_channels_kept_by_the_paper_s_tiers(
-    ratio: float, kept: tuple[int, int, int], parameters: int
-) -> None:
+def test_i13_channels_of_the_papers_tiers(ratio: float, kept: tuple[int, int, int], parameters: int) -> None:
     part = Width(resnet20(), ratio, "floor")
     regions, local = part.regions(), part.suffix.state_dict()
     last_of_stage = ("block3", "block6", "block9")
@@ -83,7 +81,7 @@ def test_i13_ratio_one_equals_fedavg_bit_for_bit() -> None:
     assert all(torch.equal(averages[0][name], averages[1][name]) for name in spec.weights)
 
 
-def test_i13_uncovered_entries_keep_their_value_and_covered_ones_are_averaged() -> None:
+def test_i13_covered_entries_alone_are_averaged() -> None:
     spec = tiny("resnet8")
     parts = [Width(spec, 0.5), Width(spec, 0.75)]
     uploads = []

@@ -46,7 +46,7 @@ def test_20_the_mean_of_scaffolds_c_i_is_c_at_all_times(eta_g: float, fraction: 
     )
 
 
-def test_20_the_mean_is_lost_where_a_part_of_the_devices_moves_c_as_all_would() -> None:
+def test_20_the_mean_is_lost_where_a_part_moves_c_as_all_would() -> None:
     users = Users()
     right = algorithms.build("scaffold", users.objective, **TRAINING)
 

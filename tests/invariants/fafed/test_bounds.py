@@ -27,7 +27,7 @@ def mean_gradient(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.9])
-def test_14_the_gradient_is_bounded_by_the_step_and_the_error_of_the_estimate(alpha: float) -> None:
+def test_14_the_gradient_is_bounded_by_step_and_error(alpha: float) -> None:
     found = trace(alpha)
     for t in range(1, len(found.steps)):
         A = found.steps[t - 1][0].A if t % Q else found.mean(t, lambda each: each.v).sqrt() + RHO

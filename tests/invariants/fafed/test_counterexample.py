@@ -104,16 +104,14 @@ def test_01_the_closed_form_has_the_sweep_of_the_spec() -> None:
 
 
 @pytest.mark.parametrize(("beta", "eta"), [min(SWEEP), max(SWEEP)])
-def test_01_the_naive_method_keeps_to_the_closed_form_for_other_step_sizes_and_decays(
-    beta: float, eta: float
-) -> None:
+def test_01_the_naive_method_keeps_to_the_closed_form(beta: float, eta: float) -> None:
     found = walked(naive_together(), 50, lr=eta, beta=beta)
     assert found[50] - 10 == pytest.approx(drift(beta, eta, 50), abs=1e-11)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("beta", "eta"), SWEEP)
-def test_01_the_naive_method_makes_the_sweep_for_every_step_size_and_decay(beta: float, eta: float) -> None:
+def test_01_the_naive_method_makes_the_sweep_for_every_setting(beta: float, eta: float) -> None:
     found = walked(naive_together(), 2000, lr=eta, beta=beta)
     assert found[2000] - 10 == pytest.approx(SWEEP[beta, eta], abs=6e-6)
     assert found[2000] - 10 == pytest.approx(drift(beta, eta, 2000), abs=1e-8)
@@ -175,9 +173,7 @@ def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
 
 
 @pytest.mark.parametrize(("eta", "alpha"), mostly_slow(LIMITS, [max(LIMITS)]))
-def test_23_the_bias_of_a_constant_step_shrinks_with_it_to_the_spec_s_limits(
-    eta: float, alpha: float
-) -> None:
+def test_23_the_bias_of_a_constant_step_shrinks_with_it(eta: float, alpha: float) -> None:
     """The whole run in plain numbers, and the algorithm itself on stretches from its beginning to its end."""
     states: dict[int, FederationState] = dict.fromkeys((0, 5_000, 39_980))  # type: ignore[arg-type]
     bars = list(scalar(40_000, states, eta=eta, rho=0.01, alpha=alpha))

@@ -72,7 +72,7 @@ def mean_moves_by_the_mean(found: Trace, schedule: str = "constant") -> bool:
     )
 
 
-def test_02_after_a_synchronisation_all_clients_have_the_same_bits_of_x_m_v_and_the_preconditioner() -> None:
+def test_02_after_a_synchronisation_all_clients_are_equal() -> None:
     found = trace()
     assert is_consensus(found)
     assert not equal(found.x(2)) and not equal(found.x(Q))
@@ -82,7 +82,7 @@ def test_02_fails_for_clients_that_go_on_from_their_own_v() -> None:
     assert not is_consensus(apart())
 
 
-def test_03_the_preconditioner_is_constant_between_synchronisations_and_the_same_for_all() -> None:
+def test_03_the_preconditioner_is_constant_and_shared() -> None:
     found = trace()
     assert shares_its_scale(found)
     assert not torch.equal(found.steps[0][0].A, found.steps[Q][0].A)
@@ -135,7 +135,7 @@ def test_05_the_mean_of_v_follows_the_mean_of_squared_gradients() -> None:
         before = _v(found, t)
 
 
-def test_05_the_first_v_is_the_mean_of_squares_and_not_the_square_of_the_mean() -> None:
+def test_05_the_first_v_is_the_mean_of_squares() -> None:
     opening = trace().rounds[0]
     grads = torch.stack([PROBLEM.gradient(i, START[X]) for i in range(4)])
     assert close(opening.server_state[f"v/{X}"], (grads**2).mean(0), 1e-12)

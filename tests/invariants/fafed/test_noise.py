@@ -166,7 +166,7 @@ def test_13_fails_for_a_dropout_mask_for_each_gradient(make: Callable[..., Algor
     assert max(float(tensor.abs().max()) for tensor in apart.values()) > 1e-3
 
 
-def test_13_a_recurrent_model_begins_both_evaluations_with_the_same_hidden_state() -> None:
+def test_13_a_recurrent_model_begins_both_evaluations_alike() -> None:
     spec = tiny("lstm_lm")
     assert all(
         not tensor.any() for tensor in difference(Objective.of(OutputSide(spec, 0, 1)), fafed).values()

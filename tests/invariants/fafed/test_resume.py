@@ -66,7 +66,7 @@ def test_19_stem_and_the_naive_method_resume_as_well() -> None:
         assert not same(every[3:], run(algorithm, 5, replace(stands(every[2]), carries={})))
 
 
-def test_19_the_carry_is_said_to_be_needed_and_good_for_the_next_exchange_only() -> None:
+def test_19_the_carry_is_needed_and_good_for_one_exchange() -> None:
     for algorithm in (fafed(PROBLEM.objective, **OPTIONS), stem(PROBLEM.objective, **OPTIONS)):
         assert algorithm.carry_rule.needed and algorithm.carry_rule.exchanges == 1
         assert algorithm.whole and algorithm.opening[0].whole

@@ -30,7 +30,7 @@ def test_16_no_step_is_longer_than_the_theorem_allows(theory: Theory) -> None:
     assert all(theory.eta(t) <= most * (1 + 1e-12) for t in (0, 1, 10, 10**3, 10**6, 10**12))
 
 
-def test_16_steps_are_constant_until_the_end_of_the_first_phase_and_shrink_after_it() -> None:
+def test_16_steps_are_constant_in_the_first_phase_and_then_shrink() -> None:
     last = 1728 - 2  # t < 1728 q^3 N^2 - 3/2
     assert SMALL.eta(0) == SMALL.eta(last) == pytest.approx(0.5 / 36, rel=1e-12)
     assert SMALL.eta(last + 1) < SMALL.eta(last)
@@ -69,7 +69,7 @@ def test_16_numbers_of_the_counter_example() -> None:
     assert theory.alpha(1) == pytest.approx(0.00555607, abs=5e-9)
 
 
-def test_16_the_server_announces_eta_and_alpha_of_the_iterations_of_an_exchange() -> None:
+def test_16_the_server_announces_eta_and_alpha_of_an_exchange() -> None:
     made = fafed(GOLDEN.objective, batch=4, steps=3, rho=0.5, schedule="theory", smoothness=3.0, devices=1)
     theory = Theory(smoothness=3.0, devices=1, steps=3, batch=4, rho=0.5)
     assert made.opening[0].hyper["eta"] == theory.eta(0)
@@ -118,7 +118,7 @@ def agrees(
     )
 
 
-def test_16_every_iteration_of_an_exchange_has_its_own_eta_and_alpha_in_stem() -> None:
+def test_16_stem_has_eta_and_alpha_of_every_iteration() -> None:
     made = stem(UNLIKE.objective, batch=1, steps=3, lr=0.5, schedule="original", w=8.0, sigma=2.0, c=3.0)
 
     def eta(t: int) -> float:
@@ -131,7 +131,7 @@ def test_16_every_iteration_of_an_exchange_has_its_own_eta_and_alpha_in_stem() -
     assert not agrees(made, eta, lambda t: alpha(1 + 3 * ((t - 1) // 3)), None), "alpha.1 for all"
 
 
-def test_16_every_iteration_of_an_exchange_has_its_own_eta_and_alpha_in_fafed_past_its_flat_phase() -> None:
+def test_16_fafed_has_eta_and_alpha_of_every_iteration() -> None:
     rho, h, n = 0.5, 0.05, 4
     made = fafed(
         UNLIKE.objective, batch=1, steps=3, rho=rho, schedule="theory", smoothness=1.0, devices=n, h=h

@@ -52,7 +52,7 @@ def test_21_medium_of_any_labels_has_every_class_at_every_client(pairs: int, see
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_21_medium_raises_small_shares_so_that_no_client_has_a_class_by_a_single_sample(seed: int) -> None:
+def test_21_medium_leaves_no_client_a_single_sample_of_a_class(seed: int) -> None:
     """Half of Dirichlet(0.05) is below 0.01; unraised, those entries would end at the one sample that all begin with."""
     labels = np.repeat(np.arange(10), 1000)
     assert histograms(labels, dirichlet_equal(labels, 10, alpha=0.05, seed=seed), 10).min() >= 2
@@ -69,7 +69,7 @@ def test_21_high_of_any_labels_has_complementary_halves_at_each_pair(pairs: int,
     assert np.all(held[::2].sum(axis=1) == 5) and np.array_equal(held[::2], ~held[1::2])
 
 
-def test_21_high_divides_each_class_in_equal_parts_where_classes_are_equal() -> None:
+def test_21_high_divides_equal_classes_in_equal_parts() -> None:
     labels = np.repeat(np.arange(10), 600)
     table = histograms(labels, paired(labels, 20, seed=4), 10)
     assert set(table[table > 0]) == {60}

@@ -36,7 +36,7 @@ def points(found: Trace) -> list[Tensor]:
 # -- alpha = 1 -------------------------------------------------------------------------------------------------
 
 
-def test_07_with_alpha_one_the_estimate_is_the_gradient_whatever_the_previous_point() -> None:
+def test_07_with_alpha_one_the_estimate_is_the_gradient() -> None:
     made = fafed(PROBLEM.objective, **{**COMMON, "alpha": 1.0})
 
     def elsewhere(given: Tensors) -> Tensors:
@@ -58,7 +58,7 @@ def test_07_with_another_alpha_the_previous_point_matters() -> None:
     assert not close(points(run(made))[1], points(run(with_start(made, elsewhere)))[1], 1e-4)
 
 
-def test_07_stem_with_alpha_one_is_federated_averaging_from_its_first_point() -> None:
+def test_07_stem_with_alpha_one_is_federated_averaging() -> None:
     """Aligned as the algorithm is: rounds begin at x_1, x_{q+1}, ... (fafed.md 8.4)."""
     local = run(stem(PROBLEM.objective, **{**COMMON, "alpha": 1.0}))
     fedavg = sgd(PROBLEM.objective, batch=1, steps=3, lr=0.05, momentum=0.0, weight_decay=0.0)
@@ -90,14 +90,14 @@ def centralised(problem: Bowls, iterations: int, refresh: int) -> list[Tensor]:
     return found
 
 
-def test_08_one_local_step_is_the_centralised_method_on_the_averaged_gradients() -> None:
+def test_08_one_local_step_is_the_centralised_method() -> None:
     found = points(run(fafed(PROBLEM.objective, **{**COMMON, "steps": 1}), rounds=13))
     expected = centralised(PROBLEM, 12, refresh=1)
     assert all(close(a, b, 1e-12) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("q", [1, 2, 4])
-def test_08_one_client_is_the_centralised_method_with_a_new_preconditioner_every_q_iterations(q: int) -> None:
+def test_08_one_client_is_the_centralised_method(q: int) -> None:
     alone = Bowls(PROBLEM.a[:1], PROBLEM.c[:1])
     found = points(run(fafed(alone.objective, **{**COMMON, "steps": q}), alone, rounds=12 // q + 1))
     assert all(close(a, b, 1e-12) for a, b in zip(found, centralised(alone, 12, refresh=q)[::q], strict=True))

@@ -146,9 +146,7 @@ def test_i24_ef_contracts() -> None:
 
 
 @pytest.mark.parametrize(("codec", "options"), [("topk", {"feedback": True}), ("int8", {"feedback": True})])
-def test_feedback_of_other_codecs_keeps_what_their_updates_do_not_say(
-    codec: str, options: dict[str, bool]
-) -> None:
+def test_feedback_keeps_what_updates_do_not_say(codec: str, options: dict[str, bool]) -> None:
     for u, mhat, _, after in feedback_rounds(codec, 3, **options):
         for name, value in u.items():
             np.testing.assert_allclose(mhat[name] + after[name], value, rtol=1e-6, atol=1e-9)
@@ -209,7 +207,7 @@ def test_i25_mean_of_noisy_signs_is_an_error_function() -> None:
     assert float(mean[1]) == pytest.approx(slope, rel=0.01), "0.798 alpha / sigma for small m"
 
 
-def test_i25_mean_of_stochastic_signs_is_alpha_times_the_share_of_the_largest() -> None:
+def test_i25_mean_of_stochastic_signs_is_alpha_times_the_share() -> None:
     m = torch.tensor([0.0, 0.001, -0.004, 0.01, -0.02, 0.05, -0.1])
 
     found = many(StochasticSign(alpha=0.01), m, seed=2)
@@ -218,7 +216,7 @@ def test_i25_mean_of_stochastic_signs_is_alpha_times_the_share_of_the_largest() 
     assert torch.all(found[:, -1] < 0), "the largest is certain"
 
 
-def test_i25_stochastic_sign_with_alpha_the_largest_is_the_operator_of_fedbat() -> None:
+def test_i25_stochastic_sign_can_be_the_operator_of_fedbat() -> None:
     generator = torch.Generator().manual_seed(3)
     m = torch.randn(5_000, generator=generator)
     zeta = torch.rand(5_000, generator=generator)
@@ -276,9 +274,7 @@ def test_i26_zerofl_keeps_the_largest_entries_and_exactly_three_percent(entries:
 
 
 @pytest.mark.parametrize(("codec", "options"), [("zerofl", {}), ("topk", {"share": 0.03})])
-def test_i26_sparse_update_says_three_percent_of_each_tensor_and_zero_elsewhere(
-    codec: str, options: dict[str, float]
-) -> None:
+def test_i26_a_sparse_update_says_three_percent(codec: str, options: dict[str, float]) -> None:
     coding = Coding.of(codec, **options)
     left = coding.moved(seed=3)
 
@@ -321,7 +317,7 @@ def test_i26_policy_for_zero_decides_whether_a_device_draws(sign0: str, noisy: b
 
 
 @pytest.mark.parametrize("codec", ["scaled_sign", "ef_signsgd", "stoc_signsgd", "fedpaq", "int8", "topk"])
-def test_training_that_changes_nothing_moves_no_scaled_weight_and_makes_no_nan(codec: str) -> None:
+def test_training_without_changes_makes_no_nan(codec: str) -> None:
     coding = Coding.of(codec)
 
     update, kept = coding.finish(coding.weights)

@@ -23,7 +23,7 @@ def runaway(seed: int, **options: object) -> Trace:
 
 
 @pytest.mark.parametrize("seed", mostly_slow(SEEDS, [0, 3]))
-def test_on_356_parameters_step_sizes_run_away_and_the_metric_tells_for_every_seed(seed: int) -> None:
+def test_on_356_parameters_step_sizes_run_away(seed: int) -> None:
     assert sum(p.numel() for p in regression(0).module.parameters()) == 356
     trace = runaway(seed)
     told = float(np.mean(trace.metric("alpha_growth")))
@@ -32,7 +32,7 @@ def test_on_356_parameters_step_sizes_run_away_and_the_metric_tells_for_every_se
 
 
 @pytest.mark.slow
-def test_the_range_of_the_public_code_ends_the_runaway_and_the_metric_says_so() -> None:
+def test_the_range_of_the_public_code_ends_the_runaway() -> None:
     for seed in SEEDS:
         free, limited = runaway(seed), runaway(seed, alpha_range=(5e-4, 5e-2))
         assert max(limited.metric("alpha_growth")) <= 100

@@ -61,7 +61,7 @@ def test_groups_share_a_step_size_and_its_gradient() -> None:
     assert float(after["log_scale"]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_without_binarize_1d_biases_and_norms_are_trained_and_sent_as_they_are() -> None:
+def test_without_binarize_1d_biases_and_norms_are_sent_whole() -> None:
     feed = Feed.of(NORMED)
     algorithm = drawing(algorithm_of(NORMED, binarize_1d=False), 1)
     coded, plain = (section.names for section in algorithm.form.sections)

@@ -60,7 +60,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 # -- the loop --------------------------------------------------------------------------------------------------
 
 
-def test_i15_every_round_begins_with_an_update_of_zero_and_alpha_e_of_zero() -> None:
+def test_i15_every_round_begins_with_zeros() -> None:
     first = trained().states[0]
     assert all(not tensor.any() for tensor in select(first, "change").values())
     assert not first["log_scale"].any()
@@ -190,7 +190,7 @@ def test_a_step_differs_from_one_with_a_mistake(mistake: str) -> None:
     assert max(apart) > 1e-3
 
 
-def test_momentum_acts_on_m_and_the_warm_up_is_then_fedavg_with_momentum_and_decay() -> None:
+def test_momentum_acts_on_m_after_a_plain_warm_up() -> None:
     options = {"momentum": 0.9, "weight_decay": 1e-2}
     trace = trained(**options)
     plain = sgd(_objective(), batch=BATCH, steps=STEPS // 2, lr=0.1, **options)
@@ -202,7 +202,7 @@ def test_momentum_acts_on_m_and_the_warm_up_is_then_fedavg_with_momentum_and_dec
 @pytest.mark.parametrize(
     "options", [{"momentum": 0.9}, {"weight_decay": 1e-2}, {"momentum": 0.9, "weight_decay": 1e-2}]
 )
-def test_momentum_and_decay_of_the_binarized_phase_are_those_of_autograd(
+def test_momentum_and_decay_are_those_of_autograd(
     options: dict[str, float],
 ) -> None:
     """v <- momentum v + g [|m| <= alpha] with g of F(W) + decay/2 |W|^2 over kernels, m <- m - lr v; alpha_e knows no v."""

@@ -66,9 +66,7 @@ def test_i20_finish_gives_as_many_bytes_as_the_table_says(
 
 
 @pytest.mark.parametrize(("model", "options"), [(row[0], row[1]) for row in PAPER])
-def test_i20_update_with_moving_statistics_is_28_times_smaller_than_float32(
-    model: str, options: dict[str, int]
-) -> None:
+def test_i20_statistics_leave_it_28_times_smaller(model: str, options: dict[str, int]) -> None:
     coding = Coding.of("scaled_sign", paper_model(model, options))
     sizes = {name: math.prod(coding.shapes[name]) for name in coding.regions}
 
@@ -83,9 +81,7 @@ def test_i20_update_with_moving_statistics_is_28_times_smaller_than_float32(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_i20_codes_packed_by_the_device_are_read_back_by_the_server(
-    bits: int, lengths: list[int], seed: int
-) -> None:
+def test_i20_codes_packed_by_the_device_are_read_back(bits: int, lengths: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
     parts = [rng.integers(0, 2**bits, length).astype(np.float32) for length in lengths]
 
@@ -99,7 +95,7 @@ def test_i20_codes_packed_by_the_device_are_read_back_by_the_server(
         start += size
 
 
-def test_i20_unpacked_signs_are_those_of_the_change_and_the_scales_its_mean_sizes() -> None:
+def test_i20_unpacked_signs_and_scales_are_the_changes() -> None:
     coding = Coding.of("scaled_sign")
     left = coding.moved(seed=2)
 
@@ -134,7 +130,7 @@ def new_weights(
     return aggregator.result({"w": old})["w"]
 
 
-def test_i21_golden_clients_of_100_and_300_samples_move_a_weight_by_minus_an_eighth() -> None:
+def test_i21_golden_clients_move_a_weight_by_an_eighth() -> None:
     few, many = signed(np.ones(9), 0.1), signed(-np.ones(9), 0.2)
 
     new = new_weights(np.zeros(9, np.float32), [(ONE_BIT, few, 100), (ONE_BIT, many, 300)])
@@ -204,7 +200,7 @@ def test_i22_one_client_moves_every_weight_by_its_step_size_exactly(alpha: float
     )
 
 
-def test_i22_one_client_through_finish_moves_every_trained_weight_by_alpha() -> None:
+def test_i22_one_client_moves_every_trained_weight_by_alpha() -> None:
     coding = Coding.of("scaled_sign")
     update, _ = coding.finish(coding.moved(seed=6))
 
@@ -219,7 +215,7 @@ def test_i22_one_client_through_finish_moves_every_trained_weight_by_alpha() -> 
         assert np.array_equal(new[name], (before + told).astype(np.float32))
 
 
-def test_i22_spread_of_the_mean_of_identical_clients_falls_as_one_over_their_number() -> None:
+def test_i22_spread_of_identical_clients_falls_with_their_number() -> None:
     alpha, m, entries = 0.5, 0.2, 20_000
     rng = np.random.default_rng(7)
     old = np.zeros(entries, np.float32)

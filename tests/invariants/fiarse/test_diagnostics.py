@@ -130,7 +130,7 @@ def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
     assert {name: array.tobytes() for name, array in own_weights(spec).items()} == before
 
 
-def test_inv30_local_is_the_mean_of_per_size_means_and_of_clients_if_groups_are_equal() -> None:
+def test_inv30_local_is_the_mean_of_per_size_means() -> None:
     equal = [(1.0, 0.9), (0.25, 0.4), (1.0, 0.7), (0.25, 0.8)]
     assert per_size(equal) == {0.25: pytest.approx(0.6), 1.0: pytest.approx(0.8)}
     assert local_metric(equal) == pytest.approx(np.mean([accuracy for _, accuracy in equal]))
@@ -219,7 +219,7 @@ def test_inv31_guards_revive_the_mlp_at_the_same_size(mlp, gamma: float, guards:
     assert abs(found.kept - gamma * 235_146) < len(found.groups)
 
 
-def test_inv31_a_dense_first_layer_revives_the_mlp_where_it_fits_and_says_where(mlp) -> None:
+def test_inv31_a_dense_first_layer_revives_the_mlp(mlp) -> None:
     guards = Guards(dense=("dense1", "head"))
     with pytest.raises(ModelError, match=r"dense alone keeps 202250 .* k=14696; .* gamma >= ") as refused:
         cut_model(mlp, 1 / 16, guards)
@@ -230,7 +230,7 @@ def test_inv31_a_dense_first_layer_revives_the_mlp_where_it_fits_and_says_where(
 
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
-def test_inv31_he_fan_out_empties_the_classifier_and_a_dense_one_revives_it(he, gamma: float) -> None:
+def test_inv31_a_dense_classifier_revives_he_fan_out(he, gamma: float) -> None:
     dead = liveness(he, cut_model(he, gamma))
     assert dead.kept["head.dense.weight"] == 0.0
     assert not dead.keeps_classifier and not dead.trains_below and not dead.alive
@@ -249,7 +249,7 @@ def test_inv31_remedies_are_the_guards_that_work(mlp) -> None:
         assert liveness(mlp, cut_model(mlp, 1 / 16, guards, strategy.kind)).alive
 
 
-def test_inv31_a_dead_submodel_warns_with_what_is_empty_and_the_options_that_revive_it(mlp) -> None:
+def test_inv31_a_dead_submodel_warns_with_what_revives_it(mlp) -> None:
     weights = own_weights(mlp)
     (text,) = importance(mlp, gamma=1 / 16).warnings(weights)
     assert "gamma 0.0625" in text and "dense1.dense.weight, dense1.dense.bias keep nothing" in text
@@ -270,7 +270,7 @@ def test_inv31_a_dead_submodel_that_no_guard_revives_is_told_to_grow() -> None:
     assert "no guard" in text and "larger gamma" in text
 
 
-def test_inv31_a_submodel_that_cannot_be_checked_says_so_and_is_not_refused() -> None:
+def test_inv31_an_unchecked_submodel_is_not_refused() -> None:
     layers = [("positions", Shift()), ("last", nn.LayerNorm(3))]
     spec = ModelSpec("biases", sequential(layers), TensorSpec((3,)), 3)
     spec.module.positions.dense.weight.requires_grad_(False)
@@ -300,9 +300,7 @@ class Shift(nn.Module):
         ("resnet8", {"size": 8, "widths": (4, 6, 8)}),
     ],
 )
-def test_inv31_the_report_is_pure_and_reads_any_model(
-    name: str, options: dict[str, object], gamma: float
-) -> None:
+def test_inv31_the_report_is_pure_for_any_model(name: str, options: dict[str, object], gamma: float) -> None:
     spec = build_model(name, **options)
     found = cut_model(spec, gamma, kind="layer")
     state = torch.get_rng_state()

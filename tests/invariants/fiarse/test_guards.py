@@ -26,7 +26,7 @@ def pair() -> Arrays:
 GROUP: Groups = (("low.weight", "high.weight"),)
 
 
-def test_guard_min_keep_holds_the_largest_of_every_tensor_within_the_budget() -> None:
+def test_guard_min_keep_holds_the_largest_of_every_tensor() -> None:
     weights = pair()
     plain, guarded = cut(weights, 0.1, GROUP), cut(weights, 0.1, GROUP, Guards(min_keep=7))
     assert not plain.masks["low.weight"].any()
@@ -63,7 +63,7 @@ def test_guard_dense_holds_a_tensor_whole_at_threshold_zero(pattern: str) -> Non
     assert found.theta["high.weight"] == np.sort(np.abs(pair()["high.weight"]))[-50]
 
 
-def test_guard_relative_ranks_by_spread_and_gives_each_tensor_its_threshold() -> None:
+def test_guard_relative_ranks_by_spread() -> None:
     weights = pair()
     spread = scales(weights)
     found = cut(weights, 0.25, GROUP, Guards(relative=True), spread)
@@ -83,7 +83,7 @@ def test_guard_relative_keeps_the_order_of_neighbouring_floats() -> None:
     assert np.flatnonzero(found.masks["x"]).tolist() == [4, 5, 6, 7]
 
 
-def test_guard_scales_are_standard_deviations_and_a_flat_bias_takes_its_layer_s() -> None:
+def test_guard_scales_are_standard_deviations() -> None:
     generator = np.random.default_rng(1)
     weights = {
         "a.weight": generator.normal(0, 0.5, 20_000).astype(np.float32),

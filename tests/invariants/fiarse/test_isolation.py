@@ -101,7 +101,7 @@ def test_inv16_what_was_not_sent_changes_nothing_and_is_not_changed(
         )
 
 
-def test_inv16_the_client_is_the_plain_simulation_on_poisoned_copies_of_the_model(
+def test_inv16_the_client_is_the_simulation_on_poisoned_copies(
     submodel: Importance,
 ) -> None:
     found, batches = submodel.cut_of(arrays_of(submodel.spec)), batches_of(submodel.spec, 3)
@@ -137,9 +137,7 @@ def bits_of(update: Arrays) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in update.items()}
 
 
-def test_inv17_a_result_depends_on_the_payload_the_data_and_the_seed_only(
-    submodel: Importance, tmp_path: Path
-) -> None:
+def test_inv17_a_result_depends_on_its_inputs_only(submodel: Importance, tmp_path: Path) -> None:
     weights, bundle = arrays_of(submodel.spec), small_bundle(GAMMA)
     masks = submodel.cut_of(weights).masks
     elsewhere = {
@@ -178,9 +176,7 @@ def half_frozen() -> ModelSpec:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
-def test_parameters_that_are_not_trained_travel_down_and_never_up(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_untrained_parameters_travel_down_only(tmp_path: Path, options: dict[str, Any]) -> None:
     submodel = importance(half_frozen(), gamma=GAMMA)
     frozen = {"stem.1.bias", "body.0.weight", "body.1.weight", "body.1.bias"}
     statistics = {"stem.1.running_mean", "stem.1.running_var"}
@@ -200,9 +196,7 @@ def test_parameters_that_are_not_trained_travel_down_and_never_up(
 
 
 @pytest.mark.parametrize("strategy", mostly_slow(["model", "layer"], ["model"]))
-def test_inv18_a_device_with_a_sparse_payload_equals_the_dense_masked_simulation(
-    tmp_path: Path, strategy: str
-) -> None:
+def test_inv18_a_sparse_payload_equals_the_dense_simulation(tmp_path: Path, strategy: str) -> None:
     submodel = importance(small_net(), gamma=GAMMA, strategy=strategy)
     bundle = small_bundle(GAMMA) if strategy == "model" else bundle_of(submodel, "weak", steps=STEPS, lr=LR)
     weights, data = arrays_of(submodel.spec), local_data(submodel.spec, 21, seed=5)

@@ -14,7 +14,7 @@ from edgefl.errors import DataError
 from edgefl.setup.data import open_data, partition
 
 
-def test_a_hundred_clients_have_five_hundred_samples_each_and_mixes_as_skewed_as_drawn() -> None:
+def test_a_hundred_clients_have_mixes_as_skewed_as_drawn() -> None:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
     parts = dirichlet_clients(labels, 100, alpha=0.3, seed=1)
     shares = histograms(labels, parts, 10) / 500

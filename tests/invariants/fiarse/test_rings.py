@@ -54,9 +54,7 @@ def test_inv20_with_a_full_client_beside_it_everything_moves() -> None:
 
 
 @pytest.mark.parametrize(("clients", "participants"), [(6, 2), (6, 3), (5, 1), (5, 5), (7, 4)])
-def test_inv24_the_expected_step_of_a_ring_is_the_coefficient_times_its_holders_mean(
-    clients: int, participants: int
-) -> None:
+def test_inv24_the_expected_step_of_a_ring(clients: int, participants: int) -> None:
     x = random_model(20)
     masks, deltas = masks_of(x), random_deltas(clients, 20)
     sizes = [SIZES[client % len(SIZES)] for client in range(clients)]
@@ -80,9 +78,7 @@ def test_inv24_the_expected_step_of_a_ring_is_the_coefficient_times_its_holders_
 
 
 @pytest.mark.parametrize(("participants", "coefficient"), [(10, 0.95211), (20, 0.99850)])
-def test_inv24_the_paper_s_coefficients_as_the_chance_that_one_of_25_holders_of_100_takes_part(
-    participants: int, coefficient: float
-) -> None:
+def test_inv24_coefficients_of_the_paper_are_chances(participants: int, coefficient: float) -> None:
     missed = math.comb(75, participants) / math.comb(100, participants)
     assert f"{1 - missed:.5f}" == f"{coefficient:.5f}"
     # One entry that every holder moves by 1: the mean step over drawn rounds is the chance that one holds it.

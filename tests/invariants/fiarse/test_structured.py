@@ -100,7 +100,7 @@ def test_r4_the_gradient_of_the_spec_s_block(measure, expected) -> None:
 
 
 @pytest.mark.parametrize("measure", ["mean", "rms"])
-def test_r4_a_group_below_its_threshold_has_no_gradient_and_without_one_it_is_plain(measure) -> None:
+def test_r4_a_group_below_its_threshold_has_no_gradient(measure) -> None:
     assert group_gradient(X, G, torch.tensor([0.9]), measure).tolist() == [[0.0, 0.0]]
     assert torch.equal(group_gradient(X, G, torch.tensor([0.0]), measure), G)
     zeros = torch.zeros(2, 2)
@@ -145,7 +145,7 @@ def through(score: Tensor, theta: Tensor) -> Tensor:
         ["resnet8", "mlp", "MobileNet", "bilstm", "HeadSized"], ["resnet8", "mlp", "bilstm", "HeadSized"]
     ),
 )
-def test_r5_the_gradient_of_a_network_is_the_one_through_its_channel_masks(name: str, measure) -> None:
+def test_r5_a_networks_gradient_is_that_through_its_masks(name: str, measure) -> None:
     """Kernels, biases and norm pairs of a channel times one mask, differentiated by torch."""
     part = importance_structured(model(name), gamma=0.6, measure=measure)
     carrier = carrier_of(part)
@@ -249,9 +249,7 @@ def test_r5_a_dropped_channel_is_absent_for_frozen_readers_too(also_trained: boo
 
 
 @pytest.mark.parametrize(("name", "momentum"), [("mlp", 0.0), ("resnet8", 0.9)])
-def test_r5_active_channels_only_shrink_and_what_dropped_out_stays_as_it_was(
-    name: str, momentum: float
-) -> None:
+def test_r5_active_channels_only_shrink(name: str, momentum: float) -> None:
     part = importance_structured(model(name), gamma=0.7)
     carrier = carrier_of(part)
     device = Client.of(algorithm_of(part, momentum=momentum, weight_decay=0.01 if momentum else 0.0))

@@ -60,9 +60,7 @@ def dense_scalars(submodel: Importance) -> int:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("gamma", [1 / 64, 0.04, 1 / 4, 0.64])
-def test_inv27_the_payload_comes_back_without_loss_and_is_the_masked_model(
-    spec: ModelSpec, gamma: float
-) -> None:
+def test_inv27_the_payload_is_the_masked_model(spec: ModelSpec, gamma: float) -> None:
     submodel, weights = importance(spec, gamma=gamma), arrays_of(spec)
     placement = submodel.place(weights, 1)
     loaded = tensors.load(tensors.dump(placement.payload, placement.masks))
@@ -98,9 +96,7 @@ def test_inv27_the_bytes_down_are_those_of_the_formula(spec: ModelSpec, gamma: f
 
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 4])
-def test_inv27_the_upload_is_k_values_and_the_dense_tensors_and_no_mask(
-    spec: ModelSpec, gamma: float
-) -> None:
+def test_inv27_the_upload_is_values_without_a_mask(spec: ModelSpec, gamma: float) -> None:
     submodel = importance(spec, gamma=gamma)
     client = Client.of(algorithm_of(submodel))
     placement = submodel.place(arrays_of(spec), 1)
@@ -131,7 +127,7 @@ def test_inv27_at_full_size_no_mask_travels_at_all(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0])
-def test_inv29_the_exported_graph_on_a_sparse_payload_gives_the_log_probabilities_of_the_dense_masked_model(
+def test_inv29_the_graph_on_a_sparse_payload_is_the_masked_model(
     gamma: float,
 ) -> None:
     """The exported ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
@@ -234,7 +230,7 @@ def one_round(opened: OpenRound, submodels: dict[str, Importance], weights: Arra
 
 
 @pytest.mark.slow
-def test_inv32_the_same_seed_gives_the_same_participants_masks_and_final_hash(tmp_path: Path) -> None:
+def test_inv32_equal_seeds_give_equal_runs(tmp_path: Path) -> None:
     first, again = federation(3, tmp_path / "first"), federation(3, tmp_path / "again")
     assert first == again
     assert [len(names) for names in first.participants] == [3, 3]

@@ -77,7 +77,7 @@ def test_inv09_the_factor_by_how_far_an_entry_lies_above_the_threshold() -> None
     ratios=st.lists(st.floats(1, 2.0**20, width=32), min_size=2, max_size=20),
 )
 @example(theta=35.0, ratios=[932238.0, 932239.0])
-def test_inv10_the_factor_falls_from_one_and_a_half_towards_one_and_is_even(theta, ratios) -> None:
+def test_inv10_the_factor_falls_towards_one_and_is_even(theta, ratios) -> None:
     sizes = [max(float(np.float32(theta * ratio)), theta) for ratio in sorted(ratios)]
     found = factors(sizes, theta)
     assert (found > 1).all() and (found <= 1.5).all()
@@ -173,7 +173,7 @@ def assert_close(found: Tensors, expected: Tensors, submodel: Importance) -> Non
             assert not found[name][~torch.from_numpy(masks[name])].any(), "masked entries are exactly zero"
 
 
-def test_inv12_the_gradient_of_a_residual_network_is_the_masked_one_times_the_factor() -> None:
+def test_inv12_a_residual_networks_gradient_has_the_factor() -> None:
     submodel = importance(tiny("resnet8 static"), gamma=GAMMA)
     x, y = samples(submodel.spec, 16)
     carried = submodel.carrier.switched(remask=True, bias=True, freeze_dropped=True)
@@ -186,7 +186,7 @@ def test_inv12_the_gradient_of_a_residual_network_is_the_masked_one_times_the_fa
 
 
 @pytest.mark.parametrize("engine", mostly_slow(ENGINES, ["torch"]))
-def test_inv12_the_gradient_of_the_algorithm_is_the_masked_one_times_the_factor(engine: str) -> None:
+def test_inv12_the_algorithms_gradient_has_the_factor(engine: str) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     device = client(engine, GAMMA, momentum=0.9)
     [(x, y)] = batches_of(submodel.spec, 1)
@@ -255,9 +255,7 @@ def flat(state: Tensors, submodel: Importance) -> Tensor:
     ("engine", "momentum"),
     mostly_slow(itertools.product(ENGINES, (0.0, 0.9)), [("torch", 0.0), ("torch", 0.9)]),
 )
-def test_inv14_active_sets_only_shrink_and_what_dropped_out_stays_as_it_was(
-    engine: str, momentum: float
-) -> None:
+def test_inv14_active_sets_only_shrink(engine: str, momentum: float) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     states = walked(engine, submodel, momentum=momentum, weight_decay=0.01 if momentum else 0.0)
     sets = [active(state, submodel) for state in states]
@@ -269,7 +267,7 @@ def test_inv14_active_sets_only_shrink_and_what_dropped_out_stays_as_it_was(
     assert flat(states[-1], submodel)[sets[0] & ~sets[-1]].any(), "dropped, not zeroed"
 
 
-def test_inv14_momentum_moves_what_dropped_out_only_if_allowed_to_and_never_what_was_not_sent() -> None:
+def test_inv14_momentum_moves_what_dropped_out_only_if_allowed() -> None:
     submodel, moved = importance(small_net(), gamma=GAMMA), {}
     for freeze in (True, False):
         states = walked("torch", submodel, momentum=0.9, freeze_dropped=freeze)
@@ -284,7 +282,7 @@ def test_inv14_momentum_moves_what_dropped_out_only_if_allowed_to_and_never_what
 
 
 @pytest.mark.parametrize("engine", mostly_slow(ENGINES, ["torch"]))
-def test_inv14_adamw_follows_the_same_gradient_and_moves_nothing_that_dropped_out(engine: str) -> None:
+def test_inv14_adamw_moves_nothing_that_dropped_out(engine: str) -> None:
     submodel = importance(small_net(), gamma=GAMMA)
     states = walked(engine, submodel, adamw=True)
     sets = [active(state, submodel) for state in states]
@@ -338,9 +336,7 @@ def test_inv15_switched_off_it_is_sgd_on_the_same_submodel_in_every_byte(options
         [("mlp", {}), ("small", {}), ("small", {"momentum": 0.9, "weight_decay": 0.01})], [("mlp", {})]
     ),
 )
-def test_inv15_switched_off_its_graph_is_that_of_sgd_in_every_byte(
-    model: str, options: dict[str, float]
-) -> None:
+def test_inv15_switched_off_its_graph_is_that_of_sgd(model: str, options: dict[str, float]) -> None:
     submodel = importance(
         build_model("mlp", size=4, hidden=[5]) if model == "mlp" else small_net(), gamma=GAMMA
     )

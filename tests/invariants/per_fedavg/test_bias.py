@@ -72,7 +72,7 @@ def test_32_a_batch_that_serves_twice_biases_it_once_curvature_is_noisy() -> Non
     assert bias_on_a_quadratic(curved=True, hessian_batch="inner") > 1e-4
 
 
-def test_32_on_logistic_users_the_bias_shrinks_with_the_inner_batch_within_its_bound() -> None:
+def test_32_on_logistic_users_the_bias_shrinks_with_the_batch() -> None:
     objective, count = logistic(D), 4
     data, w = random_batch(objective, count, 1), random_weights(objective, 2, 1.5)
     noise = torch.stack([flat(gradient(objective, w, batches(rows(data, [k])))[2]) for k in range(count)])

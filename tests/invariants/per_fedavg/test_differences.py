@@ -176,7 +176,7 @@ def _variance(values: Tensor) -> float:
     return float((values - values.mean(0)).square().sum(1).mean())
 
 
-def test_34_the_variance_of_the_quotient_is_flat_in_delta_on_a_shared_batch() -> None:
+def test_34_the_variance_of_the_quotient_is_flat_in_delta() -> None:
     found = [_variance(_quotients(delta, shared=True)) for delta in (1.0, 1e-2, 1e-4)]
     assert max(found) < 1.5 * min(found)
 
@@ -212,7 +212,7 @@ def test_09_34_fail_for_the_steps_of_an_algorithm_that_takes_two_batches() -> No
     assert found[2] > 1e3 * found[1]
 
 
-def test_the_scale_free_reach_is_divided_by_the_norm_of_what_it_multiplies() -> None:
+def test_the_scale_free_reach_is_divided_by_the_norm() -> None:
     """delta0 so large that the quotient shows which h it had; the net has third derivatives (per_fedavg.md 2.8)."""
     objective, alpha, delta0 = elu_net(), 0.5, 0.5
     w = random_weights(objective, 1)

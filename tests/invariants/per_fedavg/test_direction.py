@@ -63,9 +63,7 @@ def steers(v: Tensor, a: Tensor) -> tuple[Batch, Batch, Batch]:
     ("mode", "power", "tolerance"), [("exact", 2, 1e-10), ("fo", 1, 1e-10), ("hf", 2, 1e-9)]
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_01_02_03_directions_on_quadratics_are_those_of_the_formulas(
-    mode: str, power: int, tolerance: float, seed: int
-) -> None:
+def test_01_02_03_directions_on_quadratics(mode: str, power: int, tolerance: float, seed: int) -> None:
     a, b, batch = user_batch(seed)
     w = normal((D,), seed + 200)
     algorithm = per_fedavg(quadratic(D), batch=1, mode=mode, alpha=ALPHA)
@@ -122,7 +120,7 @@ def test_03_fails_for_every_wrong_variant(kind: str) -> None:
 
 
 @pytest.mark.parametrize("make", [logistic, elu_net])
-def test_06_exact_on_the_inner_batch_is_the_gradient_of_the_adapted_loss(
+def test_06_exact_is_the_gradient_of_the_adapted_loss(
     make: Callable[[], Objective],
 ) -> None:
     objective = make(5) if make is logistic else make()
@@ -267,9 +265,7 @@ def test_24_several_inner_steps_are_the_gradient_through_all_of_them(inner_steps
 
 
 @pytest.mark.parametrize(("mode", "tolerance"), [("exact", 1e-12), ("hf", 1e-6)])
-def test_24_several_inner_steps_are_the_product_of_the_factors_on_batches_of_their_own(
-    mode: str, tolerance: float
-) -> None:
+def test_24_several_inner_steps_are_the_product_of_the_factors(mode: str, tolerance: float) -> None:
     objective = elu_net()
     w, outer = random_weights(objective, 1), random_batch(objective, 6, 2)
     others = [random_batch(objective, 6, 3 + j) for j in range(6)]

@@ -45,9 +45,7 @@ def _spied(algorithm: Algorithm, look: Callable[[Tensors], None]) -> Algorithm:
         [*(("mlp", protocol) for protocol in PROTOCOLS), ("resnet8", "split_test")],
     ),
 )
-def test_25_evaluation_leaves_the_model_and_the_users_data_as_they_were(
-    model: str, protocol: Protocol
-) -> None:
+def test_25_evaluation_leaves_model_and_data_alone(model: str, protocol: Protocol) -> None:
     spec, algorithm = whole(model)
     weights = {name: tensor.clone() for name, tensor in spec.weights.items()}
     users = users_of(spec, SIZES)
@@ -202,9 +200,7 @@ def test_26_steps_read_samples_of_the_support_only() -> None:
         ],
     ),
 )
-def test_27_without_a_step_the_accuracy_is_the_plain_one(
-    model: str, alpha: float, headline: int, protocol: Protocol
-) -> None:
+def test_27_without_steps_it_is_plain(model: str, alpha: float, headline: int, protocol: Protocol) -> None:
     spec, algorithm = whole(model)
     users = users_of(spec, SIZES)
 

@@ -41,9 +41,7 @@ def expected(per_group: int, a: int, single_class: bool) -> Array:
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.booleans(), st.integers(0, 2**32 - 1))
-def test_28_every_user_has_the_classes_of_its_group_and_shards_are_disjoint(
-    per_group: int, half: int, single_class: bool, seed: int
-) -> None:
+def test_28_users_have_their_groups_classes(per_group: int, half: int, single_class: bool, seed: int) -> None:
     a = 2 * half
     labels = balanced(11 * per_group * half + 3)
     parts = groups(labels, 10 * per_group, a=a, single_class=single_class, seed=seed)
@@ -106,9 +104,7 @@ def test_28_the_other_five_classes_limit_a_too() -> None:
         (np.arange(9).repeat(50), 10, 2, "ten classes"),
     ],
 )
-def test_28_a_partition_that_cannot_be_says_what_to_change(
-    labels: Array, clients: int, a: int, message: str
-) -> None:
+def test_28_an_impossible_partition_says_so(labels: Array, clients: int, a: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         groups(labels, clients, a=a, seed=0)
 
@@ -136,7 +132,7 @@ def test_28_a_federation_file_names_a_the_variant_and_the_test_shards() -> None:
         _federation(group_samples=7)
 
 
-def test_test_shards_of_any_partition_keep_the_classes_proportions_and_are_disjoint() -> None:
+def test_test_shards_keep_the_classes_proportions() -> None:
     dataset = _dataset(balanced(200), balanced(60))
     for name in ("dirichlet", "labels", "iid", "paired"):
         federation = parse({"data": {"partition": name}}, source="a test")

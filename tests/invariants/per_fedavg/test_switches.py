@@ -55,9 +55,7 @@ def test_values_out_of_range_are_refused_by_name(options: dict[str, Any], named:
         ({"delta": 1e-3, "alpha": 0.0}, {"lr": 0.001, "alpha": 0.0, "delta": 1e-3}),
     ],
 )
-def test_the_scalars_of_a_round_are_those_that_the_mode_reads(
-    options: dict[str, Any], scalars: dict[str, float]
-) -> None:
+def test_the_scalars_of_a_round_follow_the_mode(options: dict[str, Any], scalars: dict[str, float]) -> None:
     algorithm = per_fedavg(quadratic(2), **options)
     assert algorithm.hyper == scalars
     read = {name for each in algorithm.functions for name in each.inputs if name.startswith("hyper.")}
@@ -98,7 +96,7 @@ def test_every_batch_is_drawn_anew_and_the_server_takes_the_plain_mean() -> None
     assert not algorithm.whole
 
 
-def test_batches_of_unequal_size_are_refused_where_dropout_would_have_to_fit_them_all() -> None:
+def test_unequal_batches_are_refused_beside_dropout() -> None:
     net = sequential([("net", nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)))])
     objective = Objective(net, TensorSpec((4,)))
     assert "noise.net.1.uniform" in per_fedavg(objective, batch=6).phases[0].function.inputs

@@ -67,7 +67,7 @@ def test_18_the_order_of_the_users_does_not_matter() -> None:
     assert torch.allclose(forward.weights[NAME], backward.weights[NAME], rtol=0, atol=1e-14)
 
 
-def test_18_a_round_takes_exactly_r_n_users_without_replacement_and_others_the_next_time() -> None:
+def test_18_a_round_takes_r_n_users_without_replacement() -> None:
     algorithm = per_fedavg(quadratic(D), batch=2, steps=1, lr=0.1, alpha=0.1, mode="fo")
     clients, w = users_of_unequal_size(10), {NAME: normal((D,), 9)}
     taken = [done.selected for done in federated(algorithm, w, clients, rounds=20, fraction=0.5)]

@@ -90,9 +90,7 @@ def test_a_reset_cuts_the_connections_of_its_link_only(links: Links) -> None:
         pass
 
 
-def test_a_half_open_connection_stays_open_for_the_broker(
-    links: Links, echo: socketserver.ThreadingTCPServer
-) -> None:
+def test_a_half_open_connection_stays_open(links: Links, echo: socketserver.ThreadingTCPServer) -> None:
     fault = Fault(kind="half_open")
     with connected(links, "one") as client:
         links.begin(["one"], fault)

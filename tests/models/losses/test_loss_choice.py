@@ -71,9 +71,7 @@ def test_a_name_takes_options_as_a_file_has_them() -> None:
         (lambda: CTC(length=0), ModelError, r"texts of 1 symbol at least"),
     ],
 )
-def test_wrong_names_and_options_are_refused(
-    make: Callable[[], object], kind: type[Exception], message: str
-) -> None:
+def test_wrong_names_are_refused(make: Callable[[], object], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         make()
 
@@ -110,9 +108,7 @@ UNCLEAR: list[tuple[TensorSpec, TensorSpec | None, str]] = [
 
 
 @pytest.mark.parametrize(("out", "label", "message"), UNCLEAR)
-def test_where_several_losses_fit_or_none_they_are_listed(
-    out: TensorSpec, label: TensorSpec | None, message: str
-) -> None:
+def test_several_fitting_losses_are_listed(out: TensorSpec, label: TensorSpec | None, message: str) -> None:
     if message == "ctc":
         assert fitting_losses(out, label) == ("ctc",)
         return
@@ -189,9 +185,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
 
 
 @pytest.mark.parametrize(("function", "message"), REFUSED)
-def test_a_function_that_is_no_loss_is_refused_with_the_remedy(
-    function: Callable[..., Any], message: str
-) -> None:
+def test_a_function_that_is_no_loss_is_refused(function: Callable[..., Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         own_loss(function, NUMBERS).label(NUMBERS)
 

@@ -132,9 +132,7 @@ def logits_of(path: list[int], symbols: int = 4) -> Tensor:
         ([0, 1, 0, 3, 0, 0], [1, 2, 0], False),
     ],
 )
-def test_a_text_is_right_where_the_likeliest_symbols_say_it(
-    path: list[int], text: list[int], right: bool
-) -> None:
+def test_a_text_is_right_by_its_likeliest_symbols(path: list[int], text: list[int], right: bool) -> None:
     assert CTC(length=3).correct(logits_of(path), torch.tensor([text])).tolist() == [float(right)]
 
 

@@ -153,7 +153,7 @@ def _batch(spec: ModelSpec) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", by_default(MODELS, []))
-def test_it_is_cut_as_it_comes_and_has_the_loss_and_the_gradients_of_the_unedited_model(name: str) -> None:
+def test_it_is_cut_as_it_comes_with_torchs_loss_and_gradients(name: str) -> None:
     model, spec = _made(name)
     batch = _batch(spec)
     assert spec.units == MODELS[name].units or name == "T5 encoder"
@@ -187,9 +187,7 @@ def test_its_exported_training_step_equals_torch(name: str, form: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), [slow("BERT", "executorch"), slow("Llama, tied", "onnx")])
-def test_a_weak_tier_trains_the_tied_head_and_reads_it_in_the_frozen_embedding(
-    tmp_path: Path, name: str, form: str
-) -> None:
+def test_a_weak_tier_trains_the_tied_head(tmp_path: Path, name: str, form: str) -> None:
     spec = _made(name)[1]
     tier = exported(OutputSide(spec, len(spec.units) - 2, 2), batch=BATCH, steps=2, lr=0.1, form=form)
     assert spec.units[-1] in tier.submodel.prefix[0].units

@@ -69,9 +69,7 @@ def data(rows: int = 12) -> LocalData:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "form"), in_turn([(Bag,)], rare=[(reader,)]))
-def test_a_round_by_length_trains_what_the_whole_graphs_would(
-    make: Callable[[], nn.Module], form: str, tmp_path: Path
-) -> None:
+def test_a_round_by_length_equals_the_whole(make: Callable[[], nn.Module], form: str, tmp_path: Path) -> None:
     made = tier(form, make)
     manifest = msgspec.structs.replace(made.bundle.manifest, draws="walk")
     walked = replace(made, bundle=replace(made.bundle, manifest=manifest))

@@ -99,9 +99,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way", "form"), product(CLASSES, WAYS, FORMATS))
-def test_masked_loss_and_distillation_read_classes_wherever_they_stand(
-    name: str, way: str, form: str
-) -> None:
+def test_masked_loss_and_distillation_find_classes(name: str, way: str, form: str) -> None:
     loss, output = LOSSES[name]
     module = sequential([("head", nn.Linear(3, output[-1]))])
     objective = Objective(module, TensorSpec((*output[:-1], 3)), loss, **WAYS[way])

@@ -88,9 +88,7 @@ def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
         ],
     ),
 )
-def test_the_exported_step_of_the_federated_papers_models_equals_torch(
-    model: str, cut: int, form: str
-) -> None:
+def test_the_exported_step_of_federated_papers_models(model: str, cut: int, form: str) -> None:
     assert _worst_error(form, OutputSide(build_model(model), cut)) <= 1e-4
 
 

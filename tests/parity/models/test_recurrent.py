@@ -90,9 +90,7 @@ def training_step(
         rare=[(nn.LSTM, 2, True), (nn.GRU, 3, False), (nn.GRU, 2, True), (nn.LSTM, 3, False)],
     ),
 )
-def test_the_exported_step_equals_torch_s_layer(
-    kind: Any, layers: int, bidirectional: bool, form: str
-) -> None:
+def test_the_exported_step_equals_torchs(kind: Any, layers: int, bidirectional: bool, form: str) -> None:
     torch.manual_seed(0)
     theirs = Outputs(kind(E, H, layers, bidirectional=bidirectional, batch_first=True))
     step = training_step(theirs)
@@ -169,7 +167,7 @@ def test_equal_steps_give_equal_bytes(form: str) -> None:
     assert first == second
 
 
-def test_a_sequence_that_is_too_long_to_be_written_out_is_refused_for_executorch() -> None:
+def test_a_too_long_sequence_is_refused_for_executorch() -> None:
     ours = Outputs(nn.LSTM(E, H, batch_first=True))
 
     with pytest.raises(ExportError, match=f"LSTM layer over {STEPS + 1} steps.*at most {STEPS}.*for onnx"):
