@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.session import Session
 from edgefl_server.profiling.fleet import ProfilingOptions
 from edgefl_server.profiling.rows import by_tier
+from edgefl_server.run_spec import RunSpec
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
-from tests.server.fleet import (
-    MakeDevice,
-    RunningServer,
-    ScriptedDevice,
-    plan_for,
-)
+from tests.server.fleet import MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve, plan_for
 from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone
+from tests.wire.mqtt.events import wait_up
 
 
 @pytest.fixture
@@ -35,20 +34,33 @@ def device(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[Ma
 
 
 @pytest.fixture
-def serve(
-    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> Iterator[Callable[..., RunningServer]]:
+def plan_of(federation: str, limits: Limits) -> MakePlan:
+    """Function that makes the plan of this test's federation, with the rules that it is given."""
+    return functools.partial(plan_for, federation, limits)
+
+
+@pytest.fixture
+def serve(mosquitto: Mosquitto, plan_of: MakePlan, tmp_path: Path) -> Iterator[Serve]:
+    """``serve(**rules)`` or ``serve(plan, **options of the service)``: a server that runs in ``tmp_path / "out"``."""
     running: list[RunningServer] = []
 
-    def start(**rules: Any) -> RunningServer:
-        plan = plan_for(federation, limits, **rules)
-        running.append(RunningServer.start(plan, mosquitto.address, tmp_path / "out"))
+    def start(plan: RunSpec | None = None, /, **given: Any) -> RunningServer:
+        plan, options = (plan_of(**given), {}) if plan is None else (plan, given)
+        running.append(RunningServer.start(plan, mosquitto.address, tmp_path / "out", **options))
         return running[-1]
 
     yield start
     for each in running:
         if each.thread and each.thread.is_alive():
             each.stop()
+
+
+@pytest.fixture
+def stranger(mosquitto: Mosquitto, connect: SessionFactory) -> Session:
+    """Another client of the broker, which is connected."""
+    session = connect(mosquitto.address)
+    wait_up(session)
+    return session
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from edgefl.wire.mqtt.messages import (
     Hello,
     Message,
     Profile,
+    Progress,
     Round,
     Status,
     Task,
@@ -108,13 +109,15 @@ def plan_for(federation: str, limits: Limits, **rules: Any) -> RunSpec:
     )
 
 
+def with_manifest(tier: TierSpec, **changes: Any) -> TierSpec:
+    """Return the tier with changes to its bundle's manifest."""
+    manifest = msgspec.structs.replace(tier.bundle.manifest, **changes)
+    return replace(tier, bundle=replace(tier.bundle, manifest=manifest))
+
+
 def needing_carry(tiers: Mapping[str, TierSpec]) -> dict[str, TierSpec]:
     """The tiers with manifests that say so."""
-    made = {}
-    for name, tier in tiers.items():
-        manifest = msgspec.structs.replace(tier.bundle.manifest, carry_needed=True)
-        made[name] = replace(tier, bundle=replace(tier.bundle, manifest=manifest))
-    return made
+    return {name: with_manifest(tier, carry_needed=True) for name, tier in tiers.items()}
 
 
 def trained(device: str, task: Task) -> Arrays:
@@ -124,24 +127,24 @@ def trained(device: str, task: Task) -> Arrays:
     return {name: rng.normal(size=WEIGHTS[name].shape).astype(np.float32) for name in names_of(task.tier)}
 
 
+PROFILE = Profile(
+    step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3, down_wire_bytes=0
+)
+
+
 def update_for(device: str, task: Task, version: str, arrays: Mapping[str, Any], /, **changes: Any) -> Update:
-    update = Update(
-        run=task.run,
-        round=task.round,
-        device=device,
-        nonce=task.nonce,
-        tier=task.tier,
-        model_version=version,
-        samples=10,
-        metrics={"loss": 1.5},
-        profile=Profile(
-            step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3, down_wire_bytes=0
-        ),
-        codec="dense",
-        codec_version=1,
-        tensors=tensors.dump(arrays),
+    same = {name: getattr(task, name) for name in ("run", "round", "nonce", "tier")}
+    same |= {"device": device, "model_version": version, "samples": 10, "metrics": {"loss": 1.5}}
+    same |= {"profile": PROFILE, "codec": "dense", "codec_version": 1, "tensors": tensors.dump(arrays)}
+    return Update(**{**same, **changes})
+
+
+def progress(stage: str, **changes: Any) -> Progress:
+    """Return what a device of the strong tier reports in round 1."""
+    numbers: dict[str, Any] = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
+    return Progress(
+        **{"round": 1, "tier": "strong", "stage": stage, "loss": 1.0, "step_ms": 1.0, **numbers, **changes}
     )
-    return Update(**{**{name: getattr(update, name) for name in update.__struct_fields__}, **changes})
 
 
 def chunks_of(data: bytes, nonce: str, size: int) -> list[UpdateChunk]:
@@ -278,6 +281,8 @@ class ScriptedDevice:
 
 MakeDevice = Callable[..., ScriptedDevice]
 """Fixture that starts a scripted device."""
+MakePlan = Callable[..., RunSpec]
+"""Fixture that makes a plan."""
 
 
 @dataclass
@@ -341,6 +346,10 @@ class RunningServer:
     def stop(self) -> None:
         self.service.stop()
         self.join()
+
+
+Serve = Callable[..., RunningServer]
+"""Fixture that starts a server."""
 
 
 def fetch(session: Session, federation: str, ref: BlobRef) -> bytes:

@@ -57,7 +57,7 @@ def test_a_change_longer_than_the_limit_is_shortened_to_it(change: bool) -> None
     if change:
         form = Form("floats", sections=(Section(tuple(SUFFIX), FloatValues()),), change=True)
         arrays = {"values": np.array([3, 0, 0, 4], np.float32)}
-    for limit, share in ((1.0, 0.2), (100.0, 1.0)):
+    for limit, share in ((1.0, 0.2), (5.0, 1.0), (100.0, 1.0)):
         aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=Clip(limit, OLD))
         aggregator.add(aggregator.check(arrays, SUFFIX, form), 1)
         new = aggregator.result(OLD)

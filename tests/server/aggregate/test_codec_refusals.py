@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,23 @@ import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Port
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.events import Rejected, RoundClosed
 from edgefl_server.run_spec import RunSpec
-from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
     MakeDevice,
-    RunningServer,
+    MakePlan,
     ScriptedDevice,
+    Serve,
     names_of,
-    plan_for,
     trained,
     update_for,
+    with_manifest,
 )
 
 NAMES = tuple(sorted(WEIGHTS))
@@ -59,12 +58,9 @@ def honest(form: Form, device: str, number: int) -> Arrays:
     return arrays
 
 
-def mask(rng: np.random.Generator, more: int = 0) -> np.ndarray:
-    """As many bits set per tensor as the form keeps, and ``more`` in the largest."""
-    flags = []
-    for size in SIZES.values():
-        kept = Sparse(0.05).kept(size) + (more if size == max(SIZES.values()) else 0)
-        flags.append(rng.permutation(np.arange(size) < kept))
+def mask(rng: np.random.Generator) -> np.ndarray:
+    """As many bits set per tensor as the form keeps."""
+    flags = [rng.permutation(np.arange(size) < Sparse(0.05).kept(size)) for size in SIZES.values()]
     return np.packbits(np.concatenate(flags), bitorder="little")
 
 
@@ -127,10 +123,6 @@ def dense_in_disguise(device: ScriptedDevice, task: Task, opened: Round) -> None
     send(device, task, opened, SIGNED, trained(device.name, task))
 
 
-def too_many_kept(_: np.ndarray) -> np.ndarray:
-    return mask(np.random.default_rng(1), more=1)
-
-
 def gaps(count: int) -> Answer:
     """A few bytes that say they stand for a mask of ``count`` entries."""
 
@@ -147,102 +139,44 @@ def gaps(count: int) -> Answer:
     return answer
 
 
-def beyond_the_last(array: np.ndarray) -> np.ndarray:
-    return np.concatenate([array[:-1], array[-1:] | np.uint8(0x80)])
-
-
 CASES: list[tuple[str, Form, Answer, str, str]] = [
     ("one byte too few", SIGNED, bad(SIGNED, codes=lambda a: a[:-1]), "wrong-shape", "codes"),
-    ("one byte too many", SIGNED, bad(SIGNED, codes=lambda a: np.append(a, a[:1])), "wrong-shape", "codes"),
-    ("no bytes", SIGNED, bad(SIGNED, codes=lambda a: a[:0]), "wrong-shape", "codes"),
-    ("two dimensions", SIGNED, bad(SIGNED, codes=lambda a: a[None]), "wrong-shape", "codes"),
-    ("codes as float", SIGNED, bad(SIGNED, codes=lambda a: a.astype(np.float32)), "wrong-dtype", "codes"),
     ("codes signed", SIGNED, bad(SIGNED, codes=lambda a: a.view(np.int8)), "wrong-dtype", "codes"),
-    ("a scale too few", SIGNED, bad(SIGNED, scales=lambda a: a[:-1]), "wrong-shape", "scales"),
     ("no scales", SIGNED, bad(SIGNED, scales=lambda a: None), "wrong-names", "scales"),
-    (
-        "scales of float64",
-        SIGNED,
-        bad(SIGNED, scales=lambda a: a.astype(np.float64)),
-        "wrong-dtype",
-        "scales",
-    ),
     ("scale is NaN", SIGNED, bad(SIGNED, scales=first(np.nan)), "not-finite", "scales"),
-    ("scale is infinite", SIGNED, bad(SIGNED, scales=first(np.inf)), "not-finite", "scales"),
-    ("scale is minus infinity", SIGNED, bad(SIGNED, scales=first(-np.inf)), "not-finite", "scales"),
     ("scale is negative", SIGNED, bad(SIGNED, scales=first(-0.1)), "bad-scale", "never negative"),
     ("scale is huge", SIGNED, bad(SIGNED, scales=first(1e30)), "too-large", "scale"),
-    ("more than was asked for", SIGNED, bad(SIGNED, values=lambda a: a), "wrong-names", "values"),
     ("an unknown codec", SIGNED, told(SIGNED, codec="magic"), "unknown-codec", "'magic' version 1"),
     ("a codec of 4 KB", SIGNED, told(SIGNED, codec="x" * 4096), "unknown-codec", "this server does not know"),
     ("a version to come", SIGNED, told(SIGNED, codec_version=2), "wrong-codec", "'scaled_sign' version 2"),
     ("no version", SIGNED, told(SIGNED, codec_version=0), "wrong-codec", "version 0"),
     ("another codec of the fleet", SIGNED, told(SIGNED, codec="signsgd"), "wrong-codec", "'signsgd'"),
-    (
-        "another codec's bytes",
-        SIGNED,
-        good(SPARSE),
-        "wrong-codec",
-        "'topk' version 1, its tier by 'scaled_sign'",
-    ),
     ("dense", SIGNED, dense, "wrong-codec", "'dense' version 1, its tier by 'scaled_sign' version 1"),
     ("dense under the codec's name", SIGNED, dense_in_disguise, "wrong-names", "codes"),
     ("no tensors", SIGNED, lambda d, t, o: send(d, t, o, SIGNED, b""), "malformed", "safetensors"),
-    ("a bit too many", SPARSE, bad(SPARSE, mask=too_many_kept), "malformed", "of body.weight, not 30"),
     ("no bit", SPARSE, bad(SPARSE, mask=np.zeros_like), "malformed", "keeps 0 of"),
-    ("bits beyond the last", SPARSE, bad(SPARSE, mask=beyond_the_last), "malformed", "beyond its"),
-    ("values too many", SPARSE, bad(SPARSE, values=lambda a: np.append(a, a[:1])), "wrong-shape", "values"),
-    ("value is NaN", SPARSE, bad(SPARSE, values=first(np.nan)), "not-finite", "values"),
     ("gaps of an exabyte", SPARSE, gaps(10**18), "malformed", "mask"),
     ("gaps of one entry more", SPARSE, gaps(MASK_BITS + 1), "malformed", "mask"),
     ("a loss of NaN", SIGNED, told(SIGNED, metrics={"loss": np.nan}), "not-finite", "metric loss"),
-    ("an infinite loss", KNOWN, told(KNOWN, metrics={"loss": np.inf}), "not-finite", "metric loss"),
     (
-        "another metric of minus infinity",
+        "another metric",
         SPARSE,
-        told(SPARSE, metrics={"loss": 1.0, "norm": -np.inf}),
+        told(SPARSE, metrics={"loss": 1, "norm": -np.inf}),
         "not-finite",
         "metric norm",
     ),
     ("no loss beside a known scale", KNOWN, told(KNOWN, metrics={}), "malformed", "no metric 'loss'"),
     ("a change of 5000", HALVES, bad(HALVES, halves=first(5000)), "too-large", "beyond 4096"),
-    ("halves are infinite", HALVES, bad(HALVES, halves=first(np.inf)), "not-finite", "halves"),
-    (
-        "halves as float32",
-        HALVES,
-        bad(HALVES, halves=lambda a: a.astype(np.float32)),
-        "wrong-dtype",
-        "halves",
-    ),
 ]
 
 
 def coded(plan: RunSpec, form: Form) -> RunSpec:
     """The plan in which the strong devices send updates of ``form``."""
-    tier = plan.tiers["strong"]
     port = Port(name="update.mask", role="update", dtype="uint8", shape=(-(-MASK_BITS // 8),), mask=MASK_BITS)
-    (graph,) = tier.bundle.manifest.graphs
+    (graph,) = plan.tiers["strong"].bundle.manifest.graphs
     graphs = (msgspec.structs.replace(graph, outputs=(port,) if form.masked else ()),)
-    manifest = msgspec.structs.replace(tier.bundle.manifest, graphs=graphs, codec=form.codec)
-    made = replace(tier, bundle=replace(tier.bundle, manifest=manifest), form=form)
-    return replace(plan, tiers={"strong": made})
-
-
-@pytest.fixture
-def serve(
-    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> Iterator[Callable[..., RunningServer]]:
-    running: list[RunningServer] = []
-
-    def start(form: Form, **rules: Any) -> RunningServer:
-        plan = coded(plan_for(federation, limits, **rules), form)
-        running.append(RunningServer.start(plan, mosquitto.address, tmp_path / "out"))
-        return running[-1]
-
-    yield start
-    for each in running:
-        if each.thread and each.thread.is_alive():
-            each.stop()
+    tier = with_manifest(plan.tiers["strong"], graphs=graphs, codec=form.codec)
+    return replace(plan, tiers={"strong": replace(tier, form=form)})
 
 
 def moved_by(form: Form, device: str, number: int = 1) -> Arrays:
@@ -256,11 +190,18 @@ def moved_by(form: Form, device: str, number: int = 1) -> Arrays:
     ("form", "answer", "reason", "text"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_a_bad_coded_update_is_refused_and_the_round_goes_on(
-    device: MakeDevice, serve: Any, tmp_path: Path, form: Form, answer: Answer, reason: str, text: str
+    device: MakeDevice,
+    serve: Serve,
+    plan_of: MakePlan,
+    tmp_path: Path,
+    form: Form,
+    answer: Answer,
+    reason: str,
+    text: str,
 ) -> None:
     culprit = device("strong-1", answer)
     device("strong-0", good(form))
-    server = serve(form, min_devices=2, rounds=1)
+    server = serve(coded(plan_of(min_devices=2, rounds=1), form))
     refused = server.wait_for(Rejected)
     closed = server.wait_for(RoundClosed)
     server.join()
@@ -275,17 +216,17 @@ def test_a_bad_coded_update_is_refused_and_the_round_goes_on(
     assert all(np.array_equal(model[name], expected[name]) for name in NAMES)
 
 
-def test_a_loss_need_not_be_told_where_the_numbers_that_are_sent_show_what_it_would() -> None:
+def test_a_loss_is_optional_where_the_update_shows_it() -> None:
     mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), FloatValues())), change=True)
     assert [form.silent for form in (KNOWN, SIGNED, SPARSE, HALVES, DENSE, mixed)] == [True] + [False] * 5
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_coded_update_as_it_should_be_is_taken(
-    device: MakeDevice, serve: Any, tmp_path: Path, form: Form
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path, form: Form
 ) -> None:
     devices = [device(name, good(form)) for name in ("strong-0", "strong-1")]
-    server = serve(form, min_devices=2, rounds=1)
+    server = serve(coded(plan_of(min_devices=2, rounds=1), form))
     closed = server.wait_for(RoundClosed)
     server.join()
 

@@ -13,7 +13,7 @@ import edgefl_server
 
 
 @pytest.mark.parametrize("module", ["blocks", "code_kernels", "kernels", "scans"])
-def test_compiled_loops_take_nothing_from_files_that_numbas_cache_does_not_look_at(module: str) -> None:
+def test_compiled_loops_depend_on_cached_files_only(module: str) -> None:
     """A number that another file defines would be frozen into the cache, and stale once that file is changed."""
     tree = ast.parse((Path(edgefl_server.__file__).parent / "aggregate" / f"{module}.py").read_text())
     taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

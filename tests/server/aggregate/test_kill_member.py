@@ -28,7 +28,7 @@ def devices(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[l
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_while_the_method_begins_again_goes_on_from_there(
+def test_a_restart_of_the_method_survives_kills(
     devices: list[ScriptedDevice], mosquitto: Mosquitto, federation: str, tmp_path: Path
 ) -> None:
     victim = Victim(mosquitto.port, federation, tmp_path, serve=kill_member.serve)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,12 +15,10 @@ from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.robust import (
-    BLOCK,
     MEAN,
     Floats,
     Held,
     MeanRule,
-    buffered_bytes,
     change_norm,
     clip_factor,
     combine,
@@ -63,9 +60,7 @@ def by_hand(column: list[float], rule: MeanRule) -> float:
 @pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds())
-def test_rule_gives_what_its_definition_says_over_the_holders(
-    rule: MeanRule, given_round: tuple[Floats, Held]
-) -> None:
+def test_a_rule_follows_its_definition(rule: MeanRule, given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
     result, anyone = combine(values, held, rule)
@@ -80,9 +75,7 @@ def test_rule_gives_what_its_definition_says_over_the_holders(
 @pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds(), seed=st.integers(0, 1000))
-def test_no_order_of_arrival_changes_a_bit(
-    rule: MeanRule, given_round: tuple[Floats, Held], seed: int
-) -> None:
+def test_order_changes_no_bit(rule: MeanRule, given_round: tuple[Floats, Held], seed: int) -> None:
     values, held = given_round
     order = np.random.default_rng(seed).permutation(len(values))
 
@@ -100,9 +93,7 @@ def test_signed_zeros_do_not_show_which_came_first(rule: MeanRule) -> None:
 
 @on_rules
 @given(given_round=rounds())
-def test_result_lies_between_the_smallest_and_the_largest_holder(
-    rule: MeanRule, given_round: tuple[Floats, Held]
-) -> None:
+def test_a_result_lies_between_its_holders(rule: MeanRule, given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
     result, anyone = combine(values, held, rule)
@@ -114,9 +105,7 @@ def test_result_lies_between_the_smallest_and_the_largest_holder(
 
 @on_rules
 @given(given_round=rounds(), shift=st.integers(-64, 64))
-def test_moving_all_values_moves_the_result_as_far(
-    rule: MeanRule, given_round: tuple[Floats, Held], shift: int
-) -> None:
+def test_a_shift_moves_the_result(rule: MeanRule, given_round: tuple[Floats, Held], shift: int) -> None:
     values, held = given_round
     exact = values.astype(np.float64)
 
@@ -129,10 +118,8 @@ def test_moving_all_values_moves_the_result_as_far(
 def test_trimming_a_share_of_nobody_is_the_mean(given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
-    assert (
-        combine(values, held, MeanRule("trimmed_mean", 0.1))[0].tobytes()
-        == combine(values, held)[0].tobytes()
-    )
+    trimmed = combine(values, held, MeanRule("trimmed_mean", 0.1))[0]
+    assert trimmed.tobytes() == combine(values, held)[0].tobytes()
 
 
 def test_mean_of_equal_float64_is_that_number() -> None:
@@ -146,9 +133,7 @@ def test_mean_of_equal_float64_is_that_number() -> None:
     # 0.29 * 100 is 28.999... in floats; a share of almost one half must leave one; 4 holders lose nothing to 0.2.
     [(0.29, 100, 29), (0.4999999999, 2, 0), (0.4, 5, 2), (0.2, 4, 0), (0.2, 5, 1)],
 )
-def test_trimmed_mean_drops_the_floor_of_its_share_and_never_all(
-    trim: float, holders: int, expected: int
-) -> None:
+def test_trimmed_mean_drops_the_floor(trim: float, holders: int, expected: int) -> None:
     powers = 1.001 ** np.arange(holders)[:, None]
 
     result, _ = combine(powers, np.ones((holders, 1), bool), MeanRule("trimmed_mean", trim))
@@ -197,23 +182,6 @@ def test_poisoned_updates_cannot_leave_the_honest_range(rule: MeanRule, attack: 
     assert not ((lowest <= mean) & (mean <= highest)).any()  # the attack is one
 
 
-@pytest.mark.parametrize("updates", [1, 2, 33])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_stated_memory_is_not_exceeded(updates: int, dtype: type[np.floating]) -> None:
-    entries = 600_000 // updates
-    values, held = np.ones((updates, entries), dtype), np.ones((updates, entries), bool)
-
-    tracemalloc.start()
-    combine(values, held, MEDIAN)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-
-    block = min(
-        BLOCK, values.size
-    )  # the caller's values of a block and their marks are part of what is stated
-    assert peak <= buffered_bytes(updates, entries) - 4 * (updates + 2) * entries - 5 * block + 9 * entries
-
-
 @pytest.mark.parametrize(
     ("kind", "trim", "message"),
     [
@@ -221,6 +189,7 @@ def test_stated_memory_is_not_exceeded(updates: int, dtype: type[np.floating]) -
         ("trimmed_mean", 0.5, "below 0.5"),
         ("median", 0.1, "does not use"),
         ("trimmed_mean", 0.0, "or the rule mean"),
+        ("multi_krum", 0.0, "multi_krum with trim 0"),
     ],
 )
 def test_rule_that_cannot_be_is_refused(kind: str, trim: float, message: str) -> None:
@@ -242,9 +211,7 @@ def test_only_the_mean_needs_no_buffer() -> None:
     ],
     ids=str,
 )
-def test_a_rule_leaves_nobody_out_where_so_few_hold_an_entry_and_then_one_device_moves_it_far(
-    rule: MeanRule, open_to_one: list[int]
-) -> None:
+def test_too_few_holders_are_not_protected(rule: MeanRule, open_to_one: list[int]) -> None:
     assert [holders for holders in range(13) if unprotected(rule, holders)] == open_to_one
     for holders in range(1, 13):
         values = np.ones((holders, 1))
@@ -254,10 +221,11 @@ def test_a_rule_leaves_nobody_out_where_so_few_hold_an_entry_and_then_one_device
 
 
 def test_clipping_shortens_long_changes_to_the_limit_and_leaves_short_ones() -> None:
-    assert clip_factor(4.0, 1.0) == 0.25
-    assert clip_factor(0.5, 1.0) == 1.0 and clip_factor(0.0, 1.0) == 1.0
-    with pytest.raises(ConfigError, match="above 0"):
-        clip_factor(1.0, 0.0)
+    assert clip_factor(4.0, 1.0) == 0.25 and clip_factor(2.5, 2.0) == 0.8
+    assert clip_factor(0.5, 1.0) == clip_factor(0.0, 1.0) == clip_factor(2.0, 2.0) == 1.0
+    for limit in (0.0, float("nan")):
+        with pytest.raises(ConfigError, match="above 0"):
+            clip_factor(1.0, limit)
 
 
 SHAPES: dict[str, tuple[int, ...]] = {"w": (4, 3), "b": (4,), "n.running_var": (2,)}
@@ -287,11 +255,10 @@ def test_norm_of_a_slice_and_of_single_entries_looks_at_the_entries_held() -> No
     base = {**BASE, "w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": np.arange(4, dtype=np.float32)}
     sliced: dict[str, Region] = {"w": Block(((3, 0), (1,)))}
     single: dict[str, Region] = {"values": Entries(("w", "n.running_var", "b"), np.array([5, 12, 17]))}
+    values = np.array([9, 1e6, 6], np.float32)  # from 5, -, 3 at b[3]
 
     assert norm(DENSE, {"w": np.array([[13], [5]], np.float32)}, sliced, base) == 5.0  # from 10 and 1
-    assert (
-        norm(DENSE, {"values": np.array([9, 1e6, 6], np.float32)}, single, base) == 5.0
-    )  # from 5, -, 3 at b[3]
+    assert norm(DENSE, {"values": values}, single, base) == 5.0
 
 
 def signs(groups: dict[str, int], *names: str) -> Section:

@@ -79,11 +79,7 @@ def test_a_variance_may_grow_by_so_many_of_itself_or_of_its_layers() -> None:
 @pytest.mark.parametrize("reach", [0.0, 3.0])
 def test_no_round_leaves_a_variance_below_zero(reach: float) -> None:
     changes = {name: np.full(array.shape, -1e3, np.float32) for name, array in OLD.items()}
-    sent = {
-        "values": np.concatenate([changes[name].reshape(-1) for name in ("w", *STATISTICS)]).astype(
-            np.float32
-        )
-    }
+    sent = {"values": np.full(sum(array.size for array in OLD.values()), -1e3, np.float32)}
     for arrays, form in ((POISON, DENSE), (sent, PLAIN), (changes, CHANGES)):
         new = after(aggregator(reach), arrays, form=form)
         assert (new["bn.running_var"] == 0).all() and not np.signbit(new["bn.running_var"]).any()
@@ -188,9 +184,8 @@ def test_where_bad_updates_are_looked_for_statistics_become_their_median() -> No
     for name in STATISTICS:
         low, high = (OLD[name] + np.float32(step) / 4 for step in (-1, 2))
         assert ((low <= new[name]) & (new[name] <= high)).all()
-    np.testing.assert_allclose(
-        new["w"], OLD["w"] + 2 / 4 / 7, rtol=1e-6
-    )  # what is trained is a mean as before
+    # What is trained is a mean as before.
+    np.testing.assert_allclose(new["w"], OLD["w"] + 2 / 4 / 7, rtol=1e-6)
 
 
 def test_medians_of_changes_are_added_and_what_nobody_holds_stays() -> None:
@@ -222,22 +217,14 @@ def test_shares_of_a_round_have_one_median() -> None:
         (AggregateSpec(MeanRule("median")), False),  # of everything, statistics too
     ],
 )
-def test_a_round_bounds_what_is_not_trained_and_takes_its_median_where_a_file_asks_for_protection(
-    spec: AggregateSpec, median: bool
-) -> None:
+def test_a_round_bounds_its_statistics(spec: AggregateSpec, median: bool) -> None:
     weights = ("stem.weight", "body.weight", "head.weight")
     plan = replace(plan_for("bounded", Limits()), trained=frozenset(weights), aggregate=spec)
-    opened = OpenRound(
-        1, "v", 0.0, 9.0, 1, Assignments({"strong-0": Assignment("strong-0", "strong", 0, "n")})
-    )
+    tasks = Assignments({"strong-0": Assignment("strong-0", "strong", 0, "n")})
+    opened = OpenRound(1, "v", 0.0, 9.0, 1, tasks)
+    model = RoundModel(ModelVersion.of(plan, 0, plan.initial), lambda: plan.initial)
 
-    active = begin_aggregation(
-        plan,
-        opened,
-        RoundModel(ModelVersion.of(plan, 0, plan.initial), lambda: plan.initial),
-        device="cpu",
-        sums=None,
-    )
+    active = begin_aggregation(plan, opened, model, device="cpu", sums=None)
 
     bounds = active.aggregator._statistics
     assert bounds is not None and bounds.names == {"body.bias"} and bounds.median == median

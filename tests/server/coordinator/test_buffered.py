@@ -146,9 +146,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2), st.integers(0, 20))
-def test_each_task_ends_once_and_each_update_is_in_one_step(
-    events: list[Any], concurrency: int, buffer: int, late: int, pace: int
-) -> None:
+def test_tasks_end_once(events: list[Any], concurrency: int, buffer: int, late: int, pace: int) -> None:
     run = Run(replace(RULES, concurrency=concurrency, buffer=buffer, max_staleness=late))
     for event in events:
         run.now += pace

@@ -158,10 +158,8 @@ def test_too_few_reports_wait_for_offline_devices_until_the_deadline() -> None:
     rules, state = opened(deadline_s=100, min_reports=3)
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = answer(rules, state, "strong-0", "strong-1")
-    assert (
-        machine.wake_at(rules, state, 2.0) == 100.0
-        and machine.step(rules, state, states.Tick(), 50.0)[1] == ()
-    )
+    assert machine.wake_at(rules, state, 2.0) == 100.0
+    assert machine.step(rules, state, states.Tick(), 50.0)[1] == ()
 
 
 def test_offline_devices_have_the_grace_after_an_outage_or_a_restart() -> None:
@@ -172,10 +170,8 @@ def test_offline_devices_have_the_grace_after_an_outage_or_a_restart() -> None:
     assert not actions and machine.wake_at(rules, delayed, 33.0) == 36.0
     assert state.round is not None
     restarted = replace(state, round=replace(state.round, deadline=60.0 + 100))
-    assert (
-        machine.step(rules, restarted, states.Tick(), 60.0)[1] == ()
-        and machine.wake_at(rules, restarted, 60.0) == 65.0
-    )
+    assert machine.step(rules, restarted, states.Tick(), 60.0)[1] == ()
+    assert machine.wake_at(rules, restarted, 60.0) == 65.0
 
 
 def test_a_device_that_blinks_is_still_selected() -> None:
@@ -185,12 +181,6 @@ def test_a_device_that_blinks_is_still_selected() -> None:
     state, _ = answer(rules, state, "weak-0")
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 5.9)
     assert isinstance(actions[0], Open) and "strong-0" in actions[0].round.assignments
-
-
-def test_an_outage_of_the_server_moves_the_deadline() -> None:
-    rules, state = opened()
-    state, actions = machine.step(rules, state, states.Outage(30.0), 35.0)
-    assert not actions and state.round is not None and state.round.deadline == 40.0
 
 
 def test_a_hello_repeats_the_task_until_it_is_answered() -> None:
@@ -264,9 +254,8 @@ def test_a_tier_is_given_by_name_then_by_memory() -> None:
 
 
 def test_a_device_without_a_tier_is_never_selected() -> None:
-    state, actions = machine.step(
-        RULES, machine.initial(VERSION, 0.0), states.DeviceHello("phone", 0, 5), 0.0
-    )
+    small = states.DeviceHello("phone", 0, 5)
+    state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), small, 0.0)
     assert state.phase == "waiting" and not actions
 
 
@@ -282,9 +271,7 @@ def test_tasks_follow_from_the_seed() -> None:
 @given(
     st.sets(st.text("abcdef", min_size=1), min_size=1, max_size=40), st.floats(0.01, 1.0), st.integers(0, 99)
 )
-def test_a_sample_is_a_share_of_the_devices_whatever_their_order(
-    names: set[str], fraction: float, seed: int
-) -> None:
+def test_a_sample_is_a_share_of_the_devices(names: set[str], fraction: float, seed: int) -> None:
     count = share(fraction, len(names))
     chosen = sample(seed, 1, names, count)
     assert len(set(chosen)) == count and set(chosen) <= names
@@ -307,9 +294,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 2), st.integers(0, 4))
-def test_whatever_happens_rounds_open_in_order_and_end_once(
-    events: list[Any], reports: int, pace: int
-) -> None:
+def test_rounds_open_in_order_and_end_once(events: list[Any], reports: int, pace: int) -> None:
     rules = replace(RULES, min_reports=reports, rounds=4)
     state, now, open_now, last = machine.initial(VERSION, 0.0), 0.0, 0, 0
     for event in events:

@@ -67,9 +67,8 @@ def test_a_run_that_every_device_declined_ends_with_their_reason(reason: str, re
     for number in (1, 2):
         assert state.round is not None and state.round.number == number
         for device, task in state.round.assignments.items():
-            state, actions = machine.step(
-                rules, state, states.TaskDeclined(device, task.nonce, reason), float(number)
-            )
+            declined = states.TaskDeclined(device, task.nonce, reason)
+            state, actions = machine.step(rules, state, declined, float(number))
 
     refuse = actions[-1]
     assert isinstance(refuse, Refuse) and f"strong-0, weak-0 ({reason})" in refuse.text
@@ -148,12 +147,6 @@ def test_nobody_is_known_by_a_status_alone() -> None:
         assert machine.step(RULES, state, states.DeviceStatus("x", online), 3.0) == (state, ())
 
 
-def test_a_device_that_was_gone_before_its_hello_was_never_seen() -> None:
-    gone = states.DeviceHello("weak-0", 8, 50, online=False)
-    state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 50.0)
-    assert state.devices == {"weak-0": Device("weak-0", "weak", 50, False, 0.0)} and not actions
-
-
 def test_a_status_that_is_no_news_changes_nothing() -> None:
     rules, state = opened()
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
@@ -166,10 +159,9 @@ def test_a_device_that_is_gone_for_good_has_no_grace() -> None:
     state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
     state, _ = machine.step(RULES, state, states.DeviceStatus("weak-0", online=False), 100.0)
     assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == ["weak-0"]
+    gone = states.DeviceStatus("weak-0", online=False, for_good=True)
     for _ in range(2):
-        state, _ = machine.step(
-            RULES, state, states.DeviceStatus("weak-0", online=False, for_good=True), 101.0
-        )
+        state, _ = machine.step(RULES, state, gone, 101.0)
         assert roster.eligible(state.devices, 101.0, RULES.offline_grace_s) == []
 
 
@@ -178,11 +170,7 @@ def test_an_outage_moves_every_clock_that_runs_and_no_other() -> None:
     state, _ = machine.step(rules, state, states.DeviceStatus("weak-0", online=False), 1.0)
     state, _ = machine.step(rules, state, states.Outage(30.0), 31.0)
     assert state.round is not None and (state.round.opened, state.round.deadline) == (0.0, 40.0)
-    assert {name: device.seen for name, device in state.devices.items()} == {
-        "strong-0": 0.0,
-        "strong-1": 0.0,
-        "weak-0": 31.0,
-    }
+    assert [state.devices[name].seen for name in ("strong-0", "strong-1", "weak-0")] == [0.0, 0.0, 31.0]
     waiting, _ = machine.step(RULES, machine.initial(VERSION, 5.0), states.Outage(30.0), 35.0)
     assert waiting.waiting_since == 35.0 and machine.wake_at(RULES, waiting, 35.0) == 135.0
 
@@ -192,10 +180,8 @@ def test_the_first_answer_stands() -> None:
     state, _ = machine.step(rules, state, states.Answered("strong-0", False, "why"), 1.0)
     after, actions = machine.step(rules, state, states.Answered("strong-0", True), 1.0)
     assert after == state and not actions and state.round is not None
-    assert (state.round.assignments["strong-0"].status, state.round.assignments["strong-0"].reason) == (
-        "rejected",
-        "why",
-    )
+    task = state.round.assignments["strong-0"]
+    assert (task.status, task.reason) == ("rejected", "why")
     assert machine.step(rules, state, states.Answered("nobody", True), 1.0) == (state, ())
     # Nor that of a task that is over: the round may have ended while its device's update was refused.
     old = states.Answered("strong-1", False, nonce="of the round before")
@@ -229,9 +215,7 @@ def test_what_a_round_takes_over_from_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("rounds", "opening", "end"), [(1, 1, Refuse), (2, 1, Finish), (1, 0, Finish), (2, 2, Refuse)]
 )
-def test_a_run_whose_rounds_only_began_the_method_has_trained_nothing(
-    rounds: int, opening: int, end: type
-) -> None:
+def test_a_run_of_openings_trains_nothing(rounds: int, opening: int, end: type) -> None:
     rules, state = begun(rounds - 1, rounds=rounds, opening=opening)
     for event in accepted(*NAMES):
         state, actions = machine.step(rules, state, event, 1.0)
@@ -255,9 +239,8 @@ def test_a_run_whose_updates_are_not_finite_has_diverged(rounds: int) -> None:
     why = f"NaN: {DIVERGED}"
     while state.phase == "open":
         for name in NAMES:
-            state, actions = machine.step(
-                rules, state, states.Answered(name, accepted=False, reason=why), 1.0
-            )
+            refused = states.Answered(name, accepted=False, reason=why)
+            state, actions = machine.step(rules, state, refused, 1.0)
         assert why in actions[0].text and "deadline" not in actions[0].text  # type: ignore[union-attr]
     refuse = actions[-1]
     assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)

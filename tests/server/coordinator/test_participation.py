@@ -172,10 +172,8 @@ def test_the_grace_of_a_round_begins_anew_after_a_restart_or_an_outage() -> None
     assert not actions and machine.wake_at(rules, delayed, 40.0) == 45.0
     assert state.round is not None
     resumed = replace(state, round=replace(state.round, deadline=60.0 + 100))
-    assert (
-        machine.step(rules, resumed, states.Tick(), 60.0)[1] == ()
-        and machine.wake_at(rules, resumed, 60.0) == 65.0
-    )
+    assert machine.step(rules, resumed, states.Tick(), 60.0)[1] == ()
+    assert machine.wake_at(rules, resumed, 60.0) == 65.0
 
 
 def test_a_lost_carry_restarts_the_method_with_present_devices() -> None:
@@ -213,16 +211,8 @@ def test_what_cannot_be_made_again_ends_the_run(opening: int, position: int) -> 
     state, actions = play(rules, state, decline(state, "b"))
     assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
     assert "b (it declined (no-carry))" in actions[1].text and "cannot be made again" in actions[1].text
-    assert (
-        machine.step(rules, state, states.Tick(), 1e9) == (state, ())
-        and machine.wake_at(rules, state, 1e9) is None
-    )
-
-
-def test_why_an_update_was_refused_is_told_with_the_round_that_it_ends() -> None:
-    rules, state = begun(1)
-    _, actions = play(rules, state, states.Answered("b", False, "tensor w is not finite"))
-    assert "b (its update was refused: tensor w is not finite)" in actions[0].text
+    assert machine.step(rules, state, states.Tick(), 1e9) == (state, ())
+    assert machine.wake_at(rules, state, 1e9) is None
 
 
 def test_three_attempts_with_refused_updates_end_the_run() -> None:
@@ -303,11 +293,8 @@ def test_absent_refuse_ends_the_run_after_the_round_is_journaled(event: Any, why
     event = decline(state, "b") if event == "decline" else event
     state, actions = play(rules, state, *accepted("a", "c"), now=1.0)
     state, actions = play(rules, state, event, now=100.0)
-    assert (
-        kinds(actions) == [Abandon, Refuse]
-        and why in actions[1].text
-        and "start the server again" in actions[1].text
-    )
+    assert kinds(actions) == [Abandon, Refuse]
+    assert why in actions[1].text and "start the server again" in actions[1].text
     assert (state.phase, state.round, state.position, state.next_round) == ("done", None, 1, 3)
 
 
@@ -327,10 +314,8 @@ def test_a_refused_run_gives_members_the_grace_after_a_restart() -> None:
     rules, state = begun(1, absent="refuse")
     state, _ = play(rules, state, *left("c"), now=1.0)
     resumed = replace(state, phase="waiting", round=None, waiting_since=1e6)
-    assert (
-        machine.step(rules, resumed, states.Tick(), 1e6)[1] == ()
-        and machine.wake_at(rules, resumed, 1e6) == 1e6 + 5
-    )
+    assert machine.step(rules, resumed, states.Tick(), 1e6)[1] == ()
+    assert machine.wake_at(rules, resumed, 1e6) == 1e6 + 5
     assert kinds(play(rules, resumed, *back("c"), now=1e6 + 1)[1]) == [Open]
 
 

@@ -36,9 +36,7 @@ def trying(state: State) -> set[str]:
 
 
 @given(st.integers(0, 99), st.floats(0.01, 0.99), st.integers(0, 30), st.integers(0, 30))
-def test_shares_are_rounded_up_and_one_device_keeps_its_bundle(
-    seed: int, share: float, strong: int, weak: int
-) -> None:
+def test_shares_are_rounded_up(seed: int, share: float, strong: int, weak: int) -> None:
     rule = replace(RULE, seed=seed, share=share)
     devices = Devices(
         {name: Device(name, name.partition("-")[0], 1, True, 0.0) for name in names(strong, weak)}
@@ -98,9 +96,7 @@ def after(rounds: int, reports: dict[str, Reports], turnout: dict[str, Turnout] 
         (Reports(0.5, None), "promoted", "loss 0.5 with it"),
     ],
 )
-def test_it_is_judged_by_loss_and_time_when_the_trial_is_over(
-    candidate: Reports, verdict: str, told: str
-) -> None:
+def test_a_trial_is_judged_by_loss_and_time(candidate: Reports, verdict: str, told: str) -> None:
     trial = after(3, {**SAME, "strong@candidate": candidate})
     assert trial.verdict == verdict and told in trial.text
 

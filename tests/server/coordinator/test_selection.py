@@ -61,11 +61,8 @@ def rounds(
         tasks = list(state.round.assignments.values())
         selected.append([task.device for task in tasks])
         for task in tasks:
-            said = (
-                Answered(task.device, True)
-                if answers(task.device)
-                else TaskDeclined(task.device, task.nonce, "policy")
-            )
+            declined = TaskDeclined(task.device, task.nonce, "policy")
+            said = Answered(task.device, True) if answers(task.device) else declined
             state, _ = machine.step(rules, state, said, now)
         if state.phase == "closing":
             state, _ = machine.step(rules, state, ModelReady("w" * 64), now)
@@ -126,9 +123,7 @@ def test_who_waits_is_told_how_many_are_left_out() -> None:
 
 
 @given(st.integers(0, 9), st.sets(st.integers(0, 99), min_size=1), st.floats(0.05, 1), st.floats(1, 3))
-def test_by_default_it_draws_as_it_always_did(
-    seed: int, numbers: set[int], fraction: float, over: float
-) -> None:
+def test_the_default_draws_a_sample(seed: int, numbers: set[int], fraction: float, over: float) -> None:
     rules = replace(RULES, seed=seed, fraction=fraction, over_selection=over)
     all_names = [f"weak-{n}" for n in sorted(numbers)]
     state = fleet(rules, *all_names)
@@ -141,9 +136,7 @@ def test_by_default_it_draws_as_it_always_did(
     st.dictionaries(st.sampled_from("abcd"), st.integers(0, 20), min_size=1),
     st.integers(0, 60),
 )
-def test_seats_are_dealt_by_weight_where_there_is_room(
-    weights: dict[str, float], room: dict[str, int], count: int
-) -> None:
+def test_seats_are_dealt_by_weight(weights: dict[str, float], room: dict[str, int], count: int) -> None:
     dealt = selection.seats(weights, room, count)
     assert sum(dealt.values()) == min(count, sum(room.values()))
     assert all(0 <= dealt[name] <= room[name] for name in room)
@@ -157,9 +150,8 @@ def test_tiers_take_part_by_their_quotas() -> None:
     rule = Selection(policy="tiers", quotas=(("strong", 1.0), ("weak", 3.0)))
     rules = replace(RULES, fraction=0.2, selection=rule)
     _, selected = rounds(rules, fleet(rules, *names(20, 20)), 5)
-    assert [Counter(name.partition("-")[0] for name in each) for each in selected] == [
-        {"strong": 2, "weak": 6}
-    ] * 5
+    tiers = [Counter(name.partition("-")[0] for name in each) for each in selected]
+    assert tiers == [{"strong": 2, "weak": 6}] * 5
     assert len({tuple(each) for each in selected}) > 1, "each round draws anew"
 
 

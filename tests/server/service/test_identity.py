@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,30 +13,28 @@ import pytest
 from edgefl.errors import ProtocolError
 from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.keys import KeyPair, rotate
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import MessageSigner, open_message, unwrap
 from edgefl.wire.mqtt.events import IncomingMessage
-from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Hello, Progress, Round, Task, encode
+from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Round, Task, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Rejected, RoundClosed, Warned
 from edgefl_server.identity.registry import Registry
-from tests.conftest import Mosquitto, SessionFactory
 from tests.server.fleet import (
     PATIENCE_S,
     MakeDevice,
+    MakePlan,
     RunningServer,
     ScriptedDevice,
-    plan_for,
+    Serve,
+    progress,
     retained,
     silent,
     trained,
     update_for,
 )
-from tests.wire.mqtt.events import wait_for, wait_until, wait_up
+from tests.wire.mqtt.events import wait_for, wait_until
 from tests.wire.mqtt.speakers import speaker_in
-
-HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
 
 
 def signing(device: ScriptedDevice, speaker: MessageSigner) -> ScriptedDevice:
@@ -53,31 +50,23 @@ def spoiled(device: ScriptedDevice, task: Task, opened: Round) -> bytes:
     return encode(update_for(device.name, task, opened.model_version, arrays))
 
 
-def test_all_that_a_server_says_is_signed_for_where_it_is_said(
-    serve: Callable[..., RunningServer],
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    connect: SessionFactory,
-    federation: str,
-    tmp_path: Path,
+def test_all_that_a_server_says_is_signed_for_its_topic(
+    serve: Serve, device: MakeDevice, stranger: Session, federation: str, tmp_path: Path
 ) -> None:
-    listener, topics = connect(mosquitto.address), Topics(federation)
-    wait_up(listener)
+    topics = Topics(federation)
     mine = topics.device("strong-0")
-    listener.subscribe([topics.current_round, mine.tasks, mine.acks])
+    stranger.subscribe([topics.current_round, mine.tasks, mine.acks])
     server = serve(min_devices=1, rounds=1)
     device("strong-0")
     server.wait_for(RoundClosed)
 
     key = KeyPair(tmp_path / "out" / "signing.key").public
     for kind, topic in ((Round, topics.current_round), (Task, mine.tasks), (Ack, mine.acks)):
-        event = wait_for(listener, IncomingMessage, lambda event, topic=topic: event.topic == topic)
+        event = wait_for(stranger, IncomingMessage, lambda event, topic=topic: event.topic == topic)
         assert open_message(kind, topic, event.payload).key == key  # type: ignore[type-var]
 
 
-def test_a_second_update_for_a_task_is_not_acknowledged_as_the_first(
-    serve: Callable[..., RunningServer], device: MakeDevice
-) -> None:
+def test_a_second_update_for_a_task_is_not_accepted(serve: Serve, device: MakeDevice) -> None:
     server = serve(min_devices=2, rounds=1)
     honest = device("strong-0", silent)
     device("strong-1", silent)
@@ -98,20 +87,18 @@ def test_a_second_update_for_a_task_is_not_acknowledged_as_the_first(
     assert (second.status, second.reason) == ("rejected", "other-update")
 
 
-def test_a_forged_update_counts_for_nothing_beside_a_device_that_signs(
-    serve: Callable[..., RunningServer],
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    connect: SessionFactory,
-    tmp_path: Path,
+def test_a_forged_update_does_not_count(
+    serve: Serve, device: MakeDevice, federation: str, tmp_path: Path
 ) -> None:
     server = serve(min_devices=1, rounds=1)
+    known = Registry(tmp_path / "out" / "devices.sqlite", federation)
     honest = device("strong-0", silent)
     opened, task = honest.wait_open(), honest.tasks.get(timeout=PATIENCE_S)
     own = speaker_in(tmp_path / "device.key")
     honest.send(spoiled(honest, task, opened), task, indices=[])
     signing(honest, own)
-    wait_until(lambda: bool(server.service._registry.keys("strong-0")), "the device's key on the list")
+    wait_until(lambda: bool(known.keys("strong-0")), "the device's key on the list")
+    known.close()
     thief = device("strong-1", silent)
     signing(thief, speaker_in(tmp_path / "thief.key"))
     real, thief.mine = thief.mine, honest.mine  # it speaks on the other's topics
@@ -130,13 +117,12 @@ def test_a_forged_update_counts_for_nothing_beside_a_device_that_signs(
 
 
 def test_with_a_list_only_devices_on_it_are_stored(
-    mosquitto: Mosquitto, federation: str, limits: Limits, device: MakeDevice, tmp_path: Path
+    serve: Serve, plan_of: MakePlan, federation: str, device: MakeDevice, tmp_path: Path
 ) -> None:
     speaker = speaker_in(tmp_path / "device.key")
     registry = Registry(tmp_path / "list.sqlite", federation)
     registry.add("strong-0", speaker.keys.public, source="request", now=0.0)
-    plan = plan_for(federation, limits, min_devices=1, rounds=1)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", enrolled=tmp_path / "list.sqlite")
+    server = serve(plan_of(min_devices=1, rounds=1), enrolled=tmp_path / "list.sqlite")
 
     device("strong-1")
     assert server.wait_for(Rejected).reason == "unsigned"
@@ -152,8 +138,8 @@ def test_with_a_list_only_devices_on_it_are_stored(
 
 
 @pytest.mark.parametrize("by", ["rotation", "token"])
-def test_a_device_with_a_new_key_is_there_once_its_hello_brought_it_in(
-    serve: Callable[..., RunningServer], device: MakeDevice, tmp_path: Path, by: str
+def test_a_hello_admits_a_device_with_a_new_key(
+    serve: Serve, device: MakeDevice, federation: str, tmp_path: Path, by: str
 ) -> None:
     """Its status comes first, under a key that nobody knows yet."""
     server = serve(min_devices=1, rounds=1)
@@ -168,8 +154,10 @@ def test_a_device_with_a_new_key_is_there_once_its_hello_brought_it_in(
         renewed = speaker_in(tmp_path / "device.key", 1 << 41)
     else:
         renewed, token = speaker_in(tmp_path / "other.key"), new_token(bytes(32))
-        server.service._registry.issue(token, "strong-0", valid_until=time.time() + 600)
-        topic = Topics(server.service._spec.federation).device("strong-0").hello
+        known = Registry(tmp_path / "out" / "devices.sqlite", federation)
+        known.issue(token, "strong-0", valid_until=time.time() + 600)
+        known.close()
+        topic = Topics(federation).device("strong-0").hello
         more = {"token": token.name, "proof": proof(token.secret, topic, renewed.keys.public)}
 
     again = device("strong-0", silent, seal=renewed.seal, **more)
@@ -203,17 +191,10 @@ def _announced(session: Session, topics: Topics, key: bytes, after: int) -> int:
 
 @pytest.mark.parametrize("by", [b"", b"nonsense"], ids=["cleared", "replaced"])
 def test_an_announcement_that_another_client_replaces_is_restored(
-    serve: Callable[..., RunningServer],
-    mosquitto: Mosquitto,
-    connect: SessionFactory,
-    federation: str,
-    tmp_path: Path,
-    by: bytes,
+    serve: Serve, stranger: Session, federation: str, tmp_path: Path, by: bytes
 ) -> None:
     server, topics = serve(min_devices=1, rounds=1), Topics(federation)
     key = KeyPair(tmp_path / "out" / "signing.key").public
-    stranger = connect(mosquitto.address)
-    wait_up(stranger)
     stranger.subscribe([topics.current_round])
     first = _announced(stranger, topics, key, 0)
 
@@ -224,36 +205,18 @@ def test_an_announcement_that_another_client_replaces_is_restored(
 
 
 def test_cleared_chunks_are_restored_once_a_device_lacks_them(
-    serve: Callable[..., RunningServer],
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    connect: SessionFactory,
-    federation: str,
+    serve: Serve, device: MakeDevice, stranger: Session, federation: str
 ) -> None:
     serve(min_devices=1, rounds=1)
     topics, lacking = Topics(federation), device("strong-0", silent)
     opened = lacking.wait_open()
     [ref, *_] = opened.units["head"]
-    stranger = connect(mosquitto.address)
-    wait_up(stranger)
     stranger.subscribe([topics.blob_chunk(ref.sha256, 0)])
     assert wait_for(stranger, IncomingMessage).payload
 
     stranger.publish(topics.blob_chunk(ref.sha256, 0), b"", retain=True)
     assert not wait_for(stranger, IncomingMessage).payload
-    failed = Progress(
-        round=1,
-        tier="strong",
-        stage=f"{FAILED}{LOST_CHUNK}chunk 0",
-        step=0,
-        steps=0,
-        loss=0.0,
-        step_ms=0.0,
-        peak_bytes=0,
-        down_bytes=0,
-        up_bytes=0,
-    )
-    lacking.say(lacking.mine.progress, failed)
+    lacking.say(lacking.mine.progress, progress(f"{FAILED}{LOST_CHUNK}chunk 0"))
 
     assert wait_for(stranger, IncomingMessage).payload
     assert topics.blob_chunk(ref.sha256, 0) in retained(stranger, federation)

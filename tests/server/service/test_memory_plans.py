@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -15,8 +14,7 @@ from edgefl_server.dashboard.known.fleet import Fleet, TierPlan
 from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.events import REPORTED, DeviceSeen, Rejected, Warned
 from edgefl_server.memory_plans import MemoryPlans, read_raised
-from tests.conftest import Mosquitto
-from tests.server.fleet import MakeDevice, RunningServer, ScriptedDevice, plan_for, update_for
+from tests.server.fleet import PROFILE, MakeDevice, MakePlan, ScriptedDevice, Serve, with_manifest
 
 MIB = 1 << 20
 PLANNED = {"strong": 10 * MIB}
@@ -46,9 +44,7 @@ def test_a_plan_is_raised_to_the_median_of_its_devices_and_lowered_again(tmp_pat
 
 
 @pytest.mark.parametrize(("devices", "raised"), [(2, {}), (3, {"strong": 20 * MIB})])
-def test_three_devices_raise_a_plan_to_twice_of_it_at_most(
-    devices: int, raised: dict[str, int], tmp_path: Path
-) -> None:
+def test_devices_raise_a_plan_at_most_twofold(devices: int, raised: dict[str, int], tmp_path: Path) -> None:
     reported(MemoryPlans(tmp_path, PLANNED), *[900] * devices)
 
     assert read_raised(tmp_path) == raised
@@ -76,25 +72,20 @@ def test_a_file_of_plans_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 
 def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Any, tmp_path: Path
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path
 ) -> None:
     def hungry(scripted: ScriptedDevice, task: Task, opened: Round) -> None:
-        if task.round > 1:
-            return
-        profile = update_for("", task, "", {}).profile
-        peak = msgspec.structs.replace(profile, idle_bytes=MIB, peak_bytes=16 * MIB)
-        scripted.report(task, opened, profile=peak)
+        if task.round == 1:
+            peak = msgspec.structs.replace(PROFILE, idle_bytes=MIB, peak_bytes=16 * MIB)
+            scripted.report(task, opened, profile=peak)
 
     rules = (TierRule("strong", (), 10 * MIB), TierRule("weak", ("weak-*",)))
-    plan = plan_for(federation, limits, rounds=2, tiers=rules, min_devices=3)
+    plan = plan_of(rounds=2, tiers=rules, min_devices=3)
     [graph] = plan.tiers["strong"].bundle.manifest.graphs
-    manifest = msgspec.structs.replace(
-        plan.tiers["strong"].bundle.manifest, graphs=(msgspec.structs.replace(graph, planned_bytes=10 * MIB),)
-    )
-    bundle = dataclasses.replace(plan.tiers["strong"].bundle, manifest=manifest)
-    tiers = dict(plan.tiers) | {"strong": dataclasses.replace(plan.tiers["strong"], bundle=bundle)}
+    graphs = (msgspec.structs.replace(graph, planned_bytes=10 * MIB),)
+    tiers = {**plan.tiers, "strong": with_manifest(plan.tiers["strong"], graphs=graphs)}
     plan = dataclasses.replace(plan, tiers=tiers)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    server = serve(plan)
     for name in ("phone", "board", "tablet"):
         device(name, hungry, memory_bytes=64 * MIB)
     assert "15.0 MiB on devices" in server.wait_for(Warned).text
@@ -102,7 +93,7 @@ def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
     assert server.wait_for(Rejected, lambda event: event.device == "small").reason == "wrong-tier"
     server.stop()
 
-    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    second = serve(plan)
     assert second.wait_for(Rejected, lambda event: event.device == "small").reason == "wrong-tier"
     second.stop()
     fleet = Fleet(tiers={"strong": TierPlan(name="strong", planned_bytes=10 * MIB)})

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.events import IncomingMessage
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Online, Waiting, Warned
-from tests.conftest import BrokerProcess, SessionFactory
 from tests.secure import SecureBroker
-from tests.server.fleet import RunningServer, plan_for
-from tests.wire.mqtt.events import wait_for, wait_message, wait_until, wait_up
+from tests.server.fleet import RunningServer, Serve, plan_for
+from tests.wire.mqtt.events import wait_for, wait_message, wait_until
 
 
-def test_after_a_cut_nothing_is_published_again_that_the_broker_still_has(
-    serve: Callable[..., RunningServer], mosquitto: BrokerProcess, connect: SessionFactory, federation: str
+def test_after_a_cut_the_broker_gets_nothing_that_it_has(
+    serve: Serve, stranger: Session, federation: str
 ) -> None:
     server = serve()
     server.wait_for(Waiting)
-    topics, watcher = Topics(federation), connect(mosquitto.address)
-    wait_up(watcher)
+    topics, watcher = Topics(federation), stranger
     watcher.subscribe([topics.current_round, f"{topics.root}/blobs/#"])
     wait_message(watcher, topics.current_round)  # all blobs went out before it
     session, fence = server.service._session, f"{topics.root}/fence"
@@ -43,9 +41,7 @@ def test_after_a_cut_nothing_is_published_again_that_the_broker_still_has(
     assert [topic for topic in seen if "/blobs/" in topic] == []
 
 
-def test_what_the_access_list_forbids_the_server_is_told_with_its_topic(
-    tmp_path: Path, limits: Limits
-) -> None:
+def test_a_forbidden_topic_is_reported(tmp_path: Path, limits: Limits) -> None:
     broker = SecureBroker(tmp_path)
     broker.start()
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import client_id
-from edgefl.wire.mqtt.messages import FAILED, Hello, Progress, UpdateChunk
+from edgefl.wire.mqtt.messages import FAILED, Hello, UpdateChunk
 from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server import events
 from edgefl_server.coordinator.roster import TierRule, described
@@ -34,7 +34,15 @@ from edgefl_server.reporter import EventReporter
 from tests import needs
 from tests.conftest import Mosquitto, SessionFactory
 from tests.server import fleet
-from tests.server.fleet import PATIENCE_S, MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
+from tests.server.fleet import (
+    PATIENCE_S,
+    MakeDevice,
+    RunningServer,
+    ScriptedDevice,
+    plan_for,
+    progress,
+    silent,
+)
 from tests.wire.mqtt.events import wait_up
 from tests.wire.mqtt.test_neighbours import announce
 
@@ -51,17 +59,7 @@ def limits(limits: Limits) -> Limits:
     return msgspec.structs.replace(limits, notice_s=0.1)
 
 
-def failure(device: ScriptedDevice, reason: str) -> None:
-    numbers = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
-    progress = Progress(
-        round=1, tier="strong", stage=FAILED + reason, loss=float("nan"), step_ms=0.0, **numbers
-    )
-    device.session.publish(device.mine.progress, msgspec.msgpack.encode(progress), qos=0)
-
-
-def test_a_device_that_vanishes_is_named_with_how_long_its_round_waits(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_device_that_vanishes_is_named_with_its_deadline(device: MakeDevice, serve: Any) -> None:
     device("strong-0")
     device("strong-1", lambda device, task, opened: device.vanish())
     server = serve(rounds=1, min_devices=2, offline_grace_s=0.5)
@@ -88,22 +86,12 @@ def test_a_round_in_which_nothing_comes_tells_whom_it_waits_for(device: MakeDevi
     assert (awaiting.round, awaited.device, awaited.online) == (1, "strong-1", True)
     assert (awaited.stage, awaited.since) == ("", 0.0), "it has said nothing"
 
-    numbers = dict.fromkeys(("peak_bytes", "down_bytes", "up_bytes"), 0)
-    training = Progress(
-        round=1, tier="strong", stage="train", step=3, steps=10, loss=1.0, step_ms=1.0, **numbers
-    )
-    slow.say(slow.mine.progress, training)
+    slow.say(slow.mine.progress, progress("train", step=3, steps=10))
     awaiting = server.wait_for(Awaiting, lambda event: event.devices[0].stage)
     assert awaiting.devices[0].stage == "train 3/10" and awaiting.devices[0].since > 0
 
-    chunk = UpdateChunk(
-        nonce=slow.tasks.get(timeout=PATIENCE_S).nonce,
-        sha256="0" * 64,
-        index=0,
-        count=3,
-        size=900,
-        data=bytes(256),
-    )
+    nonce = slow.tasks.get(timeout=PATIENCE_S).nonce
+    chunk = UpdateChunk(nonce=nonce, sha256="0" * 64, index=0, count=3, size=900, data=bytes(256))
     slow.say(slow.mine.update(1, 0), chunk)
     server.wait_for(Awaiting, lambda event: event.devices[0].stage == "sending its update, chunk 1 of 3")
     slow.session.publish(slow.mine.update(1, 0), b"\x00")
@@ -120,20 +108,16 @@ def test_an_attempt_that_fails_is_told_once_for_each_reason(device: MakeDevice, 
     server = serve(rounds=1)
     server.wait_for(RoundOpened)
     for reason in ("no space\x07left", "no space\x07left", "no graph"):
-        failure(broken, reason)
+        failed = progress(FAILED + reason, loss=float("nan"))
+        broken.session.publish(broken.mine.progress, msgspec.msgpack.encode(failed), qos=0)
 
-    told = [server.wait_for(DeviceFailed) for _ in range(2)]
-
-    assert [(each.device, each.round, each.text) for each in told] == [
-        ("strong-0", 1, "no space left"),
-        ("strong-0", 1, "no graph"),
-    ]
+    for text in ("no space left", "no graph"):
+        failure = server.wait_for(DeviceFailed)
+        assert (failure.device, failure.round, failure.text) == ("strong-0", 1, text)
     server.stop()
 
 
-def test_a_device_whose_data_do_not_fit_ends_the_waiting_with_its_reason(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_decline_ends_the_waiting_with_its_reason(device: MakeDevice, serve: Any) -> None:
     def declines(device: ScriptedDevice, task: Any, opened: Any) -> None:
         decline = {"v": 1, "round": 1, "nonce": task.nonce, "reason": "wrong-data"}
         device.session.publish(device.mine.declines, msgspec.msgpack.encode(decline))
@@ -155,11 +139,7 @@ def test_events_come_in_the_order_in_which_things_happened(device: MakeDevice, s
     server = serve(rounds=3)
     server.join()
 
-    happened = [
-        (type(event), event.round)
-        for event in server.seen_of(events.Event)
-        if isinstance(event, RoundOpened | RoundEnded)
-    ]
+    happened = [(type(event), event.round) for event in server.seen_of((RoundOpened, RoundEnded))]
     assert happened == [(kind, number) for number in (1, 2, 3) for kind in (RoundOpened, RoundEnded)]
     closed = [event.round for event in server.seen_of(RoundClosed)]
     assert closed == [1, 2, 3], "each evaluation comes when it is there, and in order"
@@ -181,10 +161,8 @@ def test_a_hello_for_an_unknown_tier_is_answered_with_the_known_ones(device: Mak
 
 def test_a_device_that_fits_no_tier_hears_it(device: MakeDevice, serve: Any) -> None:
     stranger = device("toaster")
-    large = 2 << 30
-    server = serve(
-        rounds=1, tiers=(TierRule("strong", ("strong-*",), large), TierRule("weak", ("weak-*",), large))
-    )
+    tiers = tuple(TierRule(name, (f"{name}-*",), 2 << 30) for name in ("strong", "weak"))
+    server = serve(rounds=1, tiers=tiers)
 
     assert server.wait_for(Rejected).reason == "no-tier"
     text = stranger.acks.get(timeout=PATIENCE_S).text
@@ -210,9 +188,7 @@ def test_a_server_that_lacks_devices_names_those_under_other_names(
     server.stop()
 
 
-def test_two_devices_of_one_name_and_key_are_told_by_the_server_too(
-    device: MakeDevice, serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_devices_of_one_name_are_named(device: MakeDevice, serve: Any, monkeypatch: Any) -> None:
     """As where a device's folder was copied: the broker takes both for one client."""
     needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     monkeypatch.setattr(fleet, "client_id", lambda _secret, *who: client_id(b"copied", *who))
@@ -228,37 +204,23 @@ def test_two_devices_of_one_name_and_key_are_told_by_the_server_too(
 # -- without a broker -------------------------------------------------------------------------------------------
 
 
-class Reported:
-    """A reporter, its clock and its events."""
-
-    def __init__(self, folder: Path) -> None:
-        self.now = 0.0
-        self.events: list[events.Event] = []
-        self.reporter = EventReporter(
-            plan_for("demo", Limits()), self.events.append, MemoryPlans(folder, {}), lambda: self.now
-        )
-
-    def count_hello(self, now: float) -> None:
-        self.now = now
-        self.reporter.count_hello("phone")
-
-
-def test_hellos_in_quick_succession_are_reported_once(tmp_path: Path) -> None:
-    reported = Reported(tmp_path)
-    for second in range(0, 100, 5):
-        reported.count_hello(second)
-    assert reported.events == []
-    for second in (100, 100.5, 101, 101.5, 102, 102.5):
-        reported.count_hello(second)
-    assert len(reported.events) == 1
-
-
-def test_retained_hellos_after_each_reconnection_are_not_reported(tmp_path: Path) -> None:
-    reported = Reported(tmp_path)
-    for second in range(10):
-        reported.reporter.report_online("broker")
-        reported.count_hello(second)
-    assert reported.events == []
+@pytest.mark.parametrize(
+    ("seconds", "reconnects", "count"),
+    [(range(0, 100, 5), False, 0), ((100, 100.5, 101, 101.5, 102, 102.5), False, 1), (range(10), True, 0)],
+    ids=["slow", "quick", "retained"],
+)
+def test_hellos_in_quick_succession_are_reported_once(
+    seconds: Any, reconnects: bool, count: int, tmp_path: Path
+) -> None:
+    reported: list[events.Event] = []
+    now = 0.0
+    plans = MemoryPlans(tmp_path, {})
+    reporter = EventReporter(plan_for("demo", Limits()), reported.append, plans, lambda: now)
+    for now in seconds:  # noqa: B007 - the clock of the reporter
+        if reconnects:
+            reporter.report_online("broker")
+        reporter.count_hello("phone")
+    assert len(reported) == count
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.events import Finished, RolledBack, RoundClosed
 from edgefl_server.run_spec import RunSpec
-from tests.conftest import Mosquitto
 from tests.server.fleet import (
     MakeDevice,
-    RunningServer,
+    MakePlan,
     ScriptedDevice,
+    Serve,
     expected_mean,
-    plan_for,
+    silent,
     trained,
     update_for,
 )
@@ -32,9 +32,9 @@ def judged(weights: Arrays) -> Mapping[str, float]:
     return {"accuracy": 0.1 if bad else 0.9, "loss": 9.0 if bad else 0.5}
 
 
-def plan(federation: str, limits: Limits) -> RunSpec:
-    spec = plan_for(federation, limits, rounds=3)
-    return replace(spec, evaluate=judged, rollback=Rollback(accuracy=0.3))
+@pytest.fixture
+def plan(plan_of: MakePlan) -> RunSpec:
+    return replace(plan_of(rounds=3), evaluate=judged, rollback=Rollback(accuracy=0.3))
 
 
 def poison_in(number: int, seen: dict[int, str]) -> object:
@@ -50,24 +50,19 @@ def poison_in(number: int, seen: dict[int, str]) -> object:
     return answer
 
 
-def test_a_collapsed_round_is_undone_and_the_next_begins_before_it(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
+def test_a_collapsed_round_is_undone(device: MakeDevice, serve: Serve, plan: RunSpec, tmp_path: Path) -> None:
     seen: dict[int, str] = {}
     device("strong-0", poison_in(2, seen))
 
-    server = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    server = serve(plan)
     server.join()
 
     (undone,) = server.seen_of(RolledBack)
     closed = server.seen_of(RoundClosed)
     assert (undone.round, undone.accuracy, undone.loss) == (2, 0.1, 9.0)
     assert "round 2 is abandoned and the model unchanged: with its updates accuracy is 0.1" in undone.text
-    assert [(each.outcome, each.accuracy) for each in closed] == [
-        ("closed", 0.9),
-        ("abandoned", None),
-        ("closed", 0.9),
-    ]
+    assert [each.outcome for each in closed] == ["closed", "abandoned", "closed"]
+    assert [each.accuracy for each in closed] == [0.9, None, 0.9]
     assert closed[1].text == undone.text and closed[1].weights_sha256 == closed[0].weights_sha256
     assert seen[3] == seen[2] != seen[1]
     assert server.seen_of(Finished)[0].accuracy == 0.9
@@ -76,11 +71,11 @@ def test_a_collapsed_round_is_undone_and_the_next_begins_before_it(
         np.testing.assert_allclose(model[name], value, atol=1e-6)
 
 
-def test_a_server_that_was_started_again_remembers_how_good_the_model_was(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+def test_a_restarted_server_knows_how_good_the_model_was(
+    device: MakeDevice, serve: Serve, plan: RunSpec
 ) -> None:
-    quiet = device("strong-0", lambda *_: None)
-    first = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    quiet = device("strong-0", silent)
+    first = serve(plan)
     quiet.report(quiet.tasks.get(timeout=50), quiet.wait_open(1))
     first.wait_for(RoundClosed)
     quiet.wait_open(2)
@@ -88,7 +83,7 @@ def test_a_server_that_was_started_again_remembers_how_good_the_model_was(
     quiet.stop()
     device("strong-0", poison_in(2, {}))
 
-    second = RunningServer.start(plan(federation, limits), mosquitto.address, tmp_path / "out")
+    second = serve(plan)
     second.join()
 
     assert [each.round for each in second.seen_of(RolledBack)] == [2]

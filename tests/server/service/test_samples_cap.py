@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,23 +25,6 @@ from tests.server.fleet import plan_for
 RULES = Rules("run", 0, 1, (TierRule("strong", ("*",)),), min_devices=2)
 
 
-def limits(rules: Rules) -> dict[str, int]:
-    """The most that the update of each device of the round may weigh."""
-    state = coordinator.initial("v", 0.0)
-    for name, samples in (("boaster", 1 << 24), ("honest", 100)):
-        state, _ = coordinator.step(rules, state, DeviceHello(name, 0, samples), 0.0)
-    assert state.round is not None
-    return {name: assignment.weight_limit for name, assignment in state.round.assignments.items()}
-
-
-def test_no_update_weighs_more_than_most_samples() -> None:
-    weighted = replace(RULES, weighted=True)
-    assert limits(weighted) == {"boaster": 1 << 20, "honest": 100}
-    assert limits(replace(weighted, most_samples=500)) == {"boaster": 500, "honest": 100}
-    assert limits(replace(weighted, most_samples=500, samples=64)) == {"boaster": 64, "honest": 64}
-    assert limits(replace(RULES, most_samples=500)) == {"boaster": 1, "honest": 1}
-
-
 def opened(rules: Rules, *claims: int) -> OpenRound:
     """The round of devices that claim to have so many samples."""
     rules = replace(rules, min_devices=len(claims))
@@ -49,6 +33,20 @@ def opened(rules: Rules, *claims: int) -> OpenRound:
         state, _ = coordinator.step(rules, state, DeviceHello(f"d-{number}", 0, samples), 0.0)
     assert state.round is not None
     return state.round
+
+
+@pytest.mark.parametrize(
+    ("changes", "boaster", "honest"),
+    [
+        ({"weighted": True}, 1 << 20, 100),
+        ({"weighted": True, "most_samples": 500}, 500, 100),
+        ({"weighted": True, "most_samples": 500, "samples": 64}, 64, 64),
+        ({"most_samples": 500}, 1, 1),
+    ],
+)
+def test_no_update_weighs_more_than_most_samples(changes: Any, boaster: int, honest: int) -> None:
+    tasks = opened(replace(RULES, **changes), 1 << 24, 100).assignments
+    assert {name: task.weight_limit for name, task in tasks.items()} == {"d-0": boaster, "d-1": honest}
 
 
 @pytest.mark.parametrize(
@@ -62,9 +60,7 @@ def opened(rules: Rules, *claims: int) -> OpenRound:
         ((1 << 24,), 4.0, 1 << 22),
     ],
 )
-def test_what_a_device_claims_counts_as_some_medians_of_its_round_at_most(
-    claims: tuple[int, ...], cap: float, most: int
-) -> None:
+def test_a_claim_counts_as_some_medians_at_most(claims: tuple[int, ...], cap: float, most: int) -> None:
     """The recipe of the review: one device of a fleet of hundreds of samples claimed 2**20, and was the round."""
     rules = replace(RULES, weighted=True, weight_cap=cap)
     assert weight_cap(rules, opened(rules, *claims)) == most
@@ -94,13 +90,8 @@ def test_sums_have_room_for_all_weights_up_to_the_cap() -> None:
     tasks = {names[each.device]: replace(each, tier="strong") for each in current.assignments.values()}
     model = ModelVersion.of(spec, 0, spec.initial)
 
-    active = begin_aggregation(
-        spec,
-        replace(current, assignments=Assignments(tasks)),
-        RoundModel(model, dict),
-        device="cpu",
-        sums=None,
-    )
+    current = replace(current, assignments=Assignments(tasks))
+    active = begin_aggregation(spec, current, RoundModel(model, dict), device="cpu", sums=None)
 
     assert active.aggregator.weight_limit == 100 + 100 + 200
     assert [active.weight(claimed) for claimed in (1, 100, 1 << 20)] == [1, 100, 200]

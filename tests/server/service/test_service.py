@@ -12,20 +12,21 @@ import pytest
 
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Progress, Round, Status, Task, encode
+from edgefl.wire.mqtt.messages import Round, Status, Task, encode
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.events import DeviceSeen, Finished, RoundClosed, RoundOpened, Waiting
-from edgefl_server.service import Service
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
     MakeDevice,
+    MakePlan,
     ScriptedDevice,
+    Serve,
     assert_mean,
     chunks_of,
     fetch,
-    plan_for,
+    progress,
     retained,
     silent,
     trained,
@@ -74,7 +75,7 @@ def test_a_round_with_too_few_reports_leaves_the_model_unchanged(device: MakeDev
         server.join()
 
 
-def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
+def test_a_device_fetches_what_is_announced_and_old_weights_go(
     device: MakeDevice, serve: Any, connect: Any, mosquitto: Mosquitto, federation: str
 ) -> None:
     strong = device("strong-0", silent)
@@ -91,21 +92,16 @@ def test_a_device_fetches_what_the_announcement_names_and_old_weights_go(
     assert not any(first.units["body"][0].sha256 in topic for topic in left)
     bundles = second.offer("onnx").bundles.values()
     weights = [ref for refs in strong.done().units.values() for ref in refs]
-    assert sum("/blobs/" in topic for topic in left) == sum(ref.count for ref in [*weights, *bundles]) + len(
-        bundles
-    )
+    chunks = sum(ref.count for ref in [*weights, *bundles])
+    assert sum("/blobs/" in topic for topic in left) == chunks + len(bundles)
 
 
-def test_a_device_that_sends_is_there_whatever_its_will_said(
-    device: MakeDevice, serve: Any, tmp_path: Path
-) -> None:
+def test_a_device_that_sends_is_online(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
     one = device("strong-0", silent)
     server = serve(rounds=1, min_devices=1)
     server.wait_for(RoundOpened)
     one.say(one.mine.status, Status(online=False), retain=True)
-    fields = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
-    progress = Progress(round=1, tier="t" * 99, stage="s" * 99, loss=0.0, step_ms=0.0, **fields)
-    one.say(one.mine.progress, progress)
+    one.say(one.mine.progress, progress("s" * 99, tier="t" * 99))
     seen = server.wait_for(DeviceSeen)
     assert (seen.tier, len(seen.stage)) == ("strong", 64), "its tier is what the server says"
     server.stop()
@@ -114,14 +110,14 @@ def test_a_device_that_sends_is_there_whatever_its_will_said(
 
 
 def test_a_listener_that_fails_does_not_end_the_run(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path
 ) -> None:
     def fail(event: Any) -> None:
         raise ValueError(event)
 
     device("strong-0")
-    Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=fail).run()
-    assert (tmp_path / "model.safetensors").exists()
+    serve(plan_of(), hear=fail).join()
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -> None:
@@ -139,9 +135,7 @@ def test_people_hear_of_devices_and_of_waiting(device: MakeDevice, serve: Any) -
     server.wait_for(Finished)
 
 
-def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_traffic_of_late_copies_counts_in_the_next_round(device: MakeDevice, serve: Any) -> None:
     one, other = device("strong-0", silent), device("strong-1", silent)
     server = serve(rounds=2, min_devices=2)
     for number in (1, 2):
@@ -156,6 +150,7 @@ def test_second_copies_count_in_the_round_and_those_after_it_in_the_next(
         sizes = {each: _sizes(each, tasks[each], opened) for each in (one, other)}
         late = sizes[other] if number == 2 else PublishTraffic()
         expected = sizes[one] + sizes[one] + sizes[other] + late
+        assert (closed.reports, closed.rejected) == (2, 0), "each device counts once"
         assert (closed.up_bytes, closed.up_wire_bytes) == (expected.payload, expected.wire)
         assert (closed.down_bytes, closed.down_wire_bytes) == (6, 0), "as the devices say"
         if number == 1:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from edgefl.errors import ParticipationError
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
 from edgefl_server.events import (
     Declined,
@@ -20,15 +19,15 @@ from edgefl_server.events import (
     Waiting,
     Warned,
 )
-from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     MakeDevice,
+    MakePlan,
     RunningServer,
     ScriptedDevice,
+    Serve,
     assert_mean,
     needing_carry,
-    plan_for,
     silent,
 )
 
@@ -54,9 +53,7 @@ def ended(server: RunningServer) -> BaseException | None:
     return server.error
 
 
-def test_a_decline_does_not_delay_the_round_and_is_reported(
-    device: MakeDevice, serve: Any, tmp_path: Path
-) -> None:
+def test_a_decline_does_not_delay_the_round(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
     device("strong-0")
     device("strong-1", declining(1, reason="out-of-power", text="it is \x1b[2Jgone"))
     server = serve(rounds=1, min_devices=2)
@@ -83,9 +80,7 @@ def test_declines_that_answer_no_task_are_refused_or_ignored(device: MakeDevice,
     assert not server.seen_of(Declined)
 
 
-def test_a_missing_device_makes_the_round_be_tried_again_when_it_is_back(
-    device: MakeDevice, serve: Any, tmp_path: Path
-) -> None:
+def test_a_round_is_retried_once_a_device_is_back(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
     device("strong-0")
     lost = device("strong-1", lambda device, task, opened: device.vanish())
     server = serve(rounds=2, min_devices=2, whole=True, offline_grace_s=0.2)
@@ -101,9 +96,7 @@ def test_a_missing_device_makes_the_round_be_tried_again_when_it_is_back(
     assert_mean(tmp_path / "out", [(each, "strong", 2) for each in BOTH])
 
 
-def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
-    device: MakeDevice, serve: Any, tmp_path: Path
-) -> None:
+def test_a_refused_run_can_be_resumed(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
     steady = device("strong-0")
     device("strong-1", declining(2, reason="busy"))
     rules = {"rounds": 3, "min_devices": 2, "whole": True, "absent": "refuse"}
@@ -111,11 +104,8 @@ def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
     refused = server.wait_for(Refused)
     error = ended(server)
     assert isinstance(error, ParticipationError) and error.message == refused.text
-    assert (
-        error.exit_code == 13
-        and "round 2" in refused.text
-        and "strong-1 (it declined (busy))" in refused.text
-    )
+    assert error.exit_code == 13
+    assert "round 2" in refused.text and "strong-1 (it declined (busy))" in refused.text
     assert steady.done().base == 1, "devices that wait for the end hear of it"
     assert not (tmp_path / "out" / "model.safetensors").exists()
     server.error = None
@@ -127,15 +117,12 @@ def test_a_run_that_is_refused_ends_with_an_error_and_can_be_taken_up(
     assert (closed.outcome, closed.reports) == ("closed", 2) and steady.done().base == 3
 
 
-def test_the_method_begins_again_when_a_device_has_lost_what_it_kept(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
+def test_a_lost_state_restarts_the_method(device: MakeDevice, serve: Serve, plan_of: MakePlan) -> None:
     steady = device("strong-0")
     device("strong-1", declining(2))
-    plan = plan_for(federation, limits, rounds=4, min_devices=2, whole=True, opening=1)
+    plan = plan_of(rounds=4, min_devices=2, whole=True, opening=1)
     opening = replace(plan.main, hyper={"lr": 9.0})
-    plan = replace(plan, opening=(opening,), tiers=needing_carry(plan.tiers))
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    server = serve(replace(plan, opening=(opening,), tiers=needing_carry(plan.tiers)))
     warned = server.wait_for(Warned)
     server.wait_for(Finished)
     server.join()
@@ -155,9 +142,7 @@ def opened_rounds(device: ScriptedDevice) -> list[Round]:
     return found
 
 
-def test_a_server_that_starts_again_knows_the_members_and_newcomers_wait(
-    device: MakeDevice, serve: Any
-) -> None:
+def test_a_restarted_server_knows_the_members_and_newcomers_wait(device: MakeDevice, serve: Any) -> None:
     two, rules = [device(name, silent) for name in BOTH], {"rounds": 2, "min_devices": 2, "whole": True}
     first = serve(**rules)
     for each in two:

@@ -14,7 +14,6 @@ from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.events import Connected
-from edgefl.wire.mqtt.messages import encode
 from edgefl_server.coordinator.states import Outage, Tick
 from edgefl_server.events import Finished, Offline, Online, RoundClosed, RoundOpened, Started
 from edgefl_server.service import Service
@@ -23,14 +22,15 @@ from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
     MakeDevice,
+    MakePlan,
     RunningServer,
     ScriptedDevice,
+    Serve,
     assert_mean,
     expected_mean,
     plan_for,
     silent,
     trained,
-    update_for,
 )
 
 
@@ -55,18 +55,18 @@ def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any,
 
 
 def test_count_nonzero_ignores_zero_changes_also_after_a_restart(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path
 ) -> None:
     fast, slow = device("strong-0", silent), device("strong-1", silent)
-    plan = replace(plan_for(federation, limits, rounds=1, min_devices=2), count="nonzero")
-    first = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    plan = replace(plan_of(rounds=1, min_devices=2), count="nonzero")
+    first = serve(plan)
     opened, task = fast.wait_open(), fast.tasks.get(timeout=PATIENCE_S)
     still = {**trained("strong-0", task), "body.weight": WEIGHTS["body.weight"]}
-    fast.send(encode(update_for("strong-0", task, opened.model_version, still)), task)
+    fast.report(task, opened, tensors=tensors.dump(still))
     assert fast.acks.get(timeout=PATIENCE_S).status == "accepted"
     first.stop()
 
-    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    second = serve(plan)
     slow.report(slow.tasks.get(timeout=PATIENCE_S), slow.wait_open())
     second.join()
     model = tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
@@ -78,12 +78,11 @@ def test_count_nonzero_ignores_zero_changes_also_after_a_restart(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_pending_evaluations_are_reported_after_a_restart(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, lost: bool
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path, lost: bool
 ) -> None:
     device("strong-0")
-    plan, gate = plan_for(federation, limits, rounds=7), threading.Event()
-    slow = replace(plan, evaluate=lambda _: (gate.wait(PATIENCE_S), {"accuracy": 0.1})[1])
-    first = RunningServer.start(slow, mosquitto.address, tmp_path / "out")
+    plan, gate = plan_of(rounds=7), threading.Event()
+    first = serve(replace(plan, evaluate=lambda _: (gate.wait(PATIENCE_S), {"accuracy": 0.1})[1]))
     first.wait_for(RoundOpened, lambda event: event.round == 7)
     first.service.stop()
     gate.set()
@@ -91,10 +90,10 @@ def test_pending_evaluations_are_reported_after_a_restart(
     if lost:
         (tmp_path / "out" / "checkpoints" / "round-0001.safetensors").unlink()
 
-    second = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    second = serve(plan)
     second.wait_for(Finished)
     second.join()
-    closed = [event for event in first.seen_of(RoundClosed) + second.seen_of(RoundClosed)]
+    closed = first.seen_of(RoundClosed) + second.seen_of(RoundClosed)
     assert [event.round for event in closed] == list(range(1, 8))
     assert [event.accuracy for event in closed] == [None if lost else 0.5] + [0.5] * 6
     assert lost == ("evaluation failed" in closed[0].text)
@@ -112,13 +111,10 @@ def test_a_finished_run_is_not_trained_again(device: MakeDevice, serve: Any) -> 
     assert one == two and not second.seen_of(RoundOpened) and not second.seen_of(RoundClosed)
 
 
-def test_a_run_is_not_resumed_under_another_configuration(
-    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    plan = plan_for(federation, limits)
-    RunningServer.start(plan, mosquitto.address, tmp_path).stop()
+def test_a_run_is_not_resumed_under_another_configuration(serve: Serve, plan_of: MakePlan) -> None:
+    serve(plan_of()).stop()
     with pytest.raises(ConfigError, match="another configuration"):
-        RunningServer.start(replace(plan, digest="e" * 64), mosquitto.address, tmp_path)
+        serve(replace(plan_of(), digest="e" * 64))
 
 
 def test_a_broker_that_forgets_everything_costs_time_only(
@@ -126,9 +122,8 @@ def test_a_broker_that_forgets_everything_costs_time_only(
 ) -> None:
     names = ("strong-0", "strong-1")
     devices = [ScriptedDevice(own_mosquitto.address, federation, name, limits, silent) for name in names]
-    server = RunningServer.start(
-        plan_for(federation, limits, rounds=1, min_devices=2), own_mosquitto.address, tmp_path / "out"
-    )
+    plan = plan_for(federation, limits, rounds=1, min_devices=2)
+    server = RunningServer.start(plan, own_mosquitto.address, tmp_path / "out")
     opened = devices[0].wait_open()
     devices[0].report(devices[0].tasks.get(timeout=PATIENCE_S), opened)
     assert devices[0].acks.get(timeout=PATIENCE_S).status == "accepted"
@@ -147,26 +142,25 @@ def test_a_broker_that_forgets_everything_costs_time_only(
 
 
 def test_a_closed_listener_ends_the_service_and_the_run_resumes(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path
 ) -> None:
     def closed(event: Any) -> None:
         if isinstance(event, RoundClosed):
             raise BrokenPipeError
 
     device("strong-0")
-    plan = plan_for(federation, limits)
-    Service(plan, mosquitto.address, tmp_path, emit=closed).run()
-    assert not (tmp_path / "model.safetensors").exists()
-    second = RunningServer.start(plan, mosquitto.address, tmp_path)
+    serve(plan_of(), hear=closed).join()
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+    second = serve()
     assert second.wait_for(RoundClosed).round == 1
     second.wait_for(Finished)
     second.join()
 
 
 def test_no_deadline_passes_while_the_broker_is_away(
-    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: Any
+    mosquitto: Mosquitto, plan_of: MakePlan, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    service = Service(plan_for(federation, limits), mosquitto.address, tmp_path, emit=lambda _: None)
+    service = Service(plan_of(), mosquitto.address, tmp_path, emit=lambda _: None)
     advanced: list[Any] = []
     monkeypatch.setattr(service, "_run_timers", lambda: 0.0)
     monkeypatch.setattr(service, "dispatch", advanced.append)

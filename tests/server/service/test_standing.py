@@ -42,12 +42,8 @@ class Server:
     def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
         match event:
             case states.Answered(accepted=True):
-                figures = {
-                    "metrics": {},
-                    "down": PublishTraffic(),
-                    "up": PublishTraffic(),
-                    "up_float32_bytes": 0,
-                }
+                none = PublishTraffic()
+                figures = {"metrics": {}, "down": none, "up": none, "up_float32_bytes": 0}
                 update = AcceptedUpdate(task, sha256="s", weight=1, share=1.0, data=b"", **figures)
                 self.journal.accept("run", number, [update])
             case states.Answered():

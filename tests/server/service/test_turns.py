@@ -8,20 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task, encode
 from edgefl_server.events import Finished, RoundClosed
 from edgefl_server.updates.reassembly import MIN_CHUNK_BYTES
-from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,
     MakeDevice,
-    RunningServer,
     ScriptedDevice,
+    Serve,
     assert_mean,
     chunks_of,
-    plan_for,
     silent,
     trained,
     update_for,
@@ -68,19 +67,20 @@ def _asked_one(waiting: list[Offering]) -> Offering:
     raise AssertionError("nobody is asked")
 
 
-def serve_by_turns(
-    mosquitto: Mosquitto, federation: str, limits: Limits, out: Path, **rules: Any
-) -> RunningServer:
-    limits = msgspec.structs.replace(limits, asked_bytes=4000)
-    plan = plan_for(federation, limits, **{"rounds": 1, "min_devices": len(NAMES), **rules})
-    return RunningServer.start(plan, mosquitto.address, out)
+@pytest.fixture
+def limits(limits: Limits) -> Limits:
+    return msgspec.structs.replace(limits, asked_bytes=4000)
+
+
+@pytest.fixture
+def scripted(device: MakeDevice) -> list[ScriptedDevice]:
+    return [device(name, silent) for name in NAMES]
 
 
 def test_devices_are_asked_one_after_the_other(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    scripted: list[ScriptedDevice], serve: Serve, tmp_path: Path
 ) -> None:
-    scripted = [device(name, silent) for name in NAMES]
-    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+    server = serve(rounds=1, min_devices=3)
     devices = [Offering(each) for each in scripted]
     assert all(each.task.ask is True for each in devices)
 
@@ -102,11 +102,8 @@ def test_devices_are_asked_one_after_the_other(
     assert_mean(tmp_path / "out", [(name, "strong", 1) for name in NAMES])
 
 
-def test_one_that_has_its_turn_and_is_silent_holds_nobody_up(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    scripted = [device(name, silent) for name in NAMES]
-    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+def test_a_silent_device_holds_nobody_up(scripted: list[ScriptedDevice], serve: Serve) -> None:
+    server = serve(rounds=1, min_devices=3)
     dead, lossy, old = (Offering(each) for each in scripted)
     dead.offer()
     assert dead.word().status == "missing"
@@ -125,11 +122,8 @@ def test_one_that_has_its_turn_and_is_silent_holds_nobody_up(
     server.join()
 
 
-def test_an_offer_of_what_would_be_refused_is_refused(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    scripted = [device(name, silent) for name in NAMES]
-    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out")
+def test_an_offer_that_is_too_large_is_refused(scripted: list[ScriptedDevice], serve: Serve) -> None:
+    server = serve(rounds=1, min_devices=3)
     large = Offering(scripted[0])
     large.data = large.data + bytes(1 << 20)
     large.offer()
@@ -146,13 +140,11 @@ def _trickle(attacker: Offering, stopped: threading.Event) -> None:
             return
 
 
-def test_a_device_that_sends_its_update_drop_by_drop_stops_no_round(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+def test_a_device_that_sends_drop_by_drop_stops_no_round(
+    scripted: list[ScriptedDevice], serve: Serve
 ) -> None:
     """One of three has its turn first in each round; two reports close a round."""
-    scripted = [device(name, silent) for name in NAMES]
-    goal = {"fraction": 0.6, "over_selection": 1.5, "deadline_s": 20.0, "rounds": 3}
-    server = serve_by_turns(mosquitto, federation, limits, tmp_path / "out", **goal)
+    server = serve(fraction=0.6, over_selection=1.5, deadline_s=20.0, rounds=3, min_devices=3)
     for number in range(1, 4):
         attacker, *honest = (Offering(each, number) for each in scripted)
         [head, *_] = chunks_of(attacker.data, attacker.task.nonce, MIN_CHUNK_BYTES)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import SIGNS, Codes, Form, Section
 from edgefl_server.events import RoundClosed
-from tests.conftest import Mosquitto
-from tests.server.fleet import WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, names_of, plan_for, trained
+from tests.server.fleet import WEIGHTS, MakeDevice, MakePlan, ScriptedDevice, Serve, names_of, trained
 
 NAMES = tuple(sorted(names_of("weak")))
 SIGNED = Form(
@@ -26,19 +21,6 @@ SIGNED = Form(
     (Section(NAMES, Codes(1, SIGNS), {name: number for number, name in enumerate(NAMES)}),),
     change=True,
 )
-
-
-@pytest.fixture
-def signed_server(
-    mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> Iterator[RunningServer]:
-    """Its weak tier sends signs, its strong one nothing in this file."""
-    plan = plan_for(federation, limits, rounds=1)
-    tiers = {**plan.tiers, "weak": replace(plan.tiers["weak"], form=SIGNED)}
-    server = RunningServer.start(replace(plan, tiers=tiers), mosquitto.address, tmp_path / "out")
-    yield server
-    if server.thread and server.thread.is_alive():
-        server.stop()
 
 
 def signs() -> Arrays:
@@ -60,11 +42,12 @@ def test_dense_updates_take_as_much_as_float32(device: MakeDevice, serve: Any) -
 
 
 def test_encoded_updates_report_their_size_in_float32(
-    device: MakeDevice, signed_server: RunningServer
+    device: MakeDevice, serve: Serve, plan_of: MakePlan
 ) -> None:
-    weak = device("weak-0", send_signs)
+    weak, plan = device("weak-0", send_signs), plan_of(rounds=1)
+    tiers = {**plan.tiers, "weak": replace(plan.tiers["weak"], form=SIGNED)}
 
-    closed = signed_server.wait_for(RoundClosed)
+    closed = serve(replace(plan, tiers=tiers)).wait_for(RoundClosed)
 
     dense = tensors.dump(trained(weak.name, Task(run="", round=1, tier="weak", seed=0, nonce="")))
     assert (closed.reports, closed.rejected) == (1, 0)
