@@ -1,8 +1,8 @@
 """All tables of ``docs/benchmarks.md`` from one run: ``python -m benchmarks.page``, or ``make bench``.
 
 Each table has the results of one command with ``--json``, which ``build/bench`` keeps. ``--only NAME`` measures some again;
-``--kept`` writes the kept results and runs nothing. The place of a table in the page is between ``<!-- bench NAME -->`` and
-``<!-- end -->``, with one table for each maker of processors, under its command, its day and its machine.
+``--kept`` writes the kept results and runs nothing. In the page, a table lies between ``<!-- bench NAME -->`` and
+``<!-- end -->``. There is one table for each maker of processors, under its command, its day and its machine.
 """
 
 from __future__ import annotations

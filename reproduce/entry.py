@@ -52,7 +52,7 @@ Confidence = Literal["", "low", "medium-low", "medium", "medium-high", "high"]
 """How sure the specification is that a claim shows at a small scale; "" where it does not say."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class Measurements(msgspec.Struct, frozen=True):
     """Results of one run: numbers by name, lines (x, y) by name, and pictures (SVG text) by file name."""
 
     figures: dict[str, float]
@@ -61,7 +61,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Work:
+class ArmRun:
     """One run of an arm: its seed and scale, a folder of its own, and whom to tell what is done."""
 
     seed: int
@@ -70,7 +70,7 @@ class Work:
     progress: Progress
 
 
-def curves(simulation: Simulation) -> Found:
+def curves(simulation: Simulation) -> Measurements:
     """Figures ``accuracy`` (mean of the last tenth of the rounds), ``final``, ``best``, ``train_loss`` (of the last tenth)
     and ``up_mb`` (of all rounds); lines ``accuracy``, ``loss`` and ``train_loss`` by round."""
     rows = simulation.history
@@ -88,7 +88,7 @@ def curves(simulation: Simulation) -> Found:
         }
     if lines["train_loss"]:
         figures["train_loss"] = _of_last([value for _, value in lines["train_loss"]])
-    return Found(figures, {name: line for name, line in lines.items() if line})
+    return Measurements(figures, {name: line for name, line in lines.items() if line})
 
 
 def _of_last(values: Sequence[float]) -> float:
@@ -103,7 +103,7 @@ class Federated:
 
     name: str
     settings: Settings
-    measure: Callable[[Simulation], Found] = curves
+    measure: Callable[[Simulation], Measurements] = curves
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Computed:
     """An arm that is no federation. ``settings``: what decides its numbers beside the seed."""
 
     name: str
-    compute: Callable[[Work], Found]
+    compute: Callable[[ArmRun], Measurements]
     settings: Settings = field(default_factory=dict)
 
 

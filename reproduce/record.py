@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl.simulator.results import RoundRow
 from edgefl.system.files import write_whole
 from edgefl.system.structs import filled
-from reproduce.entry import Arm, Entry, Federated, Found, Scale, Work
+from reproduce.entry import Arm, ArmRun, Entry, Federated, Measurements, Scale
 from reproduce.results import Results
 
 RECORD_NAME = "record.json"
@@ -38,7 +38,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     seconds: float
     machine: dict[str, Any]
-    found: Found
+    found: Measurements
 
 
 def read_record(folder: Path) -> Record | None:
@@ -86,10 +86,10 @@ def run_arm(
 
 def _found(
     arm: Arm, scale: Scale, seed: int, folder: Path, progress: Callable[[str], None]
-) -> tuple[Found, str, float]:
+) -> tuple[Measurements, str, float]:
     """What was found, the data's name, and the seconds of rounds that were run before, by a process that was stopped."""
     if not isinstance(arm, Federated):
-        return arm.compute(Work(seed, scale, folder, progress)), "", 0.0
+        return arm.compute(ArmRun(seed, scale, folder, progress)), "", 0.0
     federation = load_federation(None, {**arm.settings, "federation.seed": seed})
     place = folder / _SIMULATION
     try:

@@ -114,7 +114,7 @@ class Agent:
         config = self.config
         secret, style = self._signer.keys.client_secret, config.broker.client_ids
         name = client_id(secret, "device", config.federation, config.device, style=style)
-        return Session(config.broker, name, limits=config.limits, will=self._last_will, events=self.inbox)
+        return Session(config.broker, name, limits=config.limits, will=self, events=self.inbox)
 
     # -- the loop --------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Agent:
 
     # -- messages --------------------------------------------------------------------------------------------
 
-    def _last_will(self) -> Will:
+    def current_will(self) -> Will:
         """Return the will of a new connection.
 
         Its number follows the one of the first status on this connection and precedes all later ones: the will of an

@@ -10,7 +10,7 @@ Rounding is not differentiated, and gradients themselves are float32, so the los
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -78,10 +78,12 @@ def _of_function(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class _SavedView:
-    """View of ``whole`` that the forward pass created."""
+    """View of ``whole`` that the forward pass created by ``func``, with the other arguments of the call."""
 
     whole: Tensor
-    view: Callable[[Tensor], Tensor]
+    func: Any
+    rest: tuple[Any, ...]
+    named: dict[str, Any]
 
 
 class _Storing(TorchDispatchMode):
@@ -119,7 +121,7 @@ class _Storing(TorchDispatchMode):
         part = self._parts.get(tensor)
         if part is not None:  # one store for a value and all views of it
             whole = self._of(part.whole)
-            return tensor if whole is part.whole else part.view(whole)
+            return tensor if whole is part.whole else part.func(whole, *part.rest, **part.named)
         large = tensor.is_floating_point() and tensor.numel() >= LEAST_ENTRIES
         if not large or not self._made.get(tensor):
             return tensor
@@ -137,16 +139,10 @@ class _Storing(TorchDispatchMode):
         if isinstance(results, Tensor) and isinstance(viewed, Tensor):
             self._made[results] = self._made.get(viewed, True)
             if results is not viewed:
-                self._parts[results] = _SavedView(viewed, _again(func, given))
+                self._parts[results] = _SavedView(viewed, func, given[0][1:], given[1])
             return
         for result in _tensors(results):
             self._made[result] = True
-
-
-def _again(func: Any, given: tuple[Any, Any]) -> Callable[[Tensor], Tensor]:
-    """Return a function that takes the view ``func`` of another tensor."""
-    (_, *rest), named = given
-    return lambda whole: func(whole, *rest, **named)
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -115,12 +115,11 @@ def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     """Return the model of ``spec`` as one unit."""
     request = source.request
     loss = request.loss if source.returned_loss is not None else spec.loss
-    whole = source.cut(source.module, replace(request, whole=True, loss=loss))
+    whole = source.split(replace(request, whole=True, loss=loss))
     return replace(
         spec,
         module=whole.module,
         global_names=whole.global_names,
-        again=whole.again,
         source=whole.source,
         loss=whole.loss,
     )

@@ -6,10 +6,10 @@ name is the *role* (who feeds or receives the tensor), the rest is the tensor's 
     weights.block1.conv1.weight      blobs of the round's model version
     state.momentum.block1.conv1.weight   the runtime, from the previous call
     carry.residual.head.weight       the device's store, from its previous round (``start`` and ``finish`` read it)
-    batch.0.x, batch.0.y             the data loader; an algorithm may ask for several independent batches
-    data.class_counts                facts about the device's own samples, which stay on it
-    noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator
-    hyper.lr                         scalars of the task
+    batch.0.x, batch.0.y             the data loader; an algorithm may ask for several independent batches;
+    data.class_counts                facts about the device's own samples, which stay on it;
+    noise.dither                     uniform [0, 1) drawn by the runtime from a seeded generator;
+    hyper.lr                         scalars of the task;
 
 and, for outputs only, ``update.*`` (sent to the server), ``metric.*`` (scalars for people) and ``record.x``
 (the boundary activations a forward chunk leaves behind). ``personalize`` returns ``weights.*``.

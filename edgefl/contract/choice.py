@@ -55,8 +55,8 @@ class Choice:
 class AlgorithmChoice(Choice):
     """Local training of a round.
 
-    Most have these options: ``batch`` samples per local step, ``steps`` local steps per round (both fixed in the graphs),
-    ``lr``, the learning rate (a scalar that the server announces), ``momentum`` and ``weight_decay`` (on kernels only) of
+    Most have these options: ``batch`` samples per local step and ``steps`` local steps per round, both fixed in the graphs;
+    ``lr``, the learning rate, a scalar that the server announces; ``momentum`` and ``weight_decay`` (on kernels only) of
     the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. ``eval_batch`` is the batch of
     the evaluation (None: ``batch``). ConfigError for numbers out of range.
     """
@@ -93,9 +93,7 @@ class Named(Generic[P, C]):
     The signature of the factory defines the options. ConfigError for an unknown option, or one of another type.
     """
 
-    def __init__(
-        self, kind: Callable[[str, Mapping[str, Any], str], C], name: str, label: str, factory: Any, upon: int
-    ) -> None:
+    def __init__(self, kind: type[C], name: str, label: str, factory: Any, upon: int) -> None:
         self.name, self.label, self.factory = name, label, factory
         self._kind, self._upon = kind, upon
         self.__doc__ = inspect.getdoc(factory)
@@ -140,17 +138,12 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
 
 
 def built_upon(
-    kind: Callable[[str, Mapping[str, Any], str], C],
-    name: str,
-    label: str,
-    factory: Callable[Concatenate[Any, P], Any],
+    kind: type[C], name: str, label: str, factory: Callable[Concatenate[Any, P], Any]
 ) -> Named[P, C]:
     """Return the entry of a factory whose first parameter is a model or objective, and no option."""
     return Named(kind, name, label, factory, 1)
 
 
-def built_alone(
-    kind: Callable[[str, Mapping[str, Any], str], C], name: str, label: str, factory: Callable[P, Any]
-) -> Named[P, C]:
+def built_alone(kind: type[C], name: str, label: str, factory: Callable[P, Any]) -> Named[P, C]:
     """Return the entry of a factory that has options only."""
     return Named(kind, name, label, factory, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -80,12 +80,21 @@ class ModelSource:
     Attributes:
         module: the user's object, or its copy with shapes if it has lazy layers.
         request: the arguments of the cut.
-        cut: function that cuts a module by a request into a :class:`edgefl.models.spec.ModelSpec`.
+        loss: the loss that fits the output.
     """
 
     module: nn.Module
     request: SplitRequest
-    cut: Callable[[nn.Module, SplitRequest], Any]
+    loss: Loss
+
+    def split(self, request: SplitRequest) -> Any:
+        """Return the :class:`edgefl.models.spec.ModelSpec` of the module, cut by another request."""
+        raise NotImplementedError
+
+    def shortened(self, length: int) -> Any:
+        """Return the :class:`edgefl.models.spec.ModelSpec` for samples of ``length`` entries."""
+        loss = self.returned_loss or self.loss
+        return self.split(replace(self.request.shortened(length), loss=loss))
 
     @property
     def returned_loss(self) -> ModelLoss | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -49,8 +49,7 @@ class ModelSpec:
         loss: the loss that training minimises, which also defines a label.
         global_names: name in the state for each name of a tensor in the module that was cut, because tied weights keep
             one name; empty if the units are the module.
-        again: function that cuts the module for a shorter length; None if units read any length.
-        source: the module that was cut, as its author left it.
+        source: the module that was cut, as its author left it; None if units read samples of any length.
     """
 
     name: str
@@ -60,7 +59,6 @@ class ModelSpec:
     accounting_batch: int = 32
     loss: Loss = CROSS_ENTROPY
     global_names: Mapping[str, str] = field(default_factory=dict)
-    again: Callable[[int], ModelSpec] | None = field(default=None, repr=False)
     source: ModelSource | None = field(default=None, repr=False)
 
     @property
@@ -112,7 +110,11 @@ class ModelSpec:
                 f"from 1 to {whole - 1}",
                 length=length,
             )
-        made = self.again(length) if self.again else replace(self, sample=cut_to(self.sample, length))
+        made: ModelSpec = (
+            replace(self, sample=cut_to(self.sample, length))
+            if self.source is None
+            else self.source.shortened(length)
+        )
         shapes = [{name: tensor.shape for name, tensor in each.weights.items()} for each in (self, made)]
         if shapes[0] != shapes[1]:
             other = next((name for name in shapes[0] if shapes[0][name] != shapes[1].get(name)), "one more")

@@ -140,26 +140,27 @@ def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
 
     # 5. Choose a loss that fits the output, and check that the output has one entry for each class.
     output_sample = output_spec(made, sample)
+    loss = fit_loss(loss, output_sample, request.labels, sample)
     spec = ModelSpec(
         request.name,
         made,
         sample,
         request.classes,
         request.accounting_batch,
-        loss=fit_loss(loss, output_sample, request.labels, sample),
+        loss=loss,
         global_names=global_names,
-        again=lambda length: _split(
-            module,
-            replace(
-                request.shortened(length),
-                loss=request.loss if isinstance(request.loss, ModelLoss) else spec.loss,
-            ),
-        ),
-        source=ModelSource(shaped_module, request, _split),
+        source=_SplitSource(shaped_module, request, loss),
     )
     spec._boundaries[len(made)] = output_sample
     check_classes(spec)
     return spec
+
+
+class _SplitSource(ModelSource):
+    """Source of a module that this module has cut."""
+
+    def split(self, request: SplitRequest) -> ModelSpec:
+        return _split(self.module, request)
 
 
 def check_classes(spec: ModelSpec) -> None:

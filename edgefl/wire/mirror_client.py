@@ -2,7 +2,7 @@
 
 ::
 
-    with Watchdog(aborted) as watchdog, MirrorConnection(mirror, watchdog, patience_s=10) as connection:
+    with Watchdog(cancelled) as watchdog, MirrorConnection(mirror, watchdog, patience_s=10) as connection:
         for piece in connection.pieces(sha256, size, first=0, last=size, step=131072):
             ...                                             # MirrorError if the next one is missing
 """
@@ -16,7 +16,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 
@@ -41,12 +41,12 @@ class Watchdog(threading.Thread):
     """Thread that ends a slow connection in any state: connecting, TLS handshake, or between two bytes.
 
     Args:
-        aborted: User's cancellation check, called every 0.1 s. The connection ends once it returns True.
+        cancelled: Event that ends the connection within 0.1 s.
     """
 
-    def __init__(self, aborted: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, cancelled: threading.Event | None = None) -> None:
         super().__init__(name="mirror-alarm", daemon=True)
-        self._aborted = aborted
+        self._cancelled = threading.Event() if cancelled is None else cancelled
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -92,7 +92,7 @@ class Watchdog(threading.Thread):
         while not self._ended.wait(_LOOK_S):
             with self._lock:
                 late = time.monotonic() > self._deadline
-                if self._socket is not None and (late or self._aborted()):
+                if self._socket is not None and (late or self._cancelled.is_set()):
                     self.rang = late
                     with suppress(
                         OSError

@@ -9,7 +9,7 @@ from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.width.submodel import Width
 from reproduce.embracingfl.mixes import CASES, SIXTEENTHS, WIDTHS
-from reproduce.entry import Claim, Computed, Entry, Found, Work
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements
 from reproduce.results import Judged, Results, judge_factory
 
 ARM = "counts"
@@ -41,7 +41,7 @@ _WITHIN = 0.0100001
 """The paper's averages are of rounded capacities, and some are cut, not rounded, to two digits."""
 
 
-def run(_work: Work) -> Found:
+def run(_work: ArmRun) -> Measurements:
     """Every count, from the models and their submodels as devices get them."""
     figures: dict[str, float] = {}
     for model in AVERAGES:
@@ -59,7 +59,7 @@ def run(_work: Work) -> Found:
     for tier in TABLE_10:
         slice_ = Width(whole, WIDTHS.get(tier, 1.0), "floor")
         figures |= _figures(f"{_TENTH}, {tier}", accounting.tier(slice_), accounting.capacity(slice_))
-    return Found(figures)
+    return Measurements(figures)
 
 
 def _figures(name: str, counted: accounting.Count, capacity: float) -> dict[str, float]:

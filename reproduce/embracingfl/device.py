@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.device_table import EMBRACING, TIERS, WIDTH, DeviceTimes, TableSettings, measure
-from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements, Scale
 from reproduce.results import Judged, Results, judge_factory
 
 PHONE: Mapping[str, Mapping[str, Sequence[float]]] = {
@@ -24,9 +24,9 @@ SETTINGS: Mapping[Scale, TableSettings] = {"smoke": _SMALL, "cpu": TableSettings
 """``paper``: ResNet-20 and the CNN, 32 samples, both engines."""
 
 
-def run(work: Work) -> Found:
+def run(work: ArmRun) -> Measurements:
     """One batch on every engine, for every model, method and tier."""
-    return Found(figures(measure(SETTINGS[work.scale], work.progress)))
+    return Measurements(figures(measure(SETTINGS[work.scale], work.progress)))
 
 
 def figures(times: Sequence[DeviceTimes]) -> dict[str, float]:

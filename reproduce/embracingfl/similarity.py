@@ -16,7 +16,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.resnet import resnet20
 from reproduce.embracingfl.partial_synchronization import Scheme, partial_sync, synchronised
 from reproduce.embracingfl.small_models import pooled_resnet8
-from reproduce.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
+from reproduce.entry import Arm, ArmRun, Chart, Claim, Column, Computed, Entry, Measurements, Scale
 from reproduce.results import Judged, Results, judge_factory
 
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -62,7 +62,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
     ]
 
 
-def study(scheme: Scheme, work: Work) -> Found:
+def study(scheme: Scheme, work: ArmRun) -> Measurements:
     """PARTIAL_SYNC_STUDY of embracingfl.md 2.10."""
     own = SETTINGS[work.scale]
     clients, rounds = int(own["clients"]), int(own["rounds"])
@@ -86,7 +86,7 @@ def study(scheme: Scheme, work: Work) -> Found:
         work.progress(f"{NAMES[scheme]}, {found.step} steps")
         for side, layer in ((INPUT, first), (OUTPUT, last)):
             lines[side].append((float(found.step), found.layers[layer].largest))
-    return Found(
+    return Measurements(
         {side: float(np.mean([y for _, y in line[len(line) // 2 :]])) for side, line in lines.items()},
         dict(lines),
     )

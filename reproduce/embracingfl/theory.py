@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.analysis.charts import line_chart
 from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
-from reproduce.entry import Claim, Computed, Entry, Found, Scale, Work
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements, Scale
 from reproduce.results import Judged, Results
 
 CLIENTS, TAU = 8, 5
@@ -21,7 +21,7 @@ ARM = "quadratic"
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockConstants:
     """Of the prefix y or the suffix z: smoothness L, variance sigma^2 of a gradient's noise, and sbar^2 of the clients."""
 
     smoothness: float
@@ -29,7 +29,7 @@ class Part:
     apart: float
 
 
-def largest_step(y: Part, z: Part, tau: int) -> float:
+def largest_step(y: BlockConstants, z: BlockConstants, tau: int) -> float:
     """min(1 / (tau L_max), 1 / (4 L_max sqrt(tau (tau - 1)))); the second from tau = 2 on."""
     most = max(y.smoothness, z.smoothness)
     second = 1 / (4 * most * math.sqrt(tau * (tau - 1))) if tau > 1 else math.inf
@@ -37,7 +37,15 @@ def largest_step(y: Part, z: Part, tau: int) -> float:
 
 
 def bound(
-    y: Part, z: Part, *, strong: int, clients: int, tau: int, lr: float, rounds: int, gap: float
+    y: BlockConstants,
+    z: BlockConstants,
+    *,
+    strong: int,
+    clients: int,
+    tau: int,
+    lr: float,
+    rounds: int,
+    gap: float,
 ) -> float:
     """Theorem 1's bound on the mean of E ||grad F||^2 over ``rounds``; ``gap`` is F(x_0) - F(x_*).
 
@@ -75,11 +83,11 @@ class Quadratic:
         return float(np.mean((y - self.a) ** 2 + (z + y / 2 - self.b) ** 2) / 2)
 
     @property
-    def parts(self) -> tuple[Part, Part]:
+    def parts(self) -> tuple[BlockConstants, BlockConstants]:
         """Clients differ by a constant in their gradients, hence ``apart`` is exact. L: norms of the Hessian's rows."""
         apart = np.var(self.a + self.b / 2), np.var(self.b)
         rows = math.hypot(1.25, 0.5), math.hypot(0.5, 1.0)
-        first, second = (Part(row, 0.0, float(each)) for row, each in zip(rows, apart, strict=True))
+        first, second = (BlockConstants(row, 0.0, float(each)) for row, each in zip(rows, apart, strict=True))
         return first, second
 
     @property
@@ -117,7 +125,7 @@ def _square(task: Quadratic, y: Array, z: Array) -> float:
     return float(sum(np.mean(slope**2) for slope in slopes))
 
 
-def run(work: Work) -> Found:
+def run(work: ArmRun) -> Measurements:
     """For 1, 2, 4 and all 8 strong clients, with the largest step that the theorem allows, and a hundredth of it."""
     rng = np.random.default_rng(work.seed)
     task = Quadratic(rng.normal(0, 2, CLIENTS), rng.normal(0, 2, CLIENTS))
@@ -146,7 +154,7 @@ def run(work: Work) -> Found:
         y="||grad F||^2",
         log_y=True,
     )
-    return Found(figures, lines, {"floor.svg": picture})
+    return Measurements(figures, lines, {"floor.svg": picture})
 
 
 def _name(strong: int) -> str:

@@ -19,7 +19,7 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.analysis.charts import line_chart
 from edgefl.contract.algorithm import Algorithm
 from reproduce.batched_clients import rescheduled, together
-from reproduce.entry import Claim, Computed, Entry, Found, Progress, Scale, Work
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements, Progress, Scale
 from reproduce.fafed import three_clients
 from reproduce.results import Judged, Results, judge_factory
 from tests.support.reference import Client, federated
@@ -143,7 +143,7 @@ def drift(beta: float, eta: float, steps: int) -> float:
     return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
 
 
-def run(work: Work) -> Found:
+def run(work: ArmRun) -> Measurements:
     """Every run, each at most :data:`LIMITS` iterations long."""
     limit = LIMITS[work.scale]
     figures: dict[str, float] = {}
@@ -163,7 +163,7 @@ def run(work: Work) -> Found:
         }
         figures |= _direction(each.name, means)
     figures |= _sweep(recorded["naive_adaptive", 5], min(SWEPT, limit), work.progress)
-    return Found(figures, pictures=_charts(paths))
+    return Measurements(figures, pictures=_charts(paths))
 
 
 def _at(known: Known) -> str:

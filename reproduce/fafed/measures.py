@@ -21,7 +21,7 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array
-from reproduce.entry import Found, Points, curves
+from reproduce.entry import Measurements, Points, curves
 from reproduce.results import Judge, Judged, Results, ahead_of_each, judge_factory, told
 
 OBJECTIVE, MEGABYTES, GRADIENTS = "objective", "megabytes", "gradients"
@@ -31,15 +31,15 @@ START = 4
 """The first 1 / START of the kept models is the beginning."""
 
 
-def measured(samples: int) -> partial[Found]:
+def measured(samples: int) -> partial[Measurements]:
     """Figures and lines of a run whose models were kept; training loss on ``samples`` training samples."""
     return partial(_found, samples=samples)
 
 
-def _found(simulation: Simulation, *, samples: int) -> Found:
-    """Beside those of :func:`~reproduce.entry.curves`: figures ``objective`` (mean over the last tenth of the models
-    that were kept), ``perplexity`` (of that), ``rises`` (all rises of the training loss together, at the beginning),
-    ``down_mb``, ``megabytes``, ``gradients`` (all rounds) and ``floats_up`` (sent for each parameter by a client in the
+def _found(simulation: Simulation, *, samples: int) -> Measurements:
+    """Return further figures than :func:`~reproduce.entry.curves`: ``objective`` (mean over the last tenth of the models
+    that were kept) and its ``perplexity``; ``rises`` (all rises of the training loss together, at the beginning);
+    ``down_mb``, ``megabytes`` and ``gradients`` of all rounds; and ``floats_up`` (sent for each parameter by a client in the
     last round, names and shapes in)."""
     told = curves(simulation)
     objective = training_loss(simulation, samples)
@@ -64,7 +64,7 @@ def _found(simulation: Simulation, *, samples: int) -> Found:
         "perplexity": math.exp(min(reached, 50.0)),
         "floats_up": rows[-1].up_float32_bytes / 4 / parameters / rows[-1].reports,
     }
-    return Found(figures, lines)
+    return Measurements(figures, lines)
 
 
 def training_loss(simulation: Simulation, samples: int) -> Points:

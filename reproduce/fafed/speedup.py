@@ -22,7 +22,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.objective.objective import Objective
 from edgefl.wire.tensors import Array
 from reproduce.batched_clients import rescheduled, together
-from reproduce.entry import Claim, Computed, Entry, Found, Points, Scale, Work
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements, Points, Scale
 from reproduce.fafed.three_clients import Itself
 from reproduce.results import Judged, Results, judge_factory, told
 from tests.support.reference import Client, Feed, federated
@@ -78,7 +78,7 @@ def algorithm(alpha: float) -> Algorithm:
     return fafed(made, batch=1, steps=STEPS, lr=LR, alpha=alpha, beta=0.9)
 
 
-def run(work: Work) -> Found:
+def run(work: ArmRun) -> Measurements:
     """For every N and eps the fewest iterations t after which the mean over 1 .. t of |grad f(xbar)| is at most eps, of all
     alphas."""
     size = SIZES[work.scale]
@@ -96,7 +96,7 @@ def run(work: Work) -> Found:
             if reached:
                 figures[_iterations(clients, eps)] = float(min(reached))
                 lines.setdefault(f"eps = {eps:g}", []).append((float(clients), float(min(reached))))
-    return Found(figures | slopes(figures, size), lines)
+    return Measurements(figures | slopes(figures, size), lines)
 
 
 def mean_gradient(whole: Algorithm, clients: int, size: Size, seed: int) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgefl.api.simulate import Simulation
-from reproduce.entry import Found, Scale, Settings
+from reproduce.entry import Measurements, Scale, Settings
 from reproduce.results import Judged, Results, first_reached, judge_factory, told
 
 Options = Mapping[str, Any]
@@ -119,9 +119,9 @@ def close(results: Results, one: str, other: str, within: float) -> Judged:
 def sooner(
     results: Results, arm: str, others: Sequence[str], reference: str, share: float, *, slack: float = 0.0
 ) -> Judged:
-    """``arm`` comes to ``share`` of the accuracy that ``reference`` ends with (of the same seed) in no more rounds than each
-    of ``others`` and ``slack`` of theirs, in the mean over the seeds. What does not come there counts as one round more
-    than there are."""
+    """``arm`` reaches ``share`` of the accuracy that ``reference`` of the same seed ends with; in the mean over the seeds it
+    needs no more rounds than each of ``others`` and ``slack`` of theirs. An arm that never reaches it counts as one round
+    more than there are."""
     rounds = {
         each: float(
             np.mean(
@@ -155,7 +155,7 @@ LAST = 5
 """Rounds whose mean counts: the paper does not say which it reports (fedbat.md 4.3)."""
 
 
-def measured(simulation: Simulation) -> Found:
+def measured(simulation: Simulation) -> Measurements:
     """Figures ``accuracy`` (mean of the last :data:`LAST` rounds), ``best``, ``up_kb`` (of one device in one round, headers
     included), ``ratio`` (float32 bytes over those) and ``up_mb`` (of all). Lines ``accuracy`` and ``loss`` by round, and
     ``sent``: accuracy by megabytes that all devices had sent."""
@@ -167,7 +167,7 @@ def measured(simulation: Simulation) -> Found:
         up += row.up_bytes
         sent[row.round] = up / 1e6
     reports = max(1, sum(row.reports for row in rows))
-    return Found(
+    return Measurements(
         {
             "accuracy": sum(last) / len(last),
             "best": max(value for _, value in accuracies),

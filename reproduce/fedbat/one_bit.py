@@ -11,15 +11,15 @@ from edgefl.setup.model import submodel_of
 from edgefl.setup.updates import tier_sizes
 from reproduce.entry import (
     Arm,
+    ArmRun,
     Chart,
     Claim,
     Column,
     Computed,
     Entry,
     Federated,
-    Found,
+    Measurements,
     Scale,
-    Work,
     percent,
 )
 from reproduce.fedbat.federations import (
@@ -60,7 +60,7 @@ SIZES: Mapping[str, Size] = {
 _PARAMETERS, _BYTES, _STATISTICS, _BITS = "parameters", "bytes", "bytes of statistics", "bits a parameter"
 
 
-def count(_work: Work) -> Found:
+def count(_work: ArmRun) -> Measurements:
     """What the codecs say of the paper's models, before anything is trained."""
     figures: dict[str, float] = {}
     for name, size in SIZES.items():
@@ -73,7 +73,7 @@ def count(_work: Work) -> Found:
                     f"{name}: {_BYTES}": sent,
                     f"{name}: {_STATISTICS}": statistics,
                 }
-    return Found(figures)
+    return Measurements(figures)
 
 
 def _sizes(size: Size, codec: str) -> tuple[int, int, int]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.codecs.binarize import draw
-from reproduce.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Scale, Work
+from reproduce.entry import Arm, ArmRun, Chart, Claim, Column, Computed, Entry, Measurements, Scale
 from reproduce.results import Judged, Results, judge_factory
 
 CLIENTS, SAMPLED, DIMENSIONS, TAU = 8, 2, 10, 5
@@ -130,7 +130,7 @@ def slope(times: Sequence[int], gaps: Sequence[float]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def _run(work: Work, *, binarized: bool, sampled: int = CLIENTS) -> Found:
+def _run(work: ArmRun, *, binarized: bool, sampled: int = CLIENTS) -> Measurements:
     generator = torch.Generator().manual_seed(work.seed)
     centres = 2 * torch.randn(CLIENTS, DIMENSIONS, generator=generator, dtype=torch.float64)
     task = SampledQuadratic(centres)
@@ -148,7 +148,7 @@ def _run(work: Work, *, binarized: bool, sampled: int = CLIENTS) -> Found:
         for t in found.t
     ]
     shown = sorted({*np.unique(np.geomspace(1, len(found.t) - 1, 100).astype(int)).tolist()})
-    return Found(
+    return Measurements(
         {
             _SLOPE: slope(found.t, found.gaps),
             _SHARE: max(gap / limit for gap, limit in zip(found.gaps, limits, strict=True)),

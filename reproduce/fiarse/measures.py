@@ -16,7 +16,7 @@ from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.standalone import FIRST_ROUND
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array
-from reproduce.entry import Claim, Column, Confidence, Found, Points, curves, percent
+from reproduce.entry import Claim, Column, Confidence, Measurements, Points, curves, percent
 from reproduce.results import Judged, Results, first_reached, judge_factory, told
 from reproduce.submodel_accuracy import SubmodelAccuracy
 
@@ -37,7 +37,7 @@ def by_size(figure: str, sizes: Iterable[float]) -> tuple[Column, ...]:
     return tuple(percent(f"{figure} {label(gamma)}", f"{figure} {label(gamma)}") for gamma in sizes)
 
 
-def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[Found]:
+def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[Measurements]:
     """Figures and lines of a run: of the sizes that were trained, and of those in ``unseen``.
 
     ``rolling``: the windows stand as in the round before, when they were trained; beside that there are the figures
@@ -46,7 +46,7 @@ def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[
     return partial(_accuracies, unseen=tuple(unseen), rolling=rolling)
 
 
-def _accuracies(simulation: Simulation, *, unseen: Sequence[float], rolling: bool) -> Found:
+def _accuracies(simulation: Simulation, *, unseen: Sequence[float], rolling: bool) -> Measurements:
     """Figures ``global``, ``local`` (means over the trained sizes), ``global g``, ``local g``, ``unseen g``: means over the
     last :data:`LAST` models that were kept (A17). Lines ``global`` and ``global g`` by round, of all of them."""
     judge = SubmodelAccuracy.of(simulation)
@@ -79,7 +79,7 @@ def _accuracies(simulation: Simulation, *, unseen: Sequence[float], rolling: boo
             for name, value in row.items():
                 told.setdefault(name, []).append(value)
     figures = {name: fmean(values) for name, values in told.items()}
-    return Found(figures | {"up_mb": curves(simulation).figures["up_mb"]}, lines)
+    return Measurements(figures | {"up_mb": curves(simulation).figures["up_mb"]}, lines)
 
 
 def _row(name: str, by_size: Mapping[float, float], mean: float) -> dict[str, float]:
@@ -92,12 +92,12 @@ def sizes(judge: SubmodelAccuracy) -> dict[float, str]:
     return dict(sorted((table.gamma or 1.0, name) for name, table in tiers.items()))
 
 
-def exploration(simulation: Simulation) -> Found:
+def exploration(simulation: Simulation) -> Measurements:
     """Return how the submodels move (A12) in a run that kept the model of every round.
 
-    Figures ``ever trained`` (share of the maskable entries that any update has changed), ``explored g`` (share that the mask
-    of size g has held in any round), ``moved h g`` (mean difference of masks h models apart, over the last tenth of the
-    rounds) and ``first moved h g`` (over the first tenth); lines of the same by round.
+    Figures: ``ever trained`` (share of the maskable entries that any update has changed); ``explored g`` (share that the
+    mask of size g has held in any round); ``moved h g`` (mean difference of masks h models apart, over the last tenth of
+    the rounds); ``first moved h g`` (over the first tenth). The lines are the same by round.
     """
     judge = SubmodelAccuracy.of(simulation)
     cuts = {gamma: judge.cut(tier) for gamma, tier in sizes(judge).items()}
@@ -129,10 +129,10 @@ def exploration(simulation: Simulation) -> Found:
             tenth = max(1, len(line) // 10)
             figures[name] = float(np.mean([value for _, value in line[-tenth:]]))
             figures[f"first {name}"] = float(np.mean([value for _, value in line[:tenth]]))
-    return Found(figures, lines)
+    return Measurements(figures, lines)
 
 
-def accuracies_and_exploration(simulation: Simulation) -> Found:
+def accuracies_and_exploration(simulation: Simulation) -> Measurements:
     """Both, of a run that kept the model of every round; accuracies at its end alone."""
     judge = SubmodelAccuracy.of(simulation)
     by_size = {
@@ -140,7 +140,7 @@ def accuracies_and_exploration(simulation: Simulation) -> Found:
         for gamma, tier in sizes(judge).items()
     }
     found = exploration(simulation)
-    return Found(_row("global", by_size, global_metric(by_size)) | found.figures, found.lines)
+    return Measurements(_row("global", by_size, global_metric(by_size)) | found.figures, found.lines)
 
 
 MOST_SEEDS = 0.8

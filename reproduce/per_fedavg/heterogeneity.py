@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.analysis.heterogeneity.losses import Losses, ShardBatch, UserShards, shuffled
+from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, ShardBatch, shuffled
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.contract.tensors import Tensors
@@ -23,7 +23,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.basic import elu_mlp
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from reproduce.entry import Arm, Claim, Column, Computed, Entry, Found, Scale, Work
+from reproduce.entry import Arm, ArmRun, Claim, Column, Computed, Entry, Measurements, Scale
 from reproduce.results import Judged, Results, judge_factory, ordered
 
 MIXED = (1.0, 0.75, 0.5, 0.25, 0.0)
@@ -84,7 +84,7 @@ def arms(scale: Scale) -> Sequence[Arm]:
     return [Computed(arm_of(mixed), partial(study, mixed), {"mixed": mixed, **settings}) for mixed in MIXED]
 
 
-def study(mixed: float, work: Work) -> Found:
+def study(mixed: float, work: ArmRun) -> Measurements:
     """The dissimilarities of per_fedavg.md 6.6 at two models, which are the same for every share."""
     data = datasets.load("mnist").unit()
     whole = groups(data.train_y, USERS[work.scale], a=A[work.scale], seed=work.seed)
@@ -96,7 +96,7 @@ def study(mixed: float, work: Work) -> Found:
         losses = Losses(objective, weights)
         report = examine(
             losses,
-            UserShards(data, shuffled(parts, seed=work.seed)),
+            DatasetShards(data, shuffled(parts, seed=work.seed)),
             histograms(data.train_y, parts, data.classes),
             TrainingSetting(alpha=0.01, beta=0.001, tau=4),
             curved=CURVED[work.scale],
@@ -104,7 +104,7 @@ def study(mixed: float, work: Work) -> Found:
         )
         figures |= _figures(report, when, _largest(losses, data, whole, work))
         work.progress(f"{arm_of(mixed)}, {when}")
-    return Found(figures)
+    return Measurements(figures)
 
 
 def _figures(report: HeterogeneityReport, when: str, largest: float) -> dict[str, float]:
@@ -133,7 +133,7 @@ def _trained(spec: ModelSpec, data: Dataset, parts: Sequence[Array], seed: int) 
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def _largest(losses: Losses, data: Dataset, parts: Sequence[Array], work: Work) -> float:
+def _largest(losses: Losses, data: Dataset, parts: Sequence[Array], work: ArmRun) -> float:
     """B, over some samples."""
     rows = np.random.default_rng(work.seed).permutation(np.concatenate(parts))[: SINGLES[work.scale]]
     x, y = _batch(data, rows)

@@ -16,7 +16,7 @@ from edgefl.api.simulate import Simulation
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_device.data.support import Protocol
-from reproduce.entry import Found
+from reproduce.entry import Measurements
 
 AFTER, LITERAL, BEFORE = "after", "literal", "before"
 GROUP_A, GROUP_B, MAJORITY = "half A", "half B", "majority"
@@ -33,9 +33,9 @@ _GRADIENTS: Mapping[str, int] = {"fo": 2, "hf": 4, "exact": 4}
 """Batch gradients of a local step by mode (per_fedavg.md 2.9); FedAvg takes one."""
 
 
-def measured(simulation: Simulation) -> Found:
-    """The mean over all users after one step by protocol, before it, that of each half of the users, the level of their
-    own majority class, kappa, alpha times the largest eigenvalue, and a user's batch gradients."""
+def measured(simulation: Simulation) -> Measurements:
+    """Return the mean accuracy over all users after one step by protocol, before it, and of each half of the users;
+    the level of their own majority class; kappa, alpha times the largest eigenvalue, and a user's batch gradients."""
     finished = FinishedRun.open(simulation.folder)
     seed = finished.federation.federation.seed
     report = _report(finished, "train_support", seed, CURVE)
@@ -50,7 +50,7 @@ def measured(simulation: Simulation) -> Found:
     }
     curve = [(float(point.steps), point.value(report.metric)) for point in report.curve]
     rows = [(float(row.round), row.accuracy) for row in simulation.history if row.accuracy is not None]
-    return Found(figures | _curvature(finished), {STEPS: curve, "accuracy": rows})
+    return Measurements(figures | _curvature(finished), {STEPS: curve, "accuracy": rows})
 
 
 def _report(finished: FinishedRun, protocol: Protocol, seed: int, steps: tuple[int, ...]) -> PersonalReport:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from edgefl.analysis.heterogeneity.theory import TrainingSetting, beta_max, drift
-from reproduce.entry import Arm, Chart, Claim, Column, Computed, Entry, Found, Points, Scale, Work
+from reproduce.entry import Arm, ArmRun, Chart, Claim, Column, Computed, Entry, Measurements, Points, Scale
 from reproduce.per_fedavg import bounds
 from reproduce.per_fedavg.bounds import ALPHA, BATCH, DELTA, DRIFT_TAU, EXACT, FO, HF, MODES
 from reproduce.per_fedavg.logistic import LANDSCAPE, SAMPLES, Users, starting_point
@@ -58,7 +58,7 @@ def _round(beta: float) -> TrainingSetting:
     return TrainingSetting(ALPHA, beta, DRIFT_TAU, BATCH, BATCH, BATCH, DELTA)
 
 
-def _run(work: Work, mode: str) -> Found:
+def _run(work: ArmRun, mode: str) -> Measurements:
     generator = torch.Generator().manual_seed(work.seed)
     users = Users.drawn(generator)
     figures = dict(_bias_figures(mode, users, generator))
@@ -75,7 +75,7 @@ def _run(work: Work, mode: str) -> Found:
     lines["gradient"] = [(1 / eps, found) for eps, found in means.items()]
     # F(0) = log 2 before the inner step, at most that after it, and F is never below 0.
     shares = [found / bounds.theorem(mode, eps, math.log(2)) for eps, found in means.items()]
-    return Found(
+    return Measurements(
         figures
         | own
         | {

@@ -15,7 +15,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
 from reproduce.embracingfl import ENTRIES, counts, heterogeneity, mixes, theory
 from reproduce.embracingfl.small_models import pooled_resnet8
-from reproduce.entry import SCALES, Entry, Federated, Found, Scale, Work
+from reproduce.entry import SCALES, ArmRun, Entry, Federated, Measurements, Scale
 from reproduce.results import Results
 
 TRAINED = [entry for entry in ENTRIES if any(isinstance(arm, Federated) for arm in entry.arms("smoke"))]
@@ -54,7 +54,7 @@ def test_rounds_to_a_target_are_those_of_the_best_accuracy() -> None:
 
 @pytest.mark.slow
 def test_all_numbers_of_tables_1_and_10_and_the_averages_agree(tmp_path: Path) -> None:
-    found: Found = counts.run(Work(0, "smoke", tmp_path, lambda _: None))
+    found: Measurements = counts.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
     results = Results([0], {counts.ARM: [found.figures]}, {counts.ARM: [{}]})
 
     assert all(claim.exact and claim.judge(results).held for claim in counts.ENTRY.claims)
@@ -79,6 +79,6 @@ def test_the_quadratic_stays_below_the_bound_and_ends_at_its_floor(tmp_path: Pat
     ends = {strong: theory.squares(task, strong, 4000, 0.003)[-1] for strong in (1, 2, 4)}
     assert ends[1] == pytest.approx(y.apart, rel=0.02) and ends[2] == pytest.approx(y.apart / 3, rel=0.02)
     assert ends[4] < 1e-3
-    found = theory.run(Work(0, "smoke", tmp_path, lambda _: None))
+    found = theory.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
     results = Results([0], {theory.ARM: [found.figures]}, {theory.ARM: [found.lines]})
     assert theory.ENTRY.claims[0].judge(results).held

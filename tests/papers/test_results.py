@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.errors import ConfigError
 from reproduce.campaign import ENTRIES, campaign, selected, tasks
-from reproduce.entry import Claim, Column, Computed, Entry, Federated, Found, percent
+from reproduce.entry import Claim, Column, Computed, Entry, Federated, Measurements, percent
 from reproduce.page import overview, summaries, write_entry
 from reproduce.record import Record, read_record, run_arm, summed_up
 from reproduce.results import Results, above, ahead_of_each, not_below, ordered
@@ -72,9 +72,13 @@ def test_a_table_has_means_beside_the_papers_numbers(tmp_path: Path) -> None:
         name="paper/table",
         what="A table",
         arms=lambda _: [
-            Computed("one", lambda work: Found({"x": 0.25 + work.seed / 4}, {}, {"picture.svg": "<svg/>"})),
+            Computed(
+                "one", lambda work: Measurements({"x": 0.25 + work.seed / 4}, {}, {"picture.svg": "<svg/>"})
+            ),
             Federated(
-                "two", TINY, lambda simulation: Found({"x": 0.1, "rounds": float(len(simulation.history))})
+                "two",
+                TINY,
+                lambda simulation: Measurements({"x": 0.1, "rounds": float(len(simulation.history))}),
             ),
         ],
         columns=(percent("x", "x, %"), Column("rounds", "rounds", digits=0)),

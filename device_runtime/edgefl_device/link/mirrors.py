@@ -169,7 +169,7 @@ class Mirrors:
         near, patience_s = mirror not in self._own, self._limits.fetch_timeout_s
         rate = _MinimumRate(0 if self._only else self._limits.mirror_bytes_s, patience_s)
         with (
-            Watchdog(cancelled.is_set) as watchdog,
+            Watchdog(cancelled) as watchdog,
             MirrorConnection(
                 mirror, watchdog, patience_s=patience_s, near=near, ca_file=self._ca_file
             ) as connection,

@@ -42,9 +42,9 @@ def fafed(
 
     Every iteration t = 1, 2, ... uses ONE batch for the gradients gn at x_t and go at x_{t-1}::
 
-        m <- gn + (1 - alpha_t) (m - go)
-        v <- beta v + (1 - beta) gn^2
-        x <- x - eta_t m / A
+        m <- gn + (1 - alpha_t) (m - go);
+        v <- beta v + (1 - beta) gn^2;
+        x <- x - eta_t m / A.
 
     Every ``steps`` iterations v, m and x are averaged, A = sqrt(v) + rho is rebuilt from the average for all, and that
     iteration steps with the averages. m and v start as the mean of the devices' gradients at x_0 and of their squares, in an

@@ -28,11 +28,11 @@ def local_amsgrad(
 
     Each of ``steps`` steps, and the server instead of the last step's move::
 
-        m_i <- beta1 m_i + (1 - beta1) g_i
-        v_i <- beta2 v_i + (1 - beta2) g_i^2
-        x_i <- x_i - lr m_i / sqrt(vhat)                          (all steps but the last of a round)
-        vhat <- max(vhat, mean v_i)                               (server)
-        x <- mean x_i - lr mean m_i / sqrt(vhat)                  (server)
+        m_i <- beta1 m_i + (1 - beta1) g_i;
+        v_i <- beta2 v_i + (1 - beta2) g_i^2;
+        x_i <- x_i - lr m_i / sqrt(vhat)                          (all steps but the last of a round);
+        vhat <- max(vhat, mean v_i)                               (server);
+        x <- mean x_i - lr mean m_i / sqrt(vhat)                  (server).
 
     The last step divides by the new vhat, which no device knows, so a device sends x_i before it, with m_i and v_i. The
     server averages v_i into vhat alone and m_i into the step alone, so both stay in the device's carry, and start at 0
@@ -41,7 +41,7 @@ def local_amsgrad(
     counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
     above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
     below_one("algorithm 'local_amsgrad'", beta1=beta1, beta2=beta2)
-    made = _LocalTraining(objective, steps, beta1, beta2, eps)
+    made = _AmsGrad(objective, steps, beta1, beta2, eps)
     return Algorithm(
         name="local_amsgrad",
         start=Function("start", made.start, weight_ports(objective, "vhat") | made.carry),
@@ -53,7 +53,7 @@ def local_amsgrad(
     )
 
 
-class _LocalTraining:
+class _AmsGrad:
     """Device side of the algorithm."""
 
     def __init__(self, objective: Objective, steps: int, beta1: float, beta2: float, eps: float) -> None:

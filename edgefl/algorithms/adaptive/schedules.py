@@ -88,11 +88,11 @@ class Theory:
 
     ::
 
-        h       = N^(2/3) / L
-        w_t     = max(w, 1728 L^3 q^3 h^3 - t),  w = 3/2
-        eta_t   = rho h / (w_t + t)^(1/3)                          <= rho / (12 L q)
-        c       = 1 / (12 L q h^3 rho^2) + 60 L^2 / (b N rho^2)
-        alpha_t = c eta_{t-1}^2
+        h       = N^(2/3) / L;
+        w_t     = max(w, 1728 L^3 q^3 h^3 - t),  w = 3/2;
+        eta_t   = rho h / (w_t + t)^(1/3)                          <= rho / (12 L q);
+        c       = 1 / (12 L q h^3 rho^2) + 60 L^2 / (b N rho^2);
+        alpha_t = c eta_{t-1}^2.
 
     ``smoothness`` is L, ``devices`` N, ``steps`` q, ``batch`` b. ``h`` may be set.
 

@@ -30,9 +30,9 @@ def adamw(
 
     ::
 
-        m <- beta1 m + (1 - beta1) g
-        v <- beta2 v + (1 - beta2) g^2
-        y <- y - lr ((m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y)
+        m <- beta1 m + (1 - beta1) g;
+        v <- beta2 v + (1 - beta2) g^2;
+        y <- y - lr ((m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay y).
 
     Decay acts on kernels only, not on biases, norms and embeddings. m, v and t are new in every round. With ``keep`` a
     device continues with its own, at the price of two models in its store.

@@ -107,9 +107,9 @@ def mimeadam(
 
     Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then::
 
-        u = g(y; B) - g(x; B) + c
-        y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)       (``steps`` times)
-        m <- beta1 m + (1 - beta1) c,  v <- beta2 v + (1 - beta2) c^2 (after the round)
+        u = g(y; B) - g(x; B) + c;
+        y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)        (``steps`` times);
+        m <- beta1 m + (1 - beta1) c;  v <- beta2 v + (1 - beta2) c^2  (after the round).
 
     Both gradients use one batch and one draw of noise. m = 0 and v = tau^2 at first, as in FedAdam. If a round has only some
     of the devices, c is the mean over those of its first exchange.

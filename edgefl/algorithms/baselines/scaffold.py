@@ -30,10 +30,10 @@ def scaffold(
 
     With c the server's control variate and c_i the device's, both 0 at first, and K = ``steps`` (fafed.md 3.2)::
 
-        y   <- y - lr (g(y; B) - c_i + c)                (K times, from the round's x)
-        c_i <- c_i - c + (x - y) / (K lr)
-        x   <- x + eta_g mean(y - x)
-        c   <- c + share mean(change of c_i)             (share: fraction of all devices that reported)
+        y   <- y - lr (g(y; B) - c_i + c)                (K times, from the round's x);
+        c_i <- c_i - c + (x - y) / (K lr);
+        x   <- x + eta_g mean(y - x);
+        c   <- c + share mean(change of c_i)             (share: fraction of all devices that reported).
 
     A device sends ``c + change of c_i = (x - y) / (K lr)``. The mean of all c_i is c as long as all devices take part and
     keep their carry. A device that lost its carry restarts at c_i = 0, unknown to c. From then on the mean of the c_i

@@ -66,12 +66,12 @@ def per_fedavg(
 
     ``steps`` times, on batches D', D, D'' drawn independently of each other (eqs. 6 to 8, 112, 120)::
 
-        wt = w - alpha g(w, D)
-        g~ = g(wt, D')
-        G  = g~                            (mode "fo")
-        G  = g~ - alpha H(w, D'') g~       (mode "exact")
-        G  = g~ - alpha (g(w + h g~, D'') - g(w - h g~, D'')) / 2h          (mode "hf")
-        w <- w - lr G
+        wt = w - alpha g(w, D);
+        g~ = g(wt, D');
+        G  = g~                            (mode "fo");
+        G  = g~ - alpha H(w, D'') g~       (mode "exact");
+        G  = g~ - alpha (g(w + h g~, D'') - g(w - h g~, D'')) / 2h          (mode "hf");
+        w <- w - lr G;
 
     and the mean of the users' models, each of equal weight. With m = ``inner_steps`` there are w_0 = w, ..., w_m. Then g~ is
     the gradient at w_m, and G = J_0 ... J_(m-1) g~ with J_j v = v - alpha H(w_j) v, from right to left (per_fedavg.md 2.6).

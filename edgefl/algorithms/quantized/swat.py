@@ -44,10 +44,10 @@ def swat(
     keeps the entries t whose |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor, ties
     included, and is 0 elsewhere. A layer y = f(x, w, b) of training has::
 
-        y = f(x, top(w), b)
-        dx = f's at top(w)
-        dw = f's at top(x), for every entry of w
-        db unchanged
+        y = f(x, top(w), b);
+        dx = f's at top(w);
+        dw = f's at top(x), for every entry of w;
+        db unchanged.
 
     Each step selects the top again, of ``x`` over the whole batch. Every weight may move: an entry outside of the top gets
     the gradient that it would have inside (straight-through). Layers of other types, those with untrained weights, biases

@@ -322,7 +322,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class AdaptationReport:
+class AdaptationSummary:
     """``kappas`` (n,) of the users and the measured ``gamma_f2`` = (1/n) sum ||grad F_i - grad F||^2."""
 
     kappas: tuple[float, ...]
@@ -378,7 +378,7 @@ class Adaptations:
         self._kappas.append(found.kappa)
         self._largest = max(self._largest, found.norm)
 
-    def report(self) -> AdaptationReport:
-        return AdaptationReport(
+    def report(self) -> AdaptationSummary:
+        return AdaptationSummary(
             tuple(self._kappas), self._spread.value, self._spread.mean_norm2, self._largest
         )

@@ -38,7 +38,7 @@ class Shard(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class UserShards(Sequence[Shard]):
+class DatasetShards(Sequence[Shard]):
     """The users' shards of a dataset, made of floats on access. The caller shuffles ``rows``."""
 
     dataset: Dataset

@@ -11,8 +11,8 @@ import numpy as np
 
 from edgefl.analysis.heterogeneity import theory
 from edgefl.analysis.heterogeneity.curvature import (
-    AdaptationReport,
     Adaptations,
+    AdaptationSummary,
     CurvatureReport,
     Examined,
     GradientReport,
@@ -46,7 +46,7 @@ class HeterogeneityReport:
     labels: LabelReport
     features: FeatureReport
     gradients: GradientReport
-    adaptation: AdaptationReport
+    adaptation: AdaptationSummary
     curvature: CurvatureReport
 
     @property

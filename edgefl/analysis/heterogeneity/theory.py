@@ -156,11 +156,11 @@ def sampling_factor(fraction: float, users: int) -> float:
 
 
 def sigma_t2(of: Landscape, setting: TrainingSetting, by: Estimator = EXACT) -> float:
-    """Return sigma_T^2, the error that more rounds do not remove (theorem 4.5)::
+    """Return sigma_T^2, the error that more rounds do not remove (theorem 4.5): drift + sampling + bias^2::
 
-    280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2)
-    + beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1)))
-    + 4 alpha^2 L^2 sigma_g^2 / D
+    drift    = 280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2);
+    sampling = beta L_F (2 sigma_F^2 + gamma_F^2 (1 - r) / (r (n - 1)));
+    bias^2   = 4 alpha^2 L^2 sigma_g^2 / D.
     """
     step = setting.beta * smoothness(of, setting.alpha)
     noise, apart = 2 * by.error(of, setting), gamma_f2(of, setting.alpha)

@@ -13,6 +13,7 @@ import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -140,28 +141,7 @@ class Corpus:
         return Corpus(name, self.train.at(rows), self.test.at(held_out), self.classes)
 
 
-@dataclass(frozen=True)
-class _CorpusReader:
-    """Reader of a corpus in the searched folders: all of it, or else the ``part`` that is passed around."""
-
-    published: PublishedCorpus
-    whole: Callable[[Sequence[Path]], Corpus]
-    part: Callable[[Sequence[Path]], Corpus] | None = None
-
-    def read(self, places: Sequence[Path], target: Path | None, progress: Progress | None) -> Corpus:
-        try:
-            return self.whole(places)
-        except Missing:
-            if target is not None:
-                self.published.download(target, progress)
-                return self.whole((target,))
-            if self.part is None:
-                raise
-            try:
-                return self.part(places)
-            except Missing:
-                pass
-            raise
+_Reader = Callable[[Sequence[Path]], Corpus]
 
 
 def load(
@@ -169,16 +149,25 @@ def load(
 ) -> Corpus:
     """Load the corpus ``name`` (one of :data:`CORPORA`).
 
-    If no place has it, it is downloaded into ``target``, if there is one.
+    If no place has it, it is downloaded into ``target``. Without a target, the partial copy that is passed around is read.
 
     Raises:
         DataError: no place has the corpus, or it is damaged.
     """
-    source = CORPORA.get(name)
-    if source is None:
+    if name not in CORPORA:
         raise DataError(f"no texts {name!r}; there are: {', '.join(CORPORA)}", name=name)
+    read, read_part = _READERS[name]
     try:
-        return source.read(tuple(places), target, progress)
+        try:
+            return read(places)
+        except Missing:
+            if target is not None:
+                CORPORA[name].download(target, progress)
+                return read((target,))
+            if read_part is not None:
+                with suppress(Missing):
+                    return read_part(places)
+            raise
     except (
         OSError,
         EOFError,
@@ -262,13 +251,19 @@ def _shakespeare(places: Sequence[Path]) -> Corpus:
     return Corpus(SHAKESPEARE.name, _owned(train), _owned(test))
 
 
-CORPORA: Mapping[str, _CorpusReader] = {
-    "imdb": _CorpusReader(IMDB, _imdb),
-    "ag_news": _CorpusReader(AG_NEWS, _ag_news, _some_ag_news),
-    "wikitext2": _CorpusReader(WIKITEXT2, _wikitext2, _some_wikitext2),
-    "shakespeare": _CorpusReader(SHAKESPEARE, _shakespeare),
+CORPORA: Mapping[str, PublishedCorpus] = {
+    "imdb": IMDB,
+    "ag_news": AG_NEWS,
+    "wikitext2": WIKITEXT2,
+    "shakespeare": SHAKESPEARE,
 }
-"""What reads each corpus."""
+_READERS: Mapping[str, tuple[_Reader, _Reader | None]] = {
+    "imdb": (_imdb, None),
+    "ag_news": (_ag_news, _some_ag_news),
+    "wikitext2": (_wikitext2, _some_wikitext2),
+    "shakespeare": (_shakespeare, None),
+}
+"""Functions that read each corpus in the searched folders: all of it, and the partial copy that is passed around."""
 
 
 def _reviews(archive: Path) -> list[list[list[Any]]]:

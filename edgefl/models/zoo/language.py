@@ -15,7 +15,7 @@ BOUND = 0.1
 """Embedding and decoder start uniform in +-0.1 (fafed.md 4.1)."""
 
 
-class Words(nn.Embedding):
+class WordEmbedding(nn.Embedding):
     """Token numbers (B, T) int64 -> vectors (B, T, E)."""
 
     def fill(self, generator: torch.Generator) -> None:
@@ -64,7 +64,7 @@ def lstm_lm(
     def units() -> nn.Sequential:
         return sequential(
             [
-                ("embedding", Words(vocabulary, features)),
+                ("embedding", WordEmbedding(vocabulary, features)),
                 ("lstm", Recurrent(features, hidden, layers, rate)),
                 ("decoder", Decoder(hidden, vocabulary)),
             ]

@@ -1,8 +1,8 @@
 """Structure of a dimension's indices, refined as operations are traced.
 
-A dimension is an :data:`Axis`: an :class:`Atom` (one group of indices that are alike, such as the channels of a layer), a
-:class:`ProductAxis` of axes (heads times entries of a head, the first varies slowest), or a :class:`Concat` of axes one
-after the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or
+A dimension is an :data:`Axis`. An :class:`Atom` is one group of indices that are alike, such as the channels of a layer. A
+:class:`ProductAxis` multiplies axes (heads times entries of a head, the first varies slowest). A :class:`Concat` puts axes
+one after the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or
 concatenation, and is refined everywhere then. A dimension of unknown structure is *pinned*: kept whole.
 """
 

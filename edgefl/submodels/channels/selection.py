@@ -63,9 +63,9 @@ class Channels:
     def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
         """Return the atoms to cut so that each dimension is cut once.
 
-        Of a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut, unless one of
-        them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves those whole that are a dimension
-        elsewhere (a bias per head).
+        In a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut. No other is
+        cut if one of them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves a dimension
+        elsewhere (a bias per head) whole.
         """
         several = [run for run in self.runs if len(run) > 1]
         alone = {run[0] for run in self.runs if len(run) == 1}

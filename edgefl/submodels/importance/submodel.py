@@ -40,7 +40,7 @@ class Importance(Submodel):
     it whole, by plain SGD.
 
     The server averages an update's weights over the holders of an entry. For a server step of 1 that is the paper's ``x -
-    mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7), because the mean of ``x - Delta_i`` is the same.
+    mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7). The mean of ``x - Delta_i`` is the same.
     A dense parameter that is not trained travels down only.
 
     Raises:

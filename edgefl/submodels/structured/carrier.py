@@ -2,9 +2,9 @@
 
 For weights that are masked in groups b::
 
-    w_b = x_b 1{s_b >= theta}
-    p_b = clip((s_b - theta) / (s_b + theta), 0, 1)                      (backward pass)
-    dF/dx_j = M_b (g_j + (sum_{i in b} g_i x_i) 2 theta / (s_b + theta)^2 ds_b/dx_j),   g = dF/dw
+    w_b = x_b 1{s_b >= theta};
+    p_b = clip((s_b - theta) / (s_b + theta), 0, 1)                      (backward pass);
+    dF/dx_j = M_b (g_j + (sum_{i in b} g_i x_i) 2 theta / (s_b + theta)^2 ds_b/dx_j),   g = dF/dw;
 
 by the product rule of fiarse.md 2.4 with one mask for the whole group. theta is a constant. A score is the root mean square
 of the n entries it reads, ds/dx_j = x_j / (n s), or their mean magnitude, ds/dx_j = sign(x_j) / n. For n = 1 both are eq.

@@ -2,10 +2,10 @@
 
 The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
 
-    weights, carry -> start -> state
-    for chunk in prefix:  weights of the chunk's units, batch -> forward -> record
-    for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics
-    weights, carry, state -> finish -> update, carry
+    weights, carry -> start -> state;
+    for chunk in prefix:  weights of the chunk's units, batch -> forward -> record;
+    for phase in phases:  phase.steps times: state, batch, data, noise, hyper -> state, metrics;
+    weights, carry, state -> finish -> update, carry.
 
 A device that adapts the model to its own data also runs ``weights, batch, hyper -> personalize -> weights``.
 """

@@ -23,6 +23,17 @@ class Will:
     topic: str
     payload: bytes
 
+    def current_will(self) -> Will:
+        """Return itself: every connection has the same will."""
+        return self
+
+
+class WillSource(Protocol):
+    """Source of a last will for each connection."""
+
+    def current_will(self) -> Will:
+        """Return the will of the connection that is about to be made."""
+
 
 @dataclass(frozen=True)
 class Connected:

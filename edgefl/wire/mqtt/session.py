@@ -17,7 +17,7 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import paho.mqtt.client as paho
@@ -36,7 +36,7 @@ from edgefl.wire.mqtt.events import (
     IncomingMessage,
     Refusal,
     Wakeup,
-    Will,
+    WillSource,
 )
 from edgefl.wire.mqtt.topics import publish_bytes
 
@@ -69,7 +69,7 @@ class Session:
         address: Broker.
         client_id: MQTT client id.
         limits: Timeouts and sizes.
-        will: Last will, or a function that makes one for each connection.
+        will: Last will, or an object that makes one for each connection.
         clean: The broker drops the session when we leave; for a client id that is used once.
         rng: Random source of the reconnect jitter.
         events: Receives all events instead of :attr:`inbox`, on the network thread or that of :meth:`wake`. Its ``put``
@@ -82,7 +82,7 @@ class Session:
         client_id: str,
         *,
         limits: Limits,
-        will: Will | Callable[[], Will] | None = None,
+        will: WillSource | None = None,
         clean: bool = False,
         rng: random.Random | None = None,
         events: EventSink[Event] | None = None,
@@ -214,7 +214,7 @@ class Session:
         address, limits = self._address, self._limits
         try:
             if self._will is not None:
-                will = self._will() if callable(self._will) else self._will
+                will = self._will.current_will()
                 self._client.will_set(will.topic, will.payload, qos=1, retain=True)
             connection.dial(
                 self._client,

@@ -3,10 +3,10 @@
 An update of :data:`DENSE` holds its tensors as they are, by name. Any other update holds at most five arrays, each the
 concatenation of its sections' parts, in the order of the sections and of the names within (``docs/protocol.md``)::
 
-    codes    uint8    per tensor ceil(bits * entries / 8) bytes: entry j has bits j*bits .. (j+1)*bits-1, lowest first
-    scales   float32  one per group of each section of codes whose scale travels
-    values   float32  entries as they are, and those that a sparse section kept, in order
-    halves   float16, or uint16 with the bits of bfloat16
+    codes    uint8    per tensor ceil(bits * entries / 8) bytes: entry j has bits j*bits .. (j+1)*bits-1, lowest first;
+    scales   float32  one per group of each section of codes whose scale travels;
+    values   float32  entries as they are, and those that a sparse section kept, in order;
+    halves   float16, or uint16 with the bits of bfloat16;
     mask     uint8    packed bits, one per entry of the sparse sections: 1 is kept
 
 The size needs the form and the shapes only. This module imports no torch, because the server and its tools read it. ::

@@ -101,8 +101,8 @@ def _published(folder: Path) -> dict[str, PublishedCorpus]:
     urls = (folder.parent.as_uri() + "/nowhere/", folder.as_uri() + "/")
     own = {}
     for key, source in corpora.CORPORA.items():
-        md5 = {name: md5_of(folder / name) for name in source.published.md5}
-        own[key] = replace(source.published, urls=urls, md5=md5)
+        md5 = {name: md5_of(folder / name) for name in source.md5}
+        own[key] = replace(source, urls=urls, md5=md5)
     return own
 
 
@@ -112,7 +112,7 @@ def test_a_corpus_is_fetched_and_checked(name: str, tmp_path: Path, monkeypatch:
     published = _published(there)[name]
 
     def load(source: PublishedCorpus) -> Corpus:
-        monkeypatch.setitem(corpora.CORPORA, name, replace(corpora.CORPORA[name], published=source))  # type: ignore[attr-defined]
+        monkeypatch.setitem(corpora.CORPORA, name, source)  # type: ignore[attr-defined]
         return corpora.load(name, [here], here, progress=lambda file, *_: said.append(file))
 
     with pytest.raises(DataError, match=r"cannot download .*MD5 is .* published is .*Put it into"):
