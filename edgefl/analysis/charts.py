@@ -11,7 +11,7 @@ Colours follow the reader's light or dark theme. Names and titles are escaped.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -62,6 +62,7 @@ def line_chart(
     x_span: AxisRange = FREE,
     y_span: AxisRange = FREE,
     log_y: bool = False,
+    dashed: Collection[str] = (),
 ) -> str:
     """Draw lines through points, with a legend.
 
@@ -74,6 +75,7 @@ def line_chart(
         x_span: least extent of the x axis.
         y_span: least extent of the y axis; ignored with ``log_y``.
         log_y: logarithmic y axis.
+        dashed: names of the lines to dash, such as a reference level.
 
     Returns:
         The chart as SVG text.
@@ -91,9 +93,9 @@ def line_chart(
     top = TOP + 18 * len(rows)
     up = _Axis.over([point[1] for point in every], HEIGHT - BOTTOM, top, y_span, log=log_y)
     parts = [*_frame(title, x, y, top), *_across(across, top), *_up(up)]
-    for number, points in enumerate(shown.values()):
-        parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number))
-    return _svg([*parts, *_legend(rows)])
+    for number, (name, points) in enumerate(shown.items()):
+        parts.append(_line([(across.at(a), up.at(b)) for a, b in points], number, dash=name in dashed))
+    return _svg([*parts, *_legend(rows, dashed)])
 
 
 def bar_chart(values: Mapping[str, float], *, title: str, y: str, x: str = "") -> str:
@@ -254,18 +256,18 @@ def _up(axis: _Axis) -> list[str]:
     ]
 
 
-def _stroke(number: int) -> str:
-    """Return the style of line ``number``; lines beyond the palette are dashed."""
-    dashes = "" if number < len(COLOURS) else ' stroke-dasharray="6 4"'
+def _stroke(number: int, dash: bool) -> str:
+    """Return the style of line ``number``; lines beyond the palette are dashed, too."""
+    dashes = ' stroke-dasharray="6 4"' if dash or number >= len(COLOURS) else ""
     return f'fill="none" stroke="{_colour(number)}" stroke-width="2"{dashes}'
 
 
-def _line(points: Sequence[Point], number: int) -> str:
+def _line(points: Sequence[Point], number: int, *, dash: bool = False) -> str:
     if len(points) == 1:
         ((a, b),) = points
         return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{_colour(number)}"/>'
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-    return f'<polyline {_stroke(number)} stroke-linejoin="round" points="{path}"/>'
+    return f'<polyline {_stroke(number, dash)} stroke-linejoin="round" points="{path}"/>'
 
 
 def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
@@ -282,9 +284,9 @@ def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
     return rows
 
 
-def _legend(rows: Sequence[Sequence[tuple[int, str, float]]]) -> list[str]:
+def _legend(rows: Sequence[Sequence[tuple[int, str, float]]], dashed: Collection[str]) -> list[str]:
     return [
-        f'<path {_stroke(number)} d="M{left:.0f} {TOP + 18 * line - 5}h15"/>'
+        f'<path {_stroke(number, name in dashed)} d="M{left:.0f} {TOP + 18 * line - 5}h15"/>'
         + _text(left + 19, TOP + 18 * line, name)
         for line, row in enumerate(rows)
         for number, name, left in row
@@ -423,7 +425,10 @@ def html_table(rows: Sequence[Mapping[str, str]], kind: str = "") -> str:
         return ""
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
+        "<tr>"
+        + "".join(f'<td data-name="{escape(name)}">{escape(value)}</td>' for name, value in row.items())
+        + "</tr>"
+        for row in rows
     )
     named = f' class="{kind}"' if kind else ""
     return f"<table{named}><tr>{head}</tr>{body}</table>"

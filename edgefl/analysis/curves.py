@@ -12,14 +12,16 @@ from edgefl.simulator.results import RoundRow
 Line = list[tuple[float, float]]
 _SHARES = frozenset({"accuracy", "f1", "iou"})
 """Metrics that lie between 0 and 1."""
+_CHANCE = "chance"
 
 
-def curves(rows: Sequence[RoundRow], title: str) -> Mapping[str, str]:
+def curves(rows: Sequence[RoundRow], title: str, classes: int = 0) -> Mapping[str, str]:
     """Draw a run's metric on the test set, and its losses on the test set and in training.
 
     Args:
         rows: the rounds, in order.
         title: title of the run.
+        classes: number of classes, for the accuracy of a guess; 0 draws none.
 
     Returns:
         SVG text by the chart's name. A chart without a finite number is left out.
@@ -37,8 +39,16 @@ def curves(rows: Sequence[RoundRow], title: str) -> Mapping[str, str]:
         lines = {label: line for label, line in series.items() if line}
         if lines:
             span = SHARE if name in _SHARES else FREE
+            if name == "accuracy" and classes > 1:
+                lines[_CHANCE] = [(0.0, 1 / classes), (float(rows[-1].round), 1 / classes)]
             drawn[name] = charts.line_chart(
-                lines, title=f"{title}: {name}", x="round", y=name, x_span=COUNT, y_span=span
+                lines,
+                title=f"{title}: {name}",
+                x="round",
+                y=name,
+                x_span=COUNT,
+                y_span=span,
+                dashed=[_CHANCE],
             )
     return drawn
 

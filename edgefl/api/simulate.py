@@ -143,8 +143,8 @@ class Simulated:
         for row in self.rounds(progress=progress, warn=warn):
             watch(row)
         ended = Simulation(self.folder)
-        title = f"{self.federation.federation.name}, {self.federation.model.name} on {self.dataset.name}"
-        for name, picture in curves(ended.history, title).items():
+        title = self.federation.federation.name
+        for name, picture in curves(ended.history, title, self.dataset.classes).items():
             write_text(self.folder / f"{name}.svg", picture)
         return ended
 

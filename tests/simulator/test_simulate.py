@@ -38,6 +38,8 @@ def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_pat
     assert {name.partition(".")[0] for name in made.model} == {"dense1", "head"}
     assert {path.name for path in made.folder.glob("*.svg")} == {"accuracy.svg", "loss.svg"}
     assert "training, mean over clients" in (made.folder / "loss.svg").read_text()
+    picture = (made.folder / "accuracy.svg").read_text()
+    assert f">{made.federation.federation.name}: accuracy<" in picture and ">chance<" in picture
 
 
 @pytest.mark.parametrize(

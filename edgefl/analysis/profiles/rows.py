@@ -146,7 +146,7 @@ def notes(profile: BundleProfile) -> list[str]:
     lines = [
         f"{machine.processor}, {machine.cores} cores, {mib(machine.memory_bytes)} MiB, {machine.system}; "
         f"{profile.threads} thread{'s' if profile.threads > 1 else ''}, batch {profile.batch}",
-        "memory: anonymous, above the idle agent, whose own is the column of idle; planned: of a round, without evaluation",
+        "memory: anonymous, above the idle agent (idle MiB); planned: for a round, without evaluation",
         f"energy: {profile.energy_how}",
     ]
     if "shared" in hows:
@@ -191,8 +191,16 @@ def _part(profile: BundleProfile, field: str) -> str:
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 _STYLE = (
-    "body{max-width:1280px}td,th{white-space:nowrap}svg{margin:.5rem 0}.wide{overflow-x:auto}figure{margin:1rem 0}"
+    "body{max-width:1280px}td,th{padding:.25rem .4rem;vertical-align:bottom}td{white-space:nowrap}.wide{overflow-x:auto}"
+    "section{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,32rem),1fr));column-gap:1rem}"
+    "section>*{grid-column:1/-1;min-width:0}section>figure{grid-column:auto}figure{margin:1rem 0}"
     ".note{color:#777;margin:.2rem 0}"
+    # On a phone a row of the summary is a block of named cells, two beside each other, and charts keep a readable size.
+    "@media(max-width:40rem){body{margin:.5rem auto}figure{overflow-x:auto}svg{min-width:30rem}"
+    ".summary,.summary tbody{display:block}.summary tr{display:grid;grid-template-columns:1fr 1fr;margin-bottom:.8rem}"
+    ".summary tr:has(th){display:none}.summary td{display:flex;justify-content:space-between;gap:.5rem}"
+    ".summary td::before{content:attr(data-name);opacity:.7}.summary td:nth-child(-n+2){grid-column:1/-1}"
+    ".summary td:first-child{font-weight:600}}"
 )
 
 
@@ -262,10 +270,11 @@ def _bundle(name: str, profile: BundleProfile) -> str:
 
 
 def _memory(name: str, profile: BundleProfile) -> str:
-    """Draw memory over the idle process, with a colour per stage of the round."""
+    """Draw memory over the idle process, with a colour per stage of the round. Less than the idle process is 0."""
     series: dict[str, list[Point]] = {}
     moments = [
-        (moment.t_ms, (moment.rss_bytes - profile.idle_bytes) / MIB) for moment in profile.timeline.moments
+        (moment.t_ms, max(0, moment.rss_bytes - profile.idle_bytes) / MIB)
+        for moment in profile.timeline.moments
     ]
     for span in profile.timeline.spans:
         points = [point for point in moments if span.start_ms <= point[0] <= span.end_ms]
@@ -279,16 +288,10 @@ def _memory(name: str, profile: BundleProfile) -> str:
     if not series:
         return ""
     title = f"Memory of a short round, {name}"
-    below = any(value < 0 for _, value in moments)
-    note = (
-        "Below zero: the engine gave back code that it does not need, which the idle process had."
-        if below
-        else ""
-    )
     chart = line_chart(
         series, title=title, x="ms", y="MiB over the idle process", x_span=AMOUNT, y_span=AMOUNT
     )
-    return _figure(chart, "memory", note)
+    return _figure(chart, "memory")
 
 
 def _free(label: str, taken: Mapping[str, object]) -> str:
@@ -329,8 +332,13 @@ def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: A
     points = {
         name: [(profile.peak_bytes / MIB, height)]
         for name, profile, height in zip(names, profiles, heights, strict=True)
-        if height is not None
+        if height is not None and profile.peak_bytes
     }
+    if not points:
+        return ""
+    unknown = [name for name, profile in zip(names, profiles, strict=True) if not profile.peak_bytes]
+    if unknown:
+        note = f"{note} Memory is unknown: {', '.join(unknown)}."
     title = f"Memory against {what}, by tier"
     x = "peak memory over the idle process, MiB"
     chart = line_chart(points, title=title, x=x, y=y, x_span=AMOUNT, y_span=SHARE)

@@ -114,6 +114,35 @@ def test_accuracy_goes_from_0_to_1_and_memory_from_0(profiles: list[BundleProfil
     assert re.findall(r'class="small"[^>]*text-anchor="middle">([^<]*)<', picture[1])[0] == "0"
 
 
+@pytest.mark.parametrize(("width", "phone"), [(1280, False), (390, True)])
+def test_no_column_of_the_summary_is_cut(
+    width: int, phone: bool, profiles: list[BundleProfile], browser: Browser, tmp_path: Path
+) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page("p", profiles), encoding="utf-8")
+    browser.screen(width, 900, phone=phone)
+    browser.open(path)
+    widths = browser.value(
+        "(box => [box.scrollWidth - box.clientWidth, document.documentElement.scrollWidth])"
+        "(document.querySelector('table.summary').parentElement)"
+    )
+    assert widths[0] == 0 and widths[1] <= width
+
+
+def test_memory_that_is_unknown_is_not_drawn_at_zero(measured: BundleProfile) -> None:
+    unknown = msgspec.structs.replace(measured, tier="mystery", peak_bytes=0)
+    shown = page("p", [measured, unknown])
+    assert "Memory is unknown: mystery." in shown
+    assert shown.partition('class="tiers"')[2].partition("</figure>")[0].count("<circle") == 1
+    assert 'class="tiers"' not in page("p", [unknown])
+
+
+def test_memory_of_a_round_is_never_negative(measured: BundleProfile) -> None:
+    below = msgspec.structs.replace(measured, idle_bytes=1 << 40)
+    picture = page("p", [below]).partition('class="memory"')[2].partition("</figure>")[0]
+    assert re.findall(r'text-anchor="end">([^<]*)<', picture)[0] == "0"
+
+
 def test_an_empty_page_is_refused(
     measured: BundleProfile,
 ) -> None:

@@ -151,6 +151,39 @@ def _opens_a_device(browser: Browser, page: PageProcess) -> None:
     assert (row["device"], row["round"], row["status"], row["loss"]) == ("strong-0", "1", "accepted", "1.5")
 
 
+_PLOTS = (
+    "Object.fromEntries([...document.querySelectorAll('.chart:not([hidden])')].map(figure => "
+    "[figure.dataset.chart, (({axes, scales, data, series}, box) => ({"
+    "labels: axes.map(each => each.label), x: [scales.x.min, scales.x.max], y: [scales.y.min, scales.y.max], "
+    "marks: axes[1]._values.map(String), data, dashes: series.map(each => Boolean(each.dash)), "
+    "legend: figure.querySelector('.u-legend')?.innerText ?? '', top: box.top, "
+    "swatches: [...figure.querySelectorAll('.u-marker')].map(each => each.style.borderTopStyle)"
+    "}))(figure.querySelector('.plot').plot, figure.getBoundingClientRect())]))"
+)
+
+
+def test_charts_hide_nothing_and_name_their_axes(page: PageProcess, browser: Browser) -> None:
+    browser.open(page.url)
+    browser.until("document.querySelector('.chart canvas') !== null")
+    plots = browser.value(_PLOTS)
+
+    assert plots["score"]["y"] == [0, 1]
+    assert all(label for plot in plots.values() for label in plot["labels"])
+    assert not any(
+        ":" in plot["legend"] or "--" in plot["legend"] for name, plot in plots.items() if name != "lag"
+    )
+    dashed = [swatch == "dashed" for swatch in plots["bytes"]["swatches"]]
+    assert dashed == plots["bytes"]["dashes"] and any(dashed)
+    _, *stack = plots["fates"]["data"]
+    assert all(list(tops) == sorted(tops, reverse=True) for tops in zip(*stack, strict=True))
+    middles, counts = plots["seconds"]["data"]
+    low, high = plots["seconds"]["x"]
+    assert low < middles[0] and middles[-1] < high and sum(counts) > 0
+    assert not any("." in mark for mark in plots["seconds"]["marks"])
+    rows = [plot["top"] for plot in plots.values()]
+    assert rows.count(max(rows)) > 1
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_page_fits_a_phone_and_the_dark(dark: bool, page: PageProcess, browser: Browser) -> None:
     browser.screen(360, 740, dark=dark, phone=True)
@@ -162,6 +195,8 @@ def test_a_page_fits_a_phone_and_the_dark(dark: bool, page: PageProcess, browser
             "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
         )
         assert (brightness(ground) < 60, brightness(ink) > 200) == (dark, dark)
+        top = "document.querySelector('{}').getBoundingClientRect().top"
+        assert browser.value(f"{top.format('#rounds')} < {top.format('.charts')}")
         tall = "[...document.querySelectorAll('input, select, button')].filter(a => a.checkVisibility())"
         assert browser.value(f"{tall}.every(a => a.getBoundingClientRect().height >= 30)")
     finally:

@@ -121,8 +121,9 @@ def histogram(number: int, values: list[float]) -> Histogram:
     if not values:
         return Histogram(round=number, low=0.0, width=0.0, counts=[])
     low, high = min(values), max(values)
-    width = (high - low) / _BINS or max(abs(mean(values)), 1.0) / _BINS
-    counts = [0] * _BINS
+    bins = min(_BINS, max(5, round(2 * len(values) ** 0.5)))
+    width = (high - low) / bins or max(abs(mean(values)), 1.0) / bins
+    counts = [0] * bins
     for value in values:
-        counts[min(_BINS - 1, int((value - low) / width))] += 1
+        counts[min(bins - 1, int((value - low) / width))] += 1
     return Histogram(round=number, low=low, width=width, counts=counts)

@@ -9,13 +9,14 @@ from edgefl_server.dashboard.shown.html import Html, device_path, el, joined, li
 from edgefl_server.dashboard.shown.rows import STATES, DeviceFilter
 
 CHARTS = {
-    "score": "how good the model is, by round",
-    "fates": "devices by round: selected, arrived, without an update, late",
-    "time": "seconds until the report, median by tier",
-    "bytes": "bytes by round and tier: up, and down (dashed)",
-    "seconds": "how long devices took in the newest round, in seconds",
-    "step": "milliseconds of a training step in the newest round",
-    "lag": "seconds that messages wait at the server, and that the broker takes to confirm one",
+    "score": "metric of the model by round",
+    "loss": "loss by round",
+    "fates": "devices by round",
+    "time": "time until the report by round, median of each tier",
+    "bytes": "bytes by round and tier, up and down (dashed)",
+    "seconds": "time until the report of each device, newest round",
+    "step": "time of a training step of each device, newest round",
+    "lag": "delay of messages at the server, and of confirmations by the broker",
     "staleness": "versions that updates were behind, last 20 rounds",
 }
 _TABLES = ("rounds", "devices", "tiers", "log", "vitals")

@@ -25,32 +25,33 @@ def _wide(*names: str) -> list[TableColumn]:
 
 DEVICE_COLUMNS = [
     *_texts("device", "tier", "state"),
-    *_numbers("round"),
+    *_wide("round"),
     *_texts("stage"),
     *_numbers("loss"),
-    *_wide("ms a step", "s to report", "memory", "down", "up"),
-    *_numbers("reports"),
-    *_wide("missed"),
+    *_wide("step (ms)", "until report (s)", "memory", "down", "up", "reports", "missed"),
 ]
 ROUND_COLUMNS = [
     *_numbers("round"),
     *_texts("state"),
-    *_numbers("selected", "arrived", "late", "declined"),
-    *_texts("why not"),
-    *_numbers("score", "loss", "s"),
-    *_wide("down", "up"),
+    *_wide("selected"),
+    *_numbers("arrived"),
+    *_wide("late", "declined"),
+    TableColumn("reasons without an update", wide=True),
+    *_numbers("score", "loss"),
+    *_wide("duration (s)", "down", "up"),
 ]
 TIER_COLUMNS = [
     *_texts("tier"),
-    *_numbers("devices", "online", "planned", "measured"),
-    *_wide("most"),
-    *_texts("of plan"),
-    *_numbers("ms a step", "s to report"),
-    *_wide("down", "up"),
+    *_numbers("devices"),
+    *_wide("online"),
+    *_numbers("memory planned", "measured (median)"),
+    *_wide("measured (highest)"),
+    *_texts("highest / planned"),
+    *_wide("step (ms)", "until report (s)", "down", "up"),
 ]
 _PART_FIGURES = [
-    *_texts("what became of it"),
-    *_numbers("s to report", "ms a step", "loss"),
+    *_texts("result"),
+    *_numbers("until report (s)", "step (ms)", "loss"),
     *_wide("memory", "down", "up", "versions behind"),
 ]
 PARTS_OF_DEVICE = [*_numbers("round"), *_PART_FIGURES]
@@ -124,12 +125,11 @@ def round_(found: RoundSummary) -> Html:
 
 def tier(found: TierRow) -> Html:
     share = el("span", "")
-    if found.planned_bytes and found.used_bytes:
-        ratio = found.used_bytes / found.planned_bytes
-        share = joined(
-            el("meter", value=round(ratio, 3), max=1.5, high=1.0, min=0, optimum=0.5, aria_hidden="true"),
-            f" {ratio:.0%}",
-        )
+    if found.planned_bytes and found.most_used_bytes:
+        ratio = found.most_used_bytes / found.planned_bytes
+        # Green up to the plan, amber up to a tenth above it, red beyond.
+        levels: dict[str, float] = {"max": 1.5, "low": 1.0, "high": 1.1, "optimum": 0.5}
+        share = joined(el("meter", value=round(ratio, 3), aria_hidden="true", **levels), f" {ratio:.0%}")
     cells = [
         link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none",
         *map(str, (found.devices, found.online)),

@@ -1,5 +1,5 @@
 "use strict";
-// The charts of the overview. Draws again what changed, once for each frame at most; colours are those of the page.
+// Charts of the overview. Draws again what changed, at most once per frame; colours are those of the page.
 (() => {
   const points = new Map();
   let vitals = [];
@@ -7,24 +7,42 @@
   let newest = null;
   const plots = new Map();
   const shapes = new Map();
-  const HEIGHT = 170;
-  const FROM_0 = {x: {time: false}, y: {range: (_, __, most) => [0, most * 1.1 || 1]}};
+  const HEIGHT = 190;
+  const NARROWEST = 290;
+  const SHARES = ["accuracy", "f1", "iou"];
+  const WHOLE = [...Array(10).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
+  const BINARY = [...Array(40).keys()].map((power) => 2 ** power);
+  const SHARE = {range: [0, 1]};
+  const AMOUNT = {range: (_, low, high) => [Math.min(0, low), high > 0 ? high * 1.05 : 1]};
+  const BARS = {time: false, range: (_, low, high) => [low - 0.5, high + 0.5]};
   let jobs = [];
   let asked = false;
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const text = (value) => value === null || value === undefined ? "" : Number(value.toPrecision(4)).toLocaleString("en");
+  const bytes = (value) => value >= 2 ** 20 ? `${text(value / 2 ** 20)} MiB` : `${text(value / 1024)} KiB`;
+  const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en-GB");
   const line = (label, at, more) => ({
-    label, stroke: colour("--c" + (1 + (at % 6))), width: 2, points: {size: 4}, ...more,
-    value: (_, value) => value === null || value === undefined ? "" : Number(value.toPrecision(4)).toLocaleString("en"),
+    label, stroke: colour("--c" + (1 + (at % 6))), width: 2, points: {size: 4}, spanGaps: true, value: (_, value) => text(value), ...more,
   });
-  const bytes = (value) => value >= 2 ** 20 ? (value / 2 ** 20).toFixed(1) + " MiB" : Math.round(value / 1024) + " KiB";
+  const bars = (label, at, more) => {
+    const fill = colour(at ? "--c" + at : "--line");
+    return line(label, 0, {stroke: fill, fill, width: 0, paths: uPlot.paths.bars({size: [0.85, 60]}), points: {show: false}, ...more});
+  };
 
-  function axes(x, y, more) {
-    const style = {stroke: colour("--dim"), grid: {stroke: colour("--grid")}, ticks: {stroke: colour("--grid")}};
-    return [{...style, ...x}, {...style, size: 62, ...y}, ...(more || []).map((each) => ({...style, ...each}))];
+  function axes(x, y, {xs = {}, ys = {}} = {}) {
+    const style = {stroke: colour("--dim"), grid: {stroke: colour("--grid")}, ticks: {stroke: colour("--grid")}, labelSize: 18,
+      labelGap: 0, labelFont: "12px system-ui, sans-serif"};
+    return [{...style, label: x, size: 30, ...xs}, {...style, label: y, size: 54, ...ys}];
   }
 
-  // What is to be drawn is noted first: a figure's width is known once all that have something are shown.
+  // Without a cursor the legend shows the newest values.
+  function showNewest(plot) {
+    const last = Math.max(...plot.data.slice(1).map((values) => values.findLastIndex((value) => typeof value === "number")));
+    if (plot.legend.idx === null && last >= 0) plot.setLegend({idx: last}, false);
+  }
+
+  // Charts are drawn after all are collected: a figure's width depends on how many are shown.
   function draw(name, series, data, options) {
     const figure = document.querySelector(`[data-chart="${name}"]`);
     if (!figure) return;
@@ -35,67 +53,89 @@
   function drawn(box, name, series, data, options) {
     const shape = series.map((each) => each.label).join("|");
     const plot = plots.get(name);
+    const width = Math.max(200, box.clientWidth);
     if (plot && shapes.get(name) === shape) {
+      if (plot.width !== width) plot.setSize({width, height: HEIGHT});
       plot.setData(data);
       return;
     }
     if (plot) plot.destroy();
     shapes.set(name, shape);
-    const made = new uPlot({
-      width: Math.max(200, box.clientWidth), height: HEIGHT,
-      scales: {x: {time: false}}, series: [{label: "round"}, ...series], axes: axes(), cursor: {y: false}, ...options,
+    const {x = "round", scales, legend = true, ...more} = options;
+    box.plot = new uPlot({
+      width, height: HEIGHT, cursor: {y: false}, scales: {x: {time: false}, ...scales},
+      series: [{label: x, value: (_, value) => scales?.x?.time && value ? clock(value) : text(value)}, ...series], hooks: {setLegend: [showNewest]},
+      legend: {show: legend, markers: {dash: (plot, at) => plot.series[at].dash ? "dashed" : "solid"}}, ...more,
     }, data, box);
-    plots.set(name, made);
+    plots.set(name, box.plot);
+  }
+
+  // Columns that fit, so many that no chart is alone in the last row; if that cannot be, the last one takes the row.
+  function arrange() {
+    const grid = document.querySelector(".charts");
+    const shown = [...grid.children].filter((figure) => !figure.hidden);
+    const fit = Math.max(1, Math.floor(grid.clientWidth / NARROWEST));
+    let columns = fit;
+    while (columns > 1 && shown.length % columns === 1) columns -= 1;
+    if (columns === 1) columns = fit;
+    grid.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    for (const figure of shown) figure.style.gridColumn = "";
+    if (shown.length % columns === 1) shown.at(-1).style.gridColumn = "1 / -1";
   }
 
   function rounds() {
     const all = [...points.values()].sort((a, b) => a.round - b.round);
     const x = all.map((each) => each.round);
-    const whole = {values: (_, ticks) => ticks.map((tick) => Number.isInteger(tick) ? tick : "")};
-    const scored = all.some((each) => each.score !== null || each.loss !== null || each.train_loss !== null);
-    draw("score", [line(newest.metric, 0, {spanGaps: true}), line("loss", 1, {scale: "loss", spanGaps: true}),
-      line("training loss", 3, {scale: "loss", spanGaps: true, dash: [5, 4]})],
-      [scored ? x : [], all.map((each) => each.score), all.map((each) => each.loss), all.map((each) => each.train_loss)],
-      {axes: axes(whole, {}, [{side: 1, scale: "loss", size: 50, grid: {show: false}}])});
-    draw("fates", [line("selected", 0), line("arrived", 2), line("without", 1), line("late", 3)],
-      [x, all.map((each) => each.selected),
-        ...["arrived", "lacking", "late"].map((name) => all.map((each) => each.over ? each[name] : null))],
-      {axes: axes(whole)});
+    const of = (read) => all.map((each) => read(each) ?? null);
+    const having = (...names) => all.some((each) => names.some((name) => each[name] !== null)) ? x : [];
+    const xs = {incrs: WHOLE};
+    draw("score", [line(newest.metric, 0)], [newest.metric === "loss" ? [] : having("score"), of((each) => each.score)],
+      {axes: axes("round", newest.metric, {xs}), scales: {y: SHARES.includes(newest.metric) ? SHARE : {}}});
+    draw("loss", [line("test", 0), line("training", 3, {dash: [5, 4]})],
+      [having("loss", "train_loss"), of((each) => each.loss), of((each) => each.train_loss)],
+      {axes: axes("round", "loss", {xs}), scales: {y: AMOUNT}});
+    // Each bar hides the lower part of the one before it; the legend has the differences.
+    const part = (plot, value, at, index) => index === null ? "" : text(value - (plot.data[at + 1]?.[index] ?? 0));
+    const parts = [["working", 0], ["without an update", 2], ["late", 4], ["arrived", 3]];
+    draw("fates", parts.map(([label, at]) => bars(label, at, {value: part})),
+      [x, of((each) => Math.max(each.selected, each.arrived + each.late)),
+        of((each) => each.over ? Math.max(each.selected, each.arrived + each.late) : each.arrived + Math.max(each.late, each.lacking)),
+        of((each) => each.arrived + each.late), of((each) => each.arrived)],
+      {axes: axes("round", "devices", {xs, ys: {incrs: WHOLE}}), scales: {x: BARS, y: AMOUNT}});
     const tiers = [...new Set(all.flatMap((each) => Object.keys(each.tiers)))].sort();
-    const of = (tier, at) => all.map((each) => each.over && each.tiers[tier] ? each.tiers[tier][at] : null);
-    draw("time", tiers.map((tier, at) => line(tier || "none", at, {spanGaps: true})),
-      [x, ...tiers.map((tier) => of(tier, 0))], {axes: axes(whole)});
-    const up = tiers.map((tier, at) => line(`${tier || "none"} up`, at));
-    const down = tiers.map((tier, at) => line(`${tier || "none"} down`, at, {dash: [5, 4]}));
-    draw("bytes", [...up, ...down], [x, ...tiers.map((tier) => of(tier, 1)), ...tiers.map((tier) => of(tier, 2))],
-      {axes: axes(whole, {values: (_, ticks) => ticks.map(bytes), size: 74})});
+    const figures = (at) => tiers.map((tier) => of((each) => each.over && each.tiers[tier] ? each.tiers[tier][at] : null));
+    const lines = (suffix, more) => tiers.map((tier, at) => line((tier || "none") + suffix, at, more));
+    draw("time", lines(""), [x, ...figures(0)], {axes: axes("round", "seconds", {xs}), scales: {y: AMOUNT}});
+    const sized = {value: (_, value) => value === null ? "" : bytes(value)};
+    draw("bytes", [...lines(" up", sized), ...lines(" down", {...sized, dash: [5, 4]})], [x, ...figures(1), ...figures(2)],
+      {axes: axes("round", "payload", {xs, ys: {incrs: BINARY, values: (_, marks) => marks.map(bytes), size: 66}}), scales: {y: AMOUNT}});
   }
 
-  function bars(name, label, histogram) {
-    const x = histogram.counts.map((_, at) => histogram.low + histogram.width * (at + 0.5));
-    const filled = {fill: colour("--c1") + "66", paths: uPlot.paths.bars({size: [0.95, 60]}), points: {show: false}};
-    draw(name, [line("devices", 0, filled)], [x, histogram.counts],
-      {series: [{label}, line("devices", 0, filled)], axes: axes({}, {}), scales: FROM_0});
+  function histogram(name, unit, {low, width, counts}) {
+    const scales = {x: {time: false, range: [low, low + width * counts.length]}, y: AMOUNT};
+    draw(name, [bars("devices", 1)], [counts.map((_, at) => low + width * (at + 0.5)), counts],
+      {x: unit, scales, legend: false, axes: axes(unit, "devices", {ys: {incrs: WHOLE}})});
   }
 
   function all() {
     asked = false;
     if (!newest) return;
     rounds();
-    bars("seconds", "seconds", newest.seconds);
-    bars("step", "milliseconds", newest.step_ms);
-    const stale = Object.entries(newest.staleness);
-    const filled = {fill: colour("--c4") + "66", paths: uPlot.paths.bars({size: [0.6, 60]}), points: {show: false}};
-    draw("staleness", [line("updates", 3, filled)], [stale.map(([key]) => Number(key)), stale.map(([, value]) => value)],
-      {series: [{label: "versions"}, line("updates", 3, filled)], scales: FROM_0});
-    draw("lag", [line("server", 0), line("broker", 3, {spanGaps: true})],
+    histogram("seconds", "seconds", newest.seconds);
+    histogram("step", "milliseconds", newest.step_ms);
+    draw("lag", [line("server", 0), line("broker", 3)],
       [vitals.map((each) => each.at), vitals.map((each) => each.server_lag_s),
         vitals.map((each) => each.broker_lag_s < 0 ? null : each.broker_lag_s)],
-      {scales: {x: {time: true}}, series: [{label: "time"}, line("server", 0), line("broker", 3, {spanGaps: true})]});
+      {x: "time", axes: axes("time", "seconds", {xs: {space: 70, values: (_, marks) => marks.map(clock)}}), scales: {x: {time: true}, y: AMOUNT}});
+    const stale = Object.entries(newest.staleness);
+    draw("staleness", [bars("updates", 4)], [stale.map(([key]) => Number(key)), stale.map(([, value]) => value)],
+      {x: "versions behind", scales: {x: BARS, y: AMOUNT}, legend: false,
+        axes: axes("versions behind", "updates", {xs: {incrs: WHOLE}, ys: {incrs: WHOLE}})});
   }
 
   function allDrawn() {
     all();
+    if (jobs.length) arrange();
     for (const job of jobs) drawn(...job);
     jobs = [];
   }
