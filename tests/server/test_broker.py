@@ -69,9 +69,7 @@ def wait_up(session: Session) -> Connected:
     return event
 
 
-def test_a_client_that_asks_for_mqtt_5_first_causes_no_warning(
-    amqtt: Address, connect: Connect, log: Path
-) -> None:
+def test_a_client_that_asks_for_mqtt_5_causes_no_warning(amqtt: Address, connect: Connect, log: Path) -> None:
     wait_up(connect(amqtt))
 
     assert "MQTT 5" not in log.read_text()
@@ -131,7 +129,7 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_a_client_that_takes_over_its_half_open_connection_lives(
+def test_a_client_may_take_over_its_half_open_connection(
     amqtt: Address, connect: Connect, clean: bool
 ) -> None:
     name = f"t5-{clean}"
@@ -172,9 +170,7 @@ def subscribe(client: socket.socket, topic: str) -> None:
     assert client.recv(5, socket.MSG_WAITALL)[0] == 0x90
 
 
-def test_an_offline_client_gets_its_messages_in_order_when_it_returns(
-    amqtt: Address, connect: Connect
-) -> None:
+def test_an_offline_client_gets_its_messages_in_order(amqtt: Address, connect: Connect) -> None:
     sender = connect(amqtt)
     with handshake(amqtt, "t6-device", clean=False) as client:
         subscribe(client, "t6/tasks/#")
@@ -192,9 +188,7 @@ def test_an_offline_client_gets_its_messages_in_order_when_it_returns(
     assert received(back, 10) == [*sent, ("t6/tasks/0", b"\x00")]
 
 
-def test_a_message_without_acknowledgement_is_sent_again_at_the_next_connection(
-    amqtt: Address, connect: Connect
-) -> None:
+def test_an_unacknowledged_message_is_sent_again(amqtt: Address, connect: Connect) -> None:
     sender = connect(amqtt)
     with handshake(amqtt, "t7-device", clean=False) as client:
         subscribe(client, "t7/tasks")

@@ -94,9 +94,7 @@ def test_another_algorithm_has_its_own_options() -> None:
         ("sgd", {"pace": 3}, "pace"),
     ],
 )
-def test_what_cannot_go_into_the_same_sums_is_refused(
-    algorithm: str, candidate: dict[str, Any], named: str
-) -> None:
+def test_unlike_candidates_are_refused(algorithm: str, candidate: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         composed_spec(federation(algorithm={"name": algorithm}, rollout={"algorithm": candidate}))
 

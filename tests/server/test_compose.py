@@ -95,9 +95,7 @@ def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rou
     assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what an algorithm schedules is not decayed beside it"
 
 
-def test_bundles_are_compiled_once_for_all_folders_and_the_server_says_where_they_are_kept(
-    plan: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bundles_are_compiled_once(plan: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "cache"))
     said: list[Event] = []
     for folder in ("first", "second"):
@@ -121,9 +119,7 @@ def test_the_live_view_says_once_where_bundles_came_from(capsys: pytest.CaptureF
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_tier_that_asks_for_less_memory_than_its_graphs_need_is_told_with_both_numbers(
-    tmp_path: Path,
-) -> None:
+def test_a_tier_that_asks_for_too_little_memory_is_named(tmp_path: Path) -> None:
     said: list[Event] = []
     made = compose(
         federation(tiers={"weak": {"cut": 1, "memory_bytes": 5}}), DATASET, tmp_path, emit=said.append
@@ -158,9 +154,7 @@ def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_p
     }
 
 
-def test_a_dead_tier_is_told_by_the_server_and_once_in_the_live_view(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_dead_tier_is_shown_by_server_and_live_view(capsys: pytest.CaptureFixture[str]) -> None:
     warned = Warned(tier="weak", text="tier 'weak' is [dead]")
     _say(warned)
     assert "tier 'weak' is [dead]" in capsys.readouterr().out
@@ -225,9 +219,7 @@ def test_the_seed_decides_the_initial_weights(plan: RunSpec) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float16", "int8"])
-def test_a_model_that_is_not_float32_cannot_be_rounded_on_its_way_down(
-    encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_float32_can_be_rounded(encoding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = federation_model(federation(), DATASET)
     spec.module.half()
     monkeypatch.setattr("edgefl_server.compose.federation_model", lambda *_: spec)
@@ -275,9 +267,7 @@ def test_a_batch_norm_mode_that_the_model_does_not_have_is_named() -> None:
             federation_model(federation(model={"name": name, "bn": "static", "options": {}}), DATASET)
 
 
-def test_a_tier_without_patterns_and_memory_takes_the_devices_of_its_name(
-    plan: RunSpec, tmp_path: Path
-) -> None:
+def test_a_plain_tier_takes_the_devices_of_its_name(plan: RunSpec, tmp_path: Path) -> None:
     tables = {
         "plain": TierTable(),
         "by_memory": TierTable(memory_bytes=5),
@@ -307,9 +297,7 @@ def test_a_model_that_does_not_fit_the_data_is_named(tmp_path: Path) -> None:
         compose(federation(model={"options": {"size": 9}}), DATASET, tmp_path)
 
 
-def test_a_model_with_labels_of_another_kind_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_labels_of_another_kind_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_answers.py").write_text(ANSWERS)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
@@ -327,7 +315,7 @@ def model(in_channels, size, classes):
 """
 
 
-def test_a_tensor_name_that_blobs_cannot_hold_is_refused_before_anything_is_exported(
+def test_a_tensor_name_that_blobs_cannot_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_tilde.py").write_text(TILDE)

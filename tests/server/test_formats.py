@@ -15,13 +15,13 @@ from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import NO_FORMAT, Decline
+from edgefl.wire.mqtt.messages import NO_FORMAT
+from edgefl.wire.mqtt.session import Session
 from edgefl_export.compiler.cache import bundle_name
 from edgefl_server.events import Declined, RoundClosed
 from edgefl_server.run_spec import RunSpec, TierSpec
-from tests.conftest import Mosquitto
-from tests.server.fleet import MakeDevice, RunningServer, bundle, fetch, placed, plan_for, retained
+from tests.server.fleet import MakeDevice, MakePlan, Serve, bundle, fetch, placed, retained, silent
+from tests.server.service.test_service_participation import declining
 
 
 def written(tier: str, format: str) -> Bundle:
@@ -32,98 +32,77 @@ def written(tier: str, format: str) -> Bundle:
     return Bundle(msgspec.structs.replace(made.manifest, graphs=(graph,)), made.blobs)
 
 
-def plan_with(federation: str, limits: Limits, formats: dict[str, tuple[str, ...]], **rules: Any) -> RunSpec:
-    """The plan of two tiers with bundles in these formats."""
+def in_formats(plan: RunSpec, formats: dict[str, tuple[str, ...]]) -> RunSpec:
+    """The plan with tiers whose bundles are in these formats."""
     tiers = {}
     for tier, names in formats.items():
         first, *others = (written(tier, name) for name in names)
         tiers[tier] = TierSpec(first, placed(tier), further=tuple(others))
-    return replace(plan_for(federation, limits, **rules), tiers=tiers)
+    return replace(plan, tiers=tiers)
 
 
 BOTH = {"strong": ("onnx", "executorch"), "weak": ("executorch",)}
 
 
-def test_a_round_offers_each_tier_in_its_formats_and_every_blob_can_be_fetched(
-    device: MakeDevice, mosquitto: Mosquitto, connect: Any, federation: str, limits: Limits, tmp_path: Path
+OFFERED = {"onnx": ["strong"], "executorch": ["strong", "weak"]}
+
+
+def test_a_round_offers_each_tier_in_its_formats(
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, stranger: Session, federation: str
 ) -> None:
-    watching = device("strong-0", lambda device, task, opened: None)
-    server = RunningServer.start(plan_with(federation, limits, BOTH), mosquitto.address, tmp_path)
+    watching = device("strong-0", silent)
+    serve(in_formats(plan_of(), BOTH))
     opened = watching.wait_open()
 
-    assert {name: list(offer.bundles) for name, offer in opened.offers.items()} == {
-        "onnx": ["strong"],
-        "executorch": ["strong", "weak"],
-    }
-    assert (opened.formats_of("strong"), opened.formats_of("weak")) == (
-        ("executorch", "onnx"),
-        ("executorch",),
-    )
-    session = connect(mosquitto.address)
-    for name in ("onnx", "executorch"):
+    assert {name: list(offer.bundles) for name, offer in opened.offers.items()} == OFFERED
+    assert opened.formats_of("strong") == ("executorch", "onnx")
+    assert opened.formats_of("weak") == ("executorch",)
+    for name in OFFERED:
         for tier, ref in opened.offer(name).bundles.items():
-            found = decode_manifest(fetch(session, federation, ref))
+            found = decode_manifest(fetch(stranger, federation, ref))
             assert (found.tier, found.format) == (tier, name)
-            assert fetch(session, federation, found.graphs[0].blob) == b"graph of " + tier.encode()
-    server.stop()
+            assert fetch(stranger, federation, found.graphs[0].blob) == b"graph of " + tier.encode()
 
 
-def test_bundles_of_all_formats_are_kept_to_the_end_and_nothing_else_is(
-    device: MakeDevice, mosquitto: Mosquitto, connect: Any, federation: str, limits: Limits, tmp_path: Path
+def test_bundles_of_all_formats_are_kept_to_the_end(
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, stranger: Session, federation: str
 ) -> None:
     strong, weak = device("strong-0"), device("weak-0")
-    plan = plan_with(federation, limits, BOTH, min_devices=2)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path)
+    plan = in_formats(plan_of(min_devices=2), BOTH)
+    server = serve(plan)
     closed = [server.wait_for(RoundClosed) for _ in range(2)]
     server.join()
 
     done = strong.done()
     assert [round.reports for round in closed] == [2, 2]
     assert done == weak.done()
-    refs = [ref for name in ("onnx", "executorch") for ref in done.offer(name).bundles.values()]
+    refs = [ref for name in OFFERED for ref in done.offer(name).bundles.values()]
     assert len(refs) == 3
-    graphs = {
-        ref.sha256 for tier in plan.tiers.values() for each in tier.bundles.values() for ref in blobs(each)
-    }
+    bundles = [each for tier in plan.tiers.values() for each in tier.bundles.values()]
+    graphs = {graph.blob.sha256 for each in bundles for graph in each.manifest.graphs}
     weights = [ref for line in done.units.values() for ref in line]
     chunks = sum(ref.count for ref in [*weights, *refs]) + len(graphs)
-    left = retained(connect(mosquitto.address), federation)
-    assert sum("/blobs/" in topic for topic in left) == chunks
+    assert sum("/blobs/" in topic for topic in retained(stranger, federation)) == chunks
 
 
-def blobs(bundle: Bundle) -> list[Any]:
-    return [graph.blob for graph in bundle.manifest.graphs]
-
-
-def test_each_format_is_signed(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    watching, signer = device("strong-0", lambda device, task, opened: None), Signer(tmp_path / "key")
-    plan = plan_with(federation, limits, BOTH)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", signer=signer)
+def test_each_format_is_signed(device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path) -> None:
+    watching, signer = device("strong-0", silent), Signer(tmp_path / "key")
+    serve(in_formats(plan_of(), BOTH), signer=signer)
     opened = watching.wait_open()
-    server.stop()
 
-    for name, tiers in (("onnx", ["strong"]), ("executorch", ["strong", "weak"])):
+    for name, tiers in OFFERED.items():
         offer = opened.offer(name)
         assert list(offer.signatures) == tiers
         for tier, signature in offer.signatures.items():
             archive.check([signer.keys.public], offer.bundles[tier].sha256, signature)
 
 
-def test_a_device_that_finds_no_bundle_for_its_engine_does_not_hold_up_the_round(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+def test_a_device_without_a_bundle_delays_nothing(
+    device: MakeDevice, serve: Serve, plan_of: MakePlan
 ) -> None:
     device("strong-0")
-    device(
-        "strong-1",
-        lambda device, task, opened: device.say(
-            device.mine.declines,
-            Decline(round=task.round, nonce=task.nonce, reason=NO_FORMAT, text="no .pte"),
-        ),
-    )
-    plan = plan_with(federation, limits, {"strong": ("onnx",)}, rounds=1, min_devices=2)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path)
+    device("strong-1", declining(1, reason=NO_FORMAT, text="no .pte"))
+    server = serve(in_formats(plan_of(rounds=1, min_devices=2), {"strong": ("onnx",)}))
     declined, closed = server.wait_for(Declined), server.wait_for(RoundClosed)
     server.join()
 

@@ -27,9 +27,7 @@ def test_a_key_that_is_added_with_its_default_leaves_a_run_as_it_is() -> None:
     assert run_digest(bare) == run_digest(parse({"model": {"name": "mlp"}, "round": {}}, source="the test"))
 
 
-def test_a_change_to_a_models_source_or_to_edgefl_is_another_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changed_source_is_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "own_model_for_digests.py"
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -53,7 +51,7 @@ def test_a_run_goes_on_under_another_patch_of_the_same_release(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("form", ["module", "file"])
-def test_a_change_to_the_source_of_a_users_algorithm_is_another_configuration(
+def test_a_changed_algorithm_is_another_run(
     form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "own_algorithm_for_digests.py"

@@ -68,9 +68,7 @@ def realised(choices: list[tuple[int, int, int]]) -> list[tuple[Arrays, dict[str
 
 @pytest.mark.parametrize("how", ["holders", "changed", "median"])
 @given(CHOICES, st.integers(1, 4))
-def test_partial_sums_merge_to_the_same_bits(
-    how: str, choices: list[tuple[int, int, int]], shares: int
-) -> None:
+def test_partial_sums_merge(how: str, choices: list[tuple[int, int, int]], shares: int) -> None:
     updates = realised(choices)
 
     def begun() -> Aggregator:
@@ -107,9 +105,7 @@ def test_entries_are_weighted_means_over_their_holders(choices: list[tuple[int, 
 
 
 @given(CHOICES, st.randoms(use_true_random=False))
-def test_with_a_base_entries_are_means_over_those_that_changed_them(
-    choices: list[tuple[int, int, int]], random: object
-) -> None:
+def test_with_a_base_only_changes_count(choices: list[tuple[int, int, int]], random: object) -> None:
     updates = []
     for number, (arrays, regions, weight) in enumerate(realised(choices)):
         same = np.random.default_rng(number)

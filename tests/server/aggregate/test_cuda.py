@@ -55,18 +55,14 @@ def agree(kind: str, form: Form, clients: int, seed: int) -> bool:
 
 @pytest.mark.parametrize("encoding", EVERY, ids=str)
 @pytest.mark.parametrize("kind", ["slices", "entries"])
-def test_torch_adds_every_encoding_as_the_processor_does(
-    encoding: Encoding, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_adds_every_encoding(encoding: Encoding, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edgefl_server.aggregate.cuda, "SLAB", 700)
     groups = {name: number for number, name in enumerate(LAYOUT.shapes)}
     assert agree(kind, Form("any", sections=(Section(tuple(sorted(REGIONS[kind])), encoding, groups),)), 3, 4)
 
 
 @given(st.data(), st.sampled_from(sorted(REGIONS)), st.integers(1, 9), st.integers(0, 2**32))
-def test_torch_adds_any_form_of_any_regions_as_the_processor_does(
-    data: st.DataObject, kind: str, clients: int, seed: int
-) -> None:
+def test_torch_adds_any_form_as_numba(data: st.DataObject, kind: str, clients: int, seed: int) -> None:
     assert agree(kind, data.draw(forms(REGIONS[kind])), clients, seed)
 
 

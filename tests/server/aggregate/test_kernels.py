@@ -163,9 +163,7 @@ def plain_sums(case: Case, fraction_bits: int) -> tuple[Integers, Integers]:
 
 
 @given(cases(), st.integers(1, 3), st.booleans(), st.randoms(use_true_random=False))
-def test_any_mixture_sums_to_the_bits_of_a_plain_sum(
-    case: Case, threads: int, again: bool, random: object
-) -> None:
+def test_any_mixture_sums_like_a_plain_sum(case: Case, threads: int, again: bool, random: object) -> None:
     total = sum(weight for *_, weight in case.updates)
     sums_before = CpuAccumulator(SIZE, threads)
     sums_before.sums()[:] = 1 << 40 if again else 0  # what an earlier round has left
@@ -307,9 +305,7 @@ def halves(value: float, dtype: str) -> Arrays:
         (FLOAT16, {"halves": np.zeros(16, np.float32)}, "wrong-dtype"),
     ],
 )
-def test_packed_arrays_that_do_not_match_the_form_are_refused(
-    section: Section, arrays: Arrays, reason: str
-) -> None:
+def test_arrays_that_do_not_match_the_form_are_refused(section: Section, arrays: Arrays, reason: str) -> None:
     aggregator = Aggregator(LAYOUT, weight_limit=1, device="cpu")
     form, regions = Form("any", sections=(section,), change=True), dict.fromkeys(section.names)
     if not reason:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
-import queue
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from benchmarks.browser import Browser
 from edgefl.wire.limits import Limits
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
 from edgefl_server.operations.mailbox import Mailbox
-from edgefl_server.service import Service
 from edgefl_server.storage.feed import Feed
 from edgefl_server.storage.history import History
 from tests.conftest import Mosquitto
@@ -35,21 +33,18 @@ def browser() -> Iterator[Browser]:
 
 
 def served(
-    mosquitto: Mosquitto, federation: str, limits: Limits, out: Path, rounds: int = 3
+    mosquitto: Mosquitto, limits: Limits, federation: str, out: Path, rounds: int = 3
 ) -> tuple[RunningServer, Feed]:
     """A server whose folder has what a page reads."""
     out.mkdir(exist_ok=True)
-    told: queue.Queue[Event] = queue.Queue()
     feed, history = Feed(out), History(out)
 
-    def emit(event: Event) -> None:
-        told.put(event)
+    def hear(event: Event) -> None:
         feed.take(event)
         history.take(event)
 
     plan = plan_for(federation, limits, rounds=rounds, min_devices=2, min_reports=2)
-    running = RunningServer(Service(plan, mosquitto.address, out, emit=emit), told)
-    return running, feed
+    return RunningServer.start(plan, mosquitto.address, out, hear), feed
 
 
 def report(device: ScriptedDevice) -> None:
@@ -61,22 +56,19 @@ def report(device: ScriptedDevice) -> None:
     device.report(task, opened)
 
 
-def begin(running: RunningServer) -> None:
-    running.thread = threading.Thread(target=running._run, daemon=True)
-    running.thread.start()
+Serving = Callable[..., tuple[RunningServer, Feed]]
+
+
+@pytest.fixture
+def serving(mosquitto: Mosquitto, limits: Limits) -> Serving:
+    return functools.partial(served, mosquitto, limits)
 
 
 def test_a_page_follows_a_run_and_its_devices(
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    federation: str,
-    limits: Limits,
-    tmp_path: Path,
-    browser: Browser,
+    device: MakeDevice, serving: Serving, federation: str, tmp_path: Path, browser: Browser
 ) -> None:
     out = tmp_path / "out"
-    running, feed = served(mosquitto, federation, limits, out)
-    begin(running)
+    running, feed = serving(federation, out)
     with PageProcess.of(out, TOKEN) as page:
         shown = browser.open(page.url)
         browser.until("document.body.dataset.news")
@@ -210,20 +202,14 @@ def brightness(colour: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_page_that_is_killed_changes_nothing_and_one_that_comes_again_shows_all(
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    federation: str,
-    limits: Limits,
-    tmp_path: Path,
-    browser: Browser,
+def test_a_page_that_is_killed_changes_nothing_and_its_successor_shows_all(
+    mosquitto: Mosquitto, limits: Limits, federation: str, tmp_path: Path, browser: Browser
 ) -> None:
     def trained(out: Path, *, watched: bool) -> str:
-        running, feed = served(mosquitto, f"{federation}-{watched}", limits, out, rounds=2)
-        begin(running)
+        name = f"{federation}-{watched}"
+        running, feed = served(mosquitto, limits, name, out, rounds=2)
         devices = [
-            ScriptedDevice(mosquitto.address, f"{federation}-{watched}", name, limits, silent)
-            for name in ("strong-0", "weak-0")
+            ScriptedDevice(mosquitto.address, name, each, limits, silent) for each in ("strong-0", "weak-0")
         ]
         with PageProcess.of(out) if watched else nullcontext() as first:
             if first is not None:

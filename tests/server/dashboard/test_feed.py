@@ -89,9 +89,7 @@ def test_a_full_file_makes_room_and_whoever_follows_misses_nothing(tmp_path: Pat
     assert kept == list("345678") and sum(path.stat().st_size for path in tmp_path.iterdir()) < 4000
 
 
-def test_what_is_written_just_before_a_file_is_full_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_before_a_rotation_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / feed.NAME
     path.write_bytes(b"one\n")
     tail = FeedReader(tmp_path)

@@ -166,9 +166,7 @@ def test_a_page_without_a_token_is_read_only(folder: Path) -> None:
     assert list(Mailbox(folder).waiting()) == []
 
 
-def test_a_page_that_follows_another_shows_the_same_and_hands_orders_on(
-    page: PageProcess, folder: Path
-) -> None:
+def test_a_page_may_follow_another(page: PageProcess, folder: Path) -> None:
     with PageProcess(["--server", page.url]) as second:
         for path in (
             "/api/rounds.json",

@@ -16,9 +16,7 @@ from tests.server.identity.lab import CHUNK, DECLINE, MINE, Lab, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
 
 
-def test_the_first_key_of_a_name_is_trusted_and_it_is_said(
-    lab: Lab, phone: MessageSigner, thief: MessageSigner
-) -> None:
+def test_the_first_key_of_a_name_is_trusted(lab: Lab, phone: MessageSigner, thief: MessageSigner) -> None:
     lab.say(phone, hello())
     lab.say(phone, DECLINE)
 
@@ -91,7 +89,7 @@ def test_chunks_may_come_in_any_order(lab: Lab, phone: MessageSigner) -> None:
     lab.take(first, CHUNK)
 
 
-def test_with_enrolment_only_keys_of_the_list_are_let_in(
+def test_with_enrolment_only_listed_keys_count(
     fleet: Lab, phone: MessageSigner, thief: MessageSigner
 ) -> None:
     for message in (hello(), Status(online=True), DECLINE, CHUNK):
@@ -105,9 +103,7 @@ def test_with_enrolment_only_keys_of_the_list_are_let_in(
     fleet.refuses_of(thief, hello(), "wrong-key")
 
 
-def test_a_token_lets_one_key_of_one_device_in_once(
-    fleet: Lab, phone: MessageSigner, thief: MessageSigner
-) -> None:
+def test_a_token_admits_one_key_once(fleet: Lab, phone: MessageSigner, thief: MessageSigner) -> None:
     token = new_token(b"\x01" * 32)
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
 
@@ -132,9 +128,7 @@ def test_a_token_ends(fleet: Lab, phone: MessageSigner) -> None:
     fleet.refuses_of(phone, asking, "unknown-key")
 
 
-def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
-    fleet: Lab, phone: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_revoked_key_is_refused_at_once(fleet: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     fleet.registry.add("phone", phone.keys.public, source="request", now=fleet.now)
     fleet.say(phone, hello())
 
@@ -148,7 +142,7 @@ def test_a_revoked_key_is_refused_at_once_and_introduces_nobody(
     fleet.refuses_of(speaker_in(tmp_path / "phone.key", 1 << 41), hello(), "unknown-key")
 
 
-def test_whose_keys_are_all_over_is_shut_out(
+def test_a_device_without_valid_keys_is_barred(
     lab: Lab, fleet: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     assert fleet.authenticator.is_barred("phone")  # with a list, names that are not on it
@@ -202,9 +196,7 @@ def test_the_status_before_the_hello_that_brings_a_key_in_counts_after_it(
     assert lab.authenticator.take_status("phone") is None
 
 
-def test_a_forged_status_is_none_of_a_key_that_comes_in(
-    lab: Lab, phone: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_forged_status_does_not_follow_a_new_key(lab: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     lab.say(phone, hello())
     rotate(tmp_path / "phone.key", overlap_s=60, now=lab.now)
     renewed = speaker_in(tmp_path / "phone.key", 1 << 41)
@@ -216,9 +208,7 @@ def test_a_forged_status_is_none_of_a_key_that_comes_in(
     assert lab.authenticator.take_status("phone") == Status(online=True)
 
 
-def test_a_device_that_lost_its_store_is_let_in_once_it_was_forgotten(
-    lab: Lab, phone: MessageSigner, thief: MessageSigner
-) -> None:
+def test_a_forgotten_device_may_have_a_new_key(lab: Lab, phone: MessageSigner, thief: MessageSigner) -> None:
     lab.say(phone, hello())
     lab.refuses_of(thief, hello(), "wrong-key")
 

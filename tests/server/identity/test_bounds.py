@@ -29,7 +29,7 @@ def test_a_key_follows_another_only_so_often(lab: Lab, phone: MessageSigner, tmp
     lab.say(hasty, hello())
 
 
-def test_a_device_has_few_keys_however_often_they_follow_each_other(
+def test_a_device_has_few_keys_however_often_they_change(
     lab: Lab, phone: MessageSigner, tmp_path: Path
 ) -> None:
     lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
@@ -114,9 +114,7 @@ def test_a_full_disk_keeps_nobody_out(
         assert lab.registry.token(token.name, lab.now) is None
 
 
-def test_a_pending_key_yields_to_a_later_decision(
-    lab: Lab, phone: MessageSigner, thief: MessageSigner
-) -> None:
+def test_a_pending_key_yields_to_a_decision(lab: Lab, phone: MessageSigner, thief: MessageSigner) -> None:
     full_disk(lab.path)
     lab.say(thief, hello())
     full_disk(lab.path, on=False)
@@ -131,9 +129,7 @@ def test_a_pending_key_yields_to_a_later_decision(
     assert [each.key for each in lab.registry.keys("phone")] == [phone.keys.public]
 
 
-def test_nothing_is_written_of_a_message_that_was_only_checked(
-    lab: Lab, phone: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_checked_message_writes_nothing(lab: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     def check(speaker: MessageSigner, message: Message) -> None:
         before = lab.registry.all()
         topic = topic_of(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +9,12 @@ from pathlib import Path
 import pytest
 
 from edgefl.simulator.replay import Replay
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Task
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
 from edgefl_server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_files import UpdateFiles
-from tests.conftest import Mosquitto
-from tests.server.fleet import WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
-
-Serve = Callable[..., RunningServer]
+from tests.server.fleet import WEIGHTS, MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve, silent
 
 
 @pytest.fixture
@@ -61,9 +56,7 @@ def order_of(server: RunningServer, *kinds: type[Event]) -> list[str]:
     return [getattr(event, "order", "") or f"round {event.round}" for event in seen]  # type: ignore[attr-defined]
 
 
-def test_a_pause_lets_the_open_round_end_and_holds_over_a_restart(
-    device: MakeDevice, serve: Serve, box: Mailbox
-) -> None:
+def test_a_pause_holds_over_a_restart(device: MakeDevice, serve: Serve, box: Mailbox) -> None:
     phone = device("strong-0", silent)
     server = serve(rounds=2)
     server.wait_for(RoundOpened)
@@ -85,9 +78,7 @@ def test_a_pause_lets_the_open_round_end_and_holds_over_a_restart(
     assert not box.paused and list(box.waiting()) == []
 
 
-def test_a_drain_lets_the_open_round_end_and_another_start_goes_on(
-    device: MakeDevice, serve: Serve, box: Mailbox
-) -> None:
+def test_a_drain_lets_the_open_round_end(device: MakeDevice, serve: Serve, box: Mailbox) -> None:
     phone = device("strong-0", silent)
     server = serve(rounds=2)
     server.wait_for(RoundOpened)
@@ -138,17 +129,12 @@ def test_a_model_is_rolled_back_between_rounds_and_stays_so(
 
 
 def test_a_run_that_was_rolled_back_is_repeated_to_the_same_bits(
-    device: MakeDevice,
-    mosquitto: Mosquitto,
-    box: Mailbox,
-    federation: str,
-    limits: Limits,
-    tmp_path: Path,
+    device: MakeDevice, serve: Serve, plan_of: MakePlan, box: Mailbox, tmp_path: Path
 ) -> None:
     """Over a round that was closed, and one that was abandoned by itself."""
     phone = device("strong-0", silent)
-    plan = replace(plan_for(federation, limits, rounds=4), keep_updates=True)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out")
+    plan = replace(plan_of(rounds=4), keep_updates=True)
+    server = serve(plan)
     report(phone, 1)
     report(phone, 2)
     opened, task = phone.wait_open(3), task_of(phone, 3)
@@ -159,7 +145,7 @@ def test_a_run_that_was_rolled_back_is_repeated_to_the_same_bits(
     server.join()
 
     url = f"sqlite:///{tmp_path / 'out' / 'journal.sqlite'}"
-    with closing(Journal(url, federation, UpdateFiles(tmp_path / "out" / "updates"))) as journal:
+    with closing(Journal(url, plan.federation, UpdateFiles(tmp_path / "out" / "updates"))) as journal:
         run = journal.latest_run()
         assert run is not None
         repeated = list(Replay(plan, journal, run, WEIGHTS, tmp_path / "again", "cpu").rounds())
@@ -167,9 +153,7 @@ def test_a_run_that_was_rolled_back_is_repeated_to_the_same_bits(
     assert [each.round for each in repeated if not each.same] == []
 
 
-def test_a_version_that_is_not_there_is_refused_with_the_reason(
-    device: MakeDevice, serve: Serve, box: Mailbox
-) -> None:
+def test_a_version_that_does_not_exist_is_refused(device: MakeDevice, serve: Serve, box: Mailbox) -> None:
     phone = device("strong-0", silent)
     server = serve(rounds=6)
     server.wait_for(RoundOpened)
@@ -187,9 +171,7 @@ def test_a_version_that_is_not_there_is_refused_with_the_reason(
     server.join()
 
 
-def test_an_algorithm_that_needs_every_device_is_not_rolled_back(
-    device: MakeDevice, serve: Serve, box: Mailbox
-) -> None:
+def test_a_whole_algorithm_is_not_rolled_back(device: MakeDevice, serve: Serve, box: Mailbox) -> None:
     device("strong-0", silent)
     server = serve(rounds=3, whole=True)
     server.wait_for(RoundOpened)
@@ -199,9 +181,7 @@ def test_an_algorithm_that_needs_every_device_is_not_rolled_back(
     assert not refused.done and "every device in every round" in refused.text
 
 
-def test_an_order_that_waited_for_a_killed_server_is_carried_out_before_any_round_opens(
-    device: MakeDevice, serve: Serve, box: Mailbox
-) -> None:
+def test_a_waiting_order_precedes_every_round(device: MakeDevice, serve: Serve, box: Mailbox) -> None:
     phone = device("strong-0", silent)
     first = serve(rounds=3)
     began = [report(phone, 1)]
@@ -221,9 +201,7 @@ def test_an_order_that_waited_for_a_killed_server_is_carried_out_before_any_roun
     assert order_of(second, Ordered, RoundOpened) == ["resume", "rollback", "round 3"]
 
 
-def test_what_is_no_order_is_thrown_away_and_told(
-    device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path
-) -> None:
+def test_a_bad_order_is_thrown_away(device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path) -> None:
     server = serve(rounds=1)
     server.wait_for(Started)
     folder = tmp_path / "out" / "orders"

@@ -59,9 +59,7 @@ def test_the_agent_of_the_command_stands_beside_this_machine(recorded: tuple[Fle
     assert report.devices[1].agent.startswith("edgefl")
 
 
-def test_a_recorded_profile_is_shown_without_anything_being_measured(
-    recorded: tuple[FleetReport, Path], tmp_path: Path
-) -> None:
+def test_a_recorded_profile_is_shown_unmeasured(recorded: tuple[FleetReport, Path], tmp_path: Path) -> None:
     report, file = recorded
 
     done = edgefl("profile", "--import", file, "--json", "--html", tmp_path / "page.html")
@@ -72,9 +70,7 @@ def test_a_recorded_profile_is_shown_without_anything_being_measured(
 
 
 @pytest.mark.slow
-def test_a_recorded_profile_stands_behind_what_is_measured_now(
-    recorded: tuple[FleetReport, Path], bundle: Path
-) -> None:
+def test_recorded_profiles_follow_measured_ones(recorded: tuple[FleetReport, Path], bundle: Path) -> None:
     done = profile(bundle, "--import", recorded[1])
 
     found = msgspec.json.decode(done.stdout, type=FleetReport)
@@ -144,9 +140,7 @@ def test_a_file_that_holds_no_profiles_is_refused(content: bytes, told: str, tmp
     assert told in done.stderr
 
 
-def test_a_recorded_number_that_nobody_can_draw_is_refused(
-    recorded: tuple[FleetReport, Path], tmp_path: Path
-) -> None:
+def test_a_recorded_number_too_large_is_refused(recorded: tuple[FleetReport, Path], tmp_path: Path) -> None:
     raw = json.loads(recorded[1].read_text())
     raw["devices"][0]["profile"]["idle_bytes"] = 10**30
     (tmp_path / "huge.json").write_text(json.dumps(raw))

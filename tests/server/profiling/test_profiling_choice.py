@@ -36,9 +36,7 @@ def test_a_device_that_is_named_is_waited_for_and_others_are_not_asked(
     assert other.requests == []
 
 
-def test_a_name_that_no_device_has_is_reported_as_unknown(
-    broker: BrokerProcess, wanted: ProfilingOptions
-) -> None:
+def test_an_unknown_device_is_reported_as_unknown(broker: BrokerProcess, wanted: ProfilingOptions) -> None:
     named = replace(wanted, devices=frozenset({"nobody"}), timeout_s=1.0)
 
     [row] = FleetProfiler(broker.address, named).run().devices

@@ -10,9 +10,7 @@ from tests.server.publish.published import Device, Server, believed, model, same
 
 
 @pytest.mark.parametrize("killed_after", range(7))
-def test_a_server_killed_between_keyframes_goes_on_with_the_same_bytes(
-    tmp_path: Path, killed_after: int
-) -> None:
+def test_a_server_killed_between_keyframes_publishes_the_same(tmp_path: Path, killed_after: int) -> None:
     calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
     for number in range(9):
         calm.publish(number)
@@ -26,9 +24,7 @@ def test_a_server_killed_between_keyframes_goes_on_with_the_same_bytes(
         assert same(believed(killed), believed(calm))
 
 
-def test_a_server_killed_before_the_end_of_its_round_was_journaled_publishes_the_same_again(
-    tmp_path: Path,
-) -> None:
+def test_a_server_killed_before_the_journal_publishes_the_same(tmp_path: Path) -> None:
     calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
     for number in range(9):
         calm.publish(number)
@@ -77,9 +73,7 @@ def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("killed_after", range(7))
-def test_a_unit_that_keeps_its_bytes_over_a_keyframe_is_there_again_after_a_kill(
-    tmp_path: Path, every: int, killed_after: int
-) -> None:
+def test_an_unchanged_unit_outlives_a_kill(tmp_path: Path, every: int, killed_after: int) -> None:
     calm, killed = (Server(tmp_path / name, every=every, compression="none") for name in ("calm", "killed"))
     for number in range(7):
         parts = {**units(number), "stem": units(0)["stem"]}

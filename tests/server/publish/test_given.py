@@ -19,8 +19,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.events import RoundClosed
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
 from edgefl_server.service import Service
-from tests.conftest import Mosquitto
-from tests.server.fleet import UNITS, WEIGHTS, MakeDevice, RunningServer, ScriptedDevice, names_of, plan_for
+from tests.server.fleet import UNITS, WEIGHTS, MakeDevice, MakePlan, ScriptedDevice, Serve, names_of, plan_for
 
 LIMIT = 0.5
 HALF = {name: array.astype(np.float16).astype(np.float32) for name, array in WEIGHTS.items()}
@@ -28,28 +27,28 @@ SOUGHT = {name: np.full(array.shape, 0.25, np.float32) for name, array in WEIGHT
 Trained = Callable[[Arrays], Arrays]
 
 
-def one_round(make: MakeDevice, mosquitto: Mosquitto, out: Path, plan: RunSpec, trained: Trained) -> Arrays:
-    """The model after one device sent what it ``trained`` from the weights in float16."""
+@pytest.fixture
+def one_round(device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path) -> Callable[..., Arrays]:
+    """Function that returns the model after one device sent what it ``trained`` from the weights in float16."""
 
-    def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
-        sent = trained({name: HALF[name] for name in names_of(task.tier)})
-        device.report(task, opened, tensors=tensors.dump(sent))
+    def run(trained: Trained, **changes: Any) -> Arrays:
+        def answer(device: ScriptedDevice, task: Task, opened: Round) -> None:
+            sent = trained({name: HALF[name] for name in names_of(task.tier)})
+            device.report(task, opened, tensors=tensors.dump(sent))
 
-    make("strong-0", answer)
-    rounded = replace(plan, trained=frozenset(WEIGHTS), downlink=DownlinkSpec("float16"))
-    server = RunningServer.start(rounded, mosquitto.address, out)
-    assert server.wait_for(RoundClosed).reports == 1
-    server.join()
-    return tensors.load((out / "model.safetensors").read_bytes())
+        device("strong-0", answer)
+        rounded = {"trained": frozenset(WEIGHTS), "downlink": DownlinkSpec("float16"), **changes}
+        server = serve(replace(plan_of(rounds=1), **rounded))
+        assert server.wait_for(RoundClosed).reports == 1
+        server.join()
+        return tensors.load((tmp_path / "out" / "model.safetensors").read_bytes())
+
+    return run
 
 
-def test_an_update_is_shortened_towards_the_weights_that_the_device_was_given(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    plan = replace(plan_for(federation, limits, rounds=1), aggregate=AggregateSpec(clip_norm=LIMIT))
-    model = one_round(
-        device, mosquitto, tmp_path, plan, lambda given: {n: a + SOUGHT[n] for n, a in given.items()}
-    )
+def test_an_update_is_shortened_towards_the_weights_that_were_given(one_round: Any) -> None:
+    clipped = AggregateSpec(clip_norm=LIMIT)
+    model = one_round(lambda given: {n: a + SOUGHT[n] for n, a in given.items()}, aggregate=clipped)
 
     norm = np.sqrt(sum(float((change.astype(np.float64) ** 2).sum()) for change in SOUGHT.values()))
     assert norm > 2 * LIMIT
@@ -57,13 +56,8 @@ def test_an_update_is_shortened_towards_the_weights_that_the_device_was_given(
         np.testing.assert_allclose(model[name], HALF[name] + SOUGHT[name] * (LIMIT / norm), atol=1e-6)
 
 
-def test_an_entry_that_comes_back_as_it_was_given_does_not_count_as_changed(
-    device: MakeDevice, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
-) -> None:
-    plan = replace(plan_for(federation, limits, rounds=1), count="nonzero")
-    model = one_round(
-        device, mosquitto, tmp_path, plan, lambda given: given | {"head.weight": given["head.weight"] + 1}
-    )
+def test_an_entry_that_comes_back_as_given_is_unchanged(one_round: Any) -> None:
+    model = one_round(lambda given: given | {"head.weight": given["head.weight"] + 1}, count="nonzero")
 
     assert any(not np.array_equal(HALF[name], WEIGHTS[name]) for name in names_of("strong"))
     for name in names_of("strong"):

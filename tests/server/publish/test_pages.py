@@ -219,9 +219,7 @@ class SlowBroker(Broker):
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_model_waits_for_the_broker_in_its_file_and_not_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: bool
-) -> None:
+def test_a_model_waits_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
     monkeypatch.setattr("edgefl_server.publish.publisher._MOST_WAITING", 3000)
     broker = SlowBroker(dead=dead)
     publisher = Publisher(broker, Topics("demo"), 1000, kept=MirrorFolder(tmp_path))

@@ -37,9 +37,7 @@ count = 4
 )
 
 
-def test_all_take_part_alike_and_a_candidate_that_is_no_worse_is_promoted(
-    broker: BrokerProcess, federation: str, tmp_path: Path
-) -> None:
+def test_a_fair_candidate_is_promoted(broker: BrokerProcess, federation: str, tmp_path: Path) -> None:
     trained = train(tmp_path / "run", FLEET, broker.address, federation, rounds=6)
 
     assert trained.outcomes == [("closed", 2, 0)] * 6

@@ -87,9 +87,7 @@ def test_a_second_update_for_a_task_is_not_accepted(serve: Serve, device: MakeDe
     assert (second.status, second.reason) == ("rejected", "other-update")
 
 
-def test_a_forged_update_does_not_count(
-    serve: Serve, device: MakeDevice, federation: str, tmp_path: Path
-) -> None:
+def test_a_forged_update_fails(serve: Serve, device: MakeDevice, federation: str, tmp_path: Path) -> None:
     server = serve(min_devices=1, rounds=1)
     known = Registry(tmp_path / "out" / "devices.sqlite", federation)
     honest = device("strong-0", silent)

@@ -56,9 +56,7 @@ class Watch:
 
 
 @given(EVENTS, st.sampled_from(["wait", "refuse", "partial"]), st.integers(0, 1), st.integers(0, 3))
-def test_positions_grow_by_one_and_members_change_with_the_method(
-    events: list[Any], absent: Any, opening: int, pace: int
-) -> None:
+def test_positions_grow_by_one(events: list[Any], absent: Any, opening: int, pace: int) -> None:
     watch = Watch(replace(RULES, absent=absent, opening=opening, min_devices=2, deadline_s=20, rounds=9))
     for event in events:
         watch.now += pace

@@ -15,9 +15,7 @@ from tests.server.fleet import RunningServer, Serve, plan_for
 from tests.wire.mqtt.events import wait_for, wait_message, wait_until
 
 
-def test_after_a_cut_the_broker_gets_nothing_that_it_has(
-    serve: Serve, stranger: Session, federation: str
-) -> None:
+def test_after_a_cut_the_broker_gets_only_news(serve: Serve, stranger: Session, federation: str) -> None:
     server = serve()
     server.wait_for(Waiting)
     topics, watcher = Topics(federation), stranger

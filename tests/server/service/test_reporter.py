@@ -209,9 +209,7 @@ def test_two_devices_of_one_name_are_named(device: MakeDevice, serve: Any, monke
     [(range(0, 100, 5), False, 0), ((100, 100.5, 101, 101.5, 102, 102.5), False, 1), (range(10), True, 0)],
     ids=["slow", "quick", "retained"],
 )
-def test_hellos_in_quick_succession_are_reported_once(
-    seconds: Any, reconnects: bool, count: int, tmp_path: Path
-) -> None:
+def test_quick_hellos_are_reported_once(seconds: Any, reconnects: bool, count: int, tmp_path: Path) -> None:
     reported: list[events.Event] = []
     now = 0.0
     plans = MemoryPlans(tmp_path, {})

@@ -71,9 +71,7 @@ def test_a_collapsed_round_is_undone(device: MakeDevice, serve: Serve, plan: Run
         np.testing.assert_allclose(model[name], value, atol=1e-6)
 
 
-def test_a_restarted_server_knows_how_good_the_model_was(
-    device: MakeDevice, serve: Serve, plan: RunSpec
-) -> None:
+def test_a_restarted_server_knows_the_best_accuracy(device: MakeDevice, serve: Serve, plan: RunSpec) -> None:
     quiet = device("strong-0", silent)
     first = serve(plan)
     quiet.report(quiet.tasks.get(timeout=50), quiet.wait_open(1))

@@ -75,9 +75,7 @@ def test_where_updates_are_not_weighed_each_weighs_one() -> None:
     bad=st.lists(st.integers(0, 1 << 24), max_size=4),
     factor=st.floats(0.5, 10),
 )
-def test_fewer_than_half_cannot_raise_the_cap_beyond_honest_devices(
-    honest: list[int], bad: list[int], factor: float
-) -> None:
+def test_a_minority_cannot_raise_the_cap(honest: list[int], bad: list[int], factor: float) -> None:
     bad = bad[: len(honest) - 1]
     rules = replace(RULES, weighted=True, weight_cap=factor)
     assert weight_cap(rules, opened(rules, *honest, *bad)) <= max(1, factor * max(honest))

@@ -255,7 +255,7 @@ def with_small_blobs(plan: RunSpec) -> RunSpec:
         (with_small_blobs, "max_blob_bytes"),
     ],
 )
-def test_a_refused_configuration_leaves_no_run_behind(
+def test_a_refused_configuration_leaves_no_run(
     change: Any, reason: str, plan_of: MakePlan, tmp_path: Path
 ) -> None:
     plan = plan_of()

@@ -79,7 +79,7 @@ class Server:
 
 @given(EVENTS, st.sampled_from(["wait", "refuse", "partial"]), st.integers(0, 1))
 @settings(max_examples=10, deadline=None)
-def test_after_every_event_the_journal_has_the_state(events: list[Any], absent: Any, opening: int) -> None:
+def test_the_journal_has_the_state(events: list[Any], absent: Any, opening: int) -> None:
     server = Server(replace(RULES, absent=absent, opening=opening, min_devices=2, deadline_s=20, rounds=5))
     for event in events:
         server.now += 1.0

@@ -77,9 +77,7 @@ def scripted(device: MakeDevice) -> list[ScriptedDevice]:
     return [device(name, silent) for name in NAMES]
 
 
-def test_devices_are_asked_one_after_the_other(
-    scripted: list[ScriptedDevice], serve: Serve, tmp_path: Path
-) -> None:
+def test_devices_are_asked_in_turn(scripted: list[ScriptedDevice], serve: Serve, tmp_path: Path) -> None:
     server = serve(rounds=1, min_devices=3)
     devices = [Offering(each) for each in scripted]
     assert all(each.task.ask is True for each in devices)

@@ -98,9 +98,7 @@ def test_a_storage_error_of_all_workers_is_one_outage(tmp_path: Path) -> None:
     assert pooled.receive(0, Ready(0)) == (Outage(45.0),) and not pooled.pool.is_stalled
 
 
-def test_a_machine_without_room_for_a_process_stalls_the_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_without_room_stalls_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(*_: object, **__: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 

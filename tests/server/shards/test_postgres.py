@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from edgefl.errors import StoreError
-from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.dashboard.known.source import Folder
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_files import UpdateFiles
-from tests.conftest import Mosquitto
-from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice, plan_for
+from tests.server.fleet import PATIENCE_S, MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve
 from tests.server.shards.databases import Postgres
-from tests.server.shards.fleets import NAMES, model_of, started
+from tests.server.shards.fleets import NAMES, model_of
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 def test_a_round_outlives_a_database_that_goes_away(
-    postgres: Postgres, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    postgres: Postgres, fleet: Callable[..., RunningServer], federation: str, tmp_path: Path
 ) -> None:
     held: list[tuple[ScriptedDevice, Task, Round]] = []
 
@@ -41,28 +38,18 @@ def test_a_round_outlives_a_database_that_goes_away(
         else:
             device.report(task, opened)
 
-    def run(name: str, out: str, answer: Any = None, **options: Any) -> Any:
-        for each in NAMES:
-            devices.append(ScriptedDevice(mosquitto.address, name, each, limits, answer))
-        return started(name, mosquitto.address, tmp_path / out, limits, **options)
-
-    devices: list[ScriptedDevice] = []
-    try:
-        calm = run(f"{federation}-calm", "calm")
-        server = run(federation, "out", last_ones_wait, workers=2, database=postgres.url)
-        for _ in range(8):
-            server.wait_for(UpdateAccepted, lambda event: event.round == 2)
-        postgres.stop()
-        for device, task, opened in held:
-            device.report(task, opened)
-        trouble = server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
-        postgres.start()
-        closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
-        server.join()
-        calm.join()
-    finally:
-        for each in devices:
-            each.stop()
+    calm = fleet(f"{federation}-calm", "calm")
+    server = fleet(federation, "out", last_ones_wait, workers=2, database=postgres.url)
+    for _ in range(8):
+        server.wait_for(UpdateAccepted, lambda event: event.round == 2)
+    postgres.stop()
+    for device, task, opened in held:
+        device.report(task, opened)
+    trouble = server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
+    postgres.start()
+    closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
+    server.join()
+    calm.join()
 
     assert "start that database again" in trouble.text and "tries again" in trouble.text
     assert closed.reports == len(NAMES)
@@ -84,7 +71,7 @@ def test_a_database_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_deadline_passes_while_a_database_is_away(
-    postgres: Postgres, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    postgres: Postgres, device: MakeDevice, serve: Serve, plan_of: MakePlan
 ) -> None:
     """A server without workers: devices are asked for what could not be kept as soon as it can be."""
     came, deadline_s = threading.Event(), 4.0
@@ -93,21 +80,17 @@ def test_no_deadline_passes_while_a_database_is_away(
         if came.is_set():
             device.report(task, opened)
 
-    device = ScriptedDevice(mosquitto.address, federation, "strong-0", limits, wait_for_it)
-    try:
-        plan = plan_for(federation, limits, rounds=1, deadline_s=deadline_s)
-        server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", database=postgres.url)
-        server.wait_for(RoundOpened)
-        task, opened = device.tasks.get(timeout=PATIENCE_S), device.wait_open()
-        postgres.stop()
-        device.report(task, opened)
-        server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
-        time.sleep(deadline_s)
-        came.set()
-        postgres.start()
-        closed = server.wait_for(RoundClosed)
-        server.join()
-    finally:
-        device.stop()
+    phone = device("strong-0", wait_for_it)
+    server = serve(plan_of(rounds=1, deadline_s=deadline_s), database=postgres.url)
+    server.wait_for(RoundOpened)
+    task, opened = phone.tasks.get(timeout=PATIENCE_S), phone.wait_open()
+    postgres.stop()
+    phone.report(task, opened)
+    server.wait_for(Warned, lambda event: "the journal at postgresql" in event.text)
+    time.sleep(deadline_s)
+    came.set()
+    postgres.start()
+    closed = server.wait_for(RoundClosed)
+    server.join()
 
     assert (closed.outcome, closed.reports) == ("closed", 1)

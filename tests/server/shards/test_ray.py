@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,13 @@ import pytest
 
 from edgefl.config.rounds import ServerTable
 from edgefl.errors import ConfigError, StoreError
-from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
 from edgefl_server.shards import actors
 from edgefl_server.shards.actors import AggregationActor, RayLauncher, RayWorkerHandle
 from edgefl_server.shards.messages import Died, WorkerMessage, worker_of
 from edgefl_server.shards.pool import WorkerOptions
-from tests.conftest import Mosquitto
-from tests.server.fleet import ScriptedDevice
-from tests.server.shards.fleets import NAMES, model_of, started
+from tests.server.fleet import RunningServer
+from tests.server.shards.fleets import NAMES, model_of
 
 
 @pytest.fixture
@@ -33,7 +31,7 @@ def ray() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
-    ray: Any, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+    ray: Any, fleet: Callable[..., RunningServer], federation: str, tmp_path: Path
 ) -> None:
     launched: list[RayWorkerHandle] = []
 
@@ -42,24 +40,13 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
             launched.append(super().launch(*arguments))
             return launched[-1]
 
-    devices = [
-        ScriptedDevice(mosquitto.address, name, each, limits)
-        for name in (federation, f"{federation}-calm")
-        for each in NAMES
-    ]
-    try:
-        calm = started(f"{federation}-calm", mosquitto.address, tmp_path / "calm", limits)
-        server = started(
-            federation, mosquitto.address, tmp_path / "out", limits, workers=2, launcher=Launcher("local", 2)
-        )
-        server.wait_for(UpdateAccepted, lambda event: worker_of(event.device, 2) == 0)
-        ray.kill(launched[0]._actor)
-        closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
-        server.join()
-        calm.join()
-    finally:
-        for each in devices:
-            each.stop()
+    calm = fleet(f"{federation}-calm", "calm")
+    server = fleet(federation, "out", workers=2, launcher=Launcher("local", 2))
+    server.wait_for(UpdateAccepted, lambda event: worker_of(event.device, 2) == 0)
+    ray.kill(launched[0]._actor)
+    closed = server.wait_for(RoundClosed, lambda event: event.round == 2)
+    server.join()
+    calm.join()
 
     assert closed.reports == len(NAMES) and len(launched) >= 3
     assert any("out of Ray's reach" in event.text for event in server.seen_of(Warned))
@@ -67,9 +54,7 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_cores_others_have_is_named_and_waited_for(
-    ray: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_cluster_is_named_and_waited_for(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Busy:
         def there(self) -> None: ...
 

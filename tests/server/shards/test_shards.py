@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,9 @@ from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warne
 from edgefl_server.shards.messages import SHARDS, Progressed, Summed, shard_of, shards_of, worker_of
 from edgefl_server.shards.process import ProcessLauncher
 from tests.conftest import Mosquitto
-from tests.server.fleet import PATIENCE_S, RunningServer, ScriptedDevice
+from tests.server.fleet import PATIENCE_S, ScriptedDevice
 from tests.server.forked import ForkedLauncher
 from tests.server.shards.fleets import NAMES, KnownWorkers, model_of, started
-
-
-@pytest.fixture
-def fleet(mosquitto: Mosquitto, limits: Limits, tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
-    """Starts a server and its devices under a name of their own; all end with the test."""
-    running: list[Any] = []
-
-    def start(federation: str, out: str, answer: Any = None, **options: Any) -> RunningServer:
-        for name in NAMES:
-            running.append(ScriptedDevice(mosquitto.address, federation, name, limits, answer))
-        server = started(federation, mosquitto.address, tmp_path / out, limits, **options)
-        running.append(server)
-        return server
-
-    yield start
-    for each in running:
-        if isinstance(each, ScriptedDevice) or (each.thread and each.thread.is_alive()):
-            each.stop()
 
 
 def test_each_shard_has_one_worker_whatever_their_number() -> None:
@@ -73,9 +54,7 @@ def test_one_two_and_four_workers_end_with_the_same_bits(fleet: Any, federation:
     ]
 
 
-def test_killed_workers_lose_nothing_and_count_nothing_twice(
-    fleet: Any, federation: str, tmp_path: Path
-) -> None:
+def test_killed_workers_lose_nothing(fleet: Any, federation: str, tmp_path: Path) -> None:
     known = KnownWorkers()
     server = fleet(federation, "out", workers=2, launcher=known, rounds=3)
     # In the middle of a round; as one begins; and before the rest of its devices have been heard.
@@ -96,9 +75,7 @@ def test_killed_workers_lose_nothing_and_count_nothing_twice(
     assert not list((tmp_path / "out" / "updates").glob("*"))
 
 
-def test_workers_that_die_before_they_could_speak_of_what_they_journaled(
-    fleet: Any, federation: str, tmp_path: Path
-) -> None:
+def test_workers_that_die_unheard_lose_nothing(fleet: Any, federation: str, tmp_path: Path) -> None:
     """One as it took updates: the next finds them. One as the round ends: the server adds them up itself."""
     known = KnownWorkers({0: Progressed, 1: Summed})
     server = fleet(federation, "out", workers=2, launcher=known, rounds=1)

@@ -80,9 +80,7 @@ def good(device: str, data: bytes, number: int = 1) -> AcceptedUpdate:
     )
 
 
-def test_a_journal_that_the_disk_had_no_room_for_is_begun_when_there_is(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_a_journal_begins_once_the_disk_has_room(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     def full(connection: sqlite3.Connection, record: object) -> None:
         wal(connection, record)
         connection.execute("PRAGMA max_page_count=5")
@@ -223,9 +221,7 @@ def test_each_worker_finds_the_updates_of_its_shards(journal: Journal, url: str)
     assert not list((folder_of(url) / "updates").iterdir())
 
 
-def test_a_disk_without_room_for_the_bytes_accepts_nothing(
-    journal: Journal, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_accepts_nothing(journal: Journal, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -23,9 +23,7 @@ def ends() -> Iterator[tuple[PickleConnection, PickleConnection]]:
     there.close()
 
 
-def test_arrays_arrive_with_their_bits_in_memory_of_their_own(
-    ends: tuple[PickleConnection, PickleConnection],
-) -> None:
+def test_arrays_arrive_in_memory_of_their_own(ends: tuple[PickleConnection, PickleConnection]) -> None:
     here, there = ends
     sent = {
         "nan": np.array([np.nan, -0.0, np.float32(1e-45)], np.float32),
@@ -44,9 +42,7 @@ def test_arrays_arrive_with_their_bits_in_memory_of_their_own(
         assert got.before[name] is got.mean[name], "what is sent twice goes over once"
 
 
-def test_what_has_a_name_is_what_the_other_side_has_under_it(
-    ends: tuple[PickleConnection, PickleConnection],
-) -> None:
+def test_names_mean_the_same_on_both_sides(ends: tuple[PickleConnection, PickleConnection]) -> None:
     here, there = ends
 
     def function() -> None:
@@ -81,9 +77,7 @@ def crossed(error: Exception, ends: tuple[PickleConnection, PickleConnection]) -
     return failed.error
 
 
-def test_errors_of_ours_cross_with_class_message_and_details(
-    ends: tuple[PickleConnection, PickleConnection],
-) -> None:
+def test_our_errors_cross_with_their_details(ends: tuple[PickleConnection, PickleConnection]) -> None:
     kinds = [
         each for each in vars(errors).values() if isinstance(each, type) and each.__mro__[1] is EdgeflError
     ]

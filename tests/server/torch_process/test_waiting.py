@@ -15,9 +15,7 @@ def libraries(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_a_server_that_waits_for_devices_has_loaded_neither_torch_nor_a_compiler(
-    tmp_path: Path, mosquitto: Mosquitto
-) -> None:
+def test_a_waiting_server_has_loaded_no_torch(tmp_path: Path, mosquitto: Mosquitto) -> None:
     config = tmp_path / "waits.toml"
     config.write_text(TINY + "[tiers.strong]\n")
     broker = f"127.0.0.1:{mosquitto.address.port}"

@@ -36,9 +36,7 @@ def empty() -> State:
 
 
 @given(NAMES, st.randoms(use_true_random=False), st.integers(0, 9))
-def test_the_lot_decides_and_not_the_order_in_which_they_come(
-    names: list[str], random: object, seed: int
-) -> None:
+def test_the_lot_decides_and_not_the_order(names: list[str], random: object, seed: int) -> None:
     shuffled = sorted(names, key=lambda _: random.random())  # type: ignore[attr-defined]
     one, other = AdmissionControl(seed, LIMITS), AdmissionControl(seed, LIMITS)
     first, second = come(one, empty(), *names), come(other, empty(), *shuffled)

@@ -124,9 +124,7 @@ def test_where_all_are_slow_and_send_much_not_all_are_asked_at_once() -> None:
 @pytest.mark.parametrize("attackers", [1, 3, 5])
 @pytest.mark.parametrize("sent", [0, 1, 5], ids="sends-{}-of-100".format)
 @pytest.mark.parametrize("usual_s", [0.1, 1.0])
-def test_attackers_in_front_at_most_double_the_time_of_the_others(
-    attackers: int, sent: int, usual_s: float
-) -> None:
+def test_attackers_at_most_double_the_time_of_others(attackers: int, sent: int, usual_s: float) -> None:
     """Five of twelve begin and do not finish; the others need ``usual_s`` for training and for each upload."""
     bad = [f"bad-{index}" for index in range(attackers)]
     good = [f"good-{index}" for index in range(7)]

@@ -101,9 +101,7 @@ def facts(opened: states.OpenRound) -> object:
 
 @given(EVENTS, st.integers(0, 4), st.integers(1, 3), st.integers(0, 2))
 @settings(max_examples=15, deadline=None)
-def test_after_every_event_the_journal_has_the_state(
-    events: list[Any], concurrency: int, buffer: int, late: int
-) -> None:
+def test_the_journal_has_the_state(events: list[Any], concurrency: int, buffer: int, late: int) -> None:
     server = Server(replace(RULES, concurrency=concurrency, buffer=buffer, max_staleness=late))
     for event in events:
         server.now += 1.0

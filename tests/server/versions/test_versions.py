@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -27,16 +26,14 @@ from tests.server.fleet import (
     PATIENCE_S,
     WEIGHTS,
     MakeDevice,
-    RunningServer,
     ScriptedDevice,
+    Serve,
     plan_for,
     silent,
     trained,
 )
 from tests.server.killed.kill_me import VERSIONS, serve_versions, versions_of
 from tests.server.killed.victim import Victim
-
-Start = Callable[..., RunningServer]
 
 
 class Worker:
@@ -91,20 +88,6 @@ def out(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(mosquitto: Mosquitto, out: Path) -> Any:
-    running: list[RunningServer] = []
-
-    def run(plan: RunSpec) -> RunningServer:
-        running.append(RunningServer.start(plan, mosquitto.address, out))
-        return running[-1]
-
-    yield run
-    for each in running:
-        if each.thread and each.thread.is_alive():
-            each.stop()
-
-
-@pytest.fixture
 def workers(device: MakeDevice) -> tuple[Worker, Worker, Worker]:
     first, second, third = (Worker(device(name, silent)) for name in ("strong-0", "strong-1", "weak-0"))
     return first, second, third
@@ -138,10 +121,10 @@ def of(device: str, task: Task) -> Arrays:
 
 
 def test_late_changes_count_by_their_age_from_what_they_began_with(
-    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec, out: Path, tmp_path: Path
+    workers: tuple[Worker, Worker, Worker], serve: Serve, plan: RunSpec, out: Path, tmp_path: Path
 ) -> None:
     a, b, c = workers
-    server = start(plan)
+    server = serve(plan)
     first, second, third = a.accepted(), b.task(), c.task()
     again = a.task()
     assert (again.round, again.nonce != first.nonce) == (1, True)
@@ -174,10 +157,10 @@ def test_late_changes_count_by_their_age_from_what_they_began_with(
 
 
 def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
-    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec
+    workers: tuple[Worker, Worker, Worker], serve: Serve, plan: RunSpec
 ) -> None:
     a, b, c = workers
-    start(replace(plan, rules=replace(plan.rules, max_staleness=0)))
+    serve(replace(plan, rules=replace(plan.rules, max_staleness=0)))
     late = c.task()
     opened = c.announced(1)
     a.accepted()
@@ -189,12 +172,10 @@ def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
 
 
 @pytest.mark.slow
-def test_whose_time_is_over_is_told_so_and_has_another_task(
-    device: MakeDevice, start: Start, plan: RunSpec
-) -> None:
+def test_a_late_device_gets_another_task(device: MakeDevice, serve: Serve, plan: RunSpec) -> None:
     alone = Worker(device("strong-0", silent))
     rules = replace(plan.rules, deadline_s=1.0, min_devices=1, buffer=1, rounds=1)
-    server = start(replace(plan, rules=rules))
+    server = serve(replace(plan, rules=rules))
     first, _second = alone.task(), alone.task()
     ack = alone.report(first)
     assert (ack.status, ack.reason) == ("rejected", "expired") and "limits.round_deadline_s" in ack.text
@@ -206,7 +187,7 @@ def test_whose_time_is_over_is_told_so_and_has_another_task(
 @pytest.mark.parametrize("encoding", ["float32", "float16"])
 def test_a_server_that_is_started_again_between_any_two_answers_comes_to_the_same_bits(
     workers: tuple[Worker, Worker, Worker],
-    start: Start,
+    serve: Serve,
     plan: RunSpec,
     out: Path,
     tmp_path: Path,
@@ -214,11 +195,11 @@ def test_a_server_that_is_started_again_between_any_two_answers_comes_to_the_sam
 ) -> None:
     a, b, c = workers
     rounded = replace(plan, downlink=DownlinkSpec(encoding=encoding))
-    server = start(rounded)
+    server = serve(rounded)
     tasks = {each: each.task() for each in workers}
     for answering in (a, b, c, b, a):
         server.stop()
-        server = start(rounded)
+        server = serve(rounded)
         answering.accepted(tasks[answering])
         tasks[answering] = answering.task()
     b.accepted(tasks[b])
@@ -244,10 +225,10 @@ def test_a_server_that_is_killed_counts_each_update_once(
 
 
 def test_what_was_changed_after_the_run_is_found(
-    workers: tuple[Worker, Worker, Worker], start: Start, plan: RunSpec, out: Path, tmp_path: Path
+    workers: tuple[Worker, Worker, Worker], serve: Serve, plan: RunSpec, out: Path, tmp_path: Path
 ) -> None:
     a, b, _ = workers
-    server = start(replace(plan, rules=replace(plan.rules, rounds=1)))
+    server = serve(replace(plan, rules=replace(plan.rules, rounds=1)))
     a.accepted()
     b.accepted()
     server.join()
