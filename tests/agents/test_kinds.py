@@ -13,26 +13,9 @@ from pathlib import Path
 import pytest
 
 from edgefl.lab.agents import CPP_VARIABLE, WEB_VARIABLE
-from tests.e2e.runs import run_to_the_end
+from tests.e2e.runs import TINY, run_to_the_end
 
-CONFIG = """
-[federation]
-name = "kinds"
-rounds = 2
-[model]
-name = "mlp"
-options = { hidden = [8] }
-[algorithm]
-batch = 8
-steps = 3
-[data]
-name = "digits"
-train_samples = 120
-test_samples = 100
-[tiers.strong]
-[tiers.weak]
-cut = 1
-"""
+CONFIG = TINY.replace('"e2e"', '"kinds"\nrounds = 2') + "[tiers.strong]\n[tiers.weak]\ncut = 1\n"
 IN_SHELL = """#!/bin/sh
 echo "$EDGEFL_BROKER" > {told}
 exec {python} -m edgefl device "$@"

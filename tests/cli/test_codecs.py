@@ -8,42 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from edgefl.cli import app
 from edgefl.codecs.catalog import CODECS, build
 from edgefl.errors import ConfigError
 from edgefl.setup.federation_options import parse_named
-from tests.cli.runner import runner
+from tests.cli.runner import edgefl, runner
+from tests.e2e.runs import TINY
 
-SMALL = """
-[federation]
-name = "small"
-rounds = 2
-[model]
-name = "mlp"
-options = { hidden = [64] }
-[algorithm]
-batch = 8
-steps = 2
-[data]
-name = "digits"
-train_samples = 100
-test_samples = 50
-[tiers.strong]
-count = 1
-"""
+SMALL = TINY.replace('"e2e"', '"small"\nrounds = 2').replace("[8]", "[64]") + "[tiers.strong]\ncount = 1\n"
 SPARSE = '[tiers.sparse]\nkind = "importance"\ngamma = 0.25\ncount = 1\n'
 ENTRIES, TENSORS = 64 * 64 + 64 + 64 * 10 + 10, 4
-
-
-def edgefl(*arguments: str | Path) -> str:
-    """What a command prints; what it refuses is raised."""
-    ran = runner().invoke(app, list(map(str, arguments)))
-    if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
-        raise ran.exception
-    assert ran.exit_code == 0, ran.output
-    return ran.output
 
 
 def as_json(*arguments: str | Path) -> Any:

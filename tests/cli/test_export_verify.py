@@ -6,11 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from edgefl.api.model import sample_spec
-from edgefl.cli import app
 from edgefl.config import parse, without_devices
 from edgefl.errors import BundleError, ConfigError, ModelError
 from edgefl.models.zoo.catalog import build_model
@@ -19,6 +16,7 @@ from edgefl.setup.samples import data_spec, samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl_server.coordinator.roster import TierRule, tier_of
+from tests.cli.runner import edgefl
 from tests.rings.rows import mostly_slow
 
 WITHOUT_COUNTS = """
@@ -32,22 +30,14 @@ cut = 0
 """
 
 
-def edgefl(*arguments: str | Path) -> int:
-    """The command's exit code; what it refuses is raised."""
-    ran = CliRunner().invoke(app, list(map(str, arguments)))
-    if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
-        raise ran.exception
-    return ran.exit_code
-
-
 @pytest.mark.slow
 def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(WITHOUT_COUNTS)
 
-    assert edgefl("export", file, "--out", tmp_path) == 0
+    edgefl("export", file, "--out", tmp_path)
     assert read_bundle(tmp_path / "strong.efl").manifest.tier == "strong"
-    assert edgefl("verify", tmp_path / "strong.efl", file) == 0
+    edgefl("verify", tmp_path / "strong.efl", file)
 
 
 @pytest.mark.sample(2)
@@ -76,7 +66,7 @@ def test_a_model_is_exported_by_name_with_options_and_without_data(
     small = ("length=6", "vocabulary=12", "width=4", "depth=1", "heads=1", "rate=0.0")
     options = [word for option in small for word in ("--option", option)]
 
-    assert edgefl("export", "--model", "bert", *options, "--tier", "strong", "--out", tmp_path) == 0
+    edgefl("export", "--model", "bert", *options, "--tier", "strong", "--out", tmp_path)
     data = read_bundle(tmp_path / "strong.efl").manifest.data
     assert (data.shape, data.dtype, data.below, data.classes) == ((6,), "int64", 12, 2)
 
@@ -128,7 +118,7 @@ def test_a_bundle_of_a_part_of_its_own_is_verified_with_its_federation_file(
     file.write_text(WITHOUT_COUNTS.replace("cut = 0", f'kind = "{kind}"\ngamma = 0.25'))
     edgefl("export", file, "--out", tmp_path)
 
-    assert edgefl("verify", tmp_path / "strong.efl", file) == 0
+    edgefl("verify", tmp_path / "strong.efl", file)
     with pytest.raises(ConfigError, match="name the federation file that it was exported with"):
         edgefl("verify", tmp_path / "strong.efl")
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from safetensors.numpy import save_file
 
-from edgefl.cli import app
 from edgefl.config import load
 from edgefl.config.text import dump
 from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.models.zoo.catalog import build_model
-from tests.cli.runner import runner
+from tests.cli.runner import edgefl as run_command
 
 CONFIG = """
 [model]
@@ -42,13 +41,7 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def edgefl(*arguments: str | Path) -> str:
-    """What the command prints; what it refuses is raised."""
-    ran = runner().invoke(app, ["heterogeneity", *map(str, arguments)])
-    if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
-        raise ran.exception
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
+edgefl = functools.partial(run_command, "heterogeneity")
 
 
 def measured(*arguments: str | Path) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl_export import fit
 from edgefl_export.device import Device
-from tests.cli.runner import runner
+from tests.cli.runner import edgefl
 
 SMALL = ["--model", "mlp", "--option", "size=8", "--option", "hidden=[64]", "--batch", "8"]
 
@@ -38,16 +38,6 @@ def graphs_are_traced_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit._SizePlanner, "__init__", shared)
         yield
-
-
-def edgefl(*arguments: str | Path) -> str:
-    """What the command prints; what it refuses is raised."""
-    # Click before 8.2 puts stderr into stdout unless told not to; later ones never do and cannot be told.
-    ran = runner().invoke(app, list(map(str, arguments)))
-    if ran.exception and not isinstance(ran.exception, SystemExit | typer.Exit):
-        raise ran.exception
-    assert ran.exit_code == 0, ran.output
-    return ran.stdout
 
 
 def planned(*arguments: str | Path) -> dict[str, Any]:

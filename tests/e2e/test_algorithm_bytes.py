@@ -10,6 +10,7 @@ import pytest
 from benchmarks.algorithms import FIGURES, ROUND
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import train
+from tests.e2e.runs import ONE_EACH, TINY
 from tests.e2e.tap import Tap
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -17,27 +18,7 @@ D = 64 * 48 + 48 + 48 * 10 + 10
 DEVICES, ROUNDS, FLOAT = 2, 4, 4
 HEADERS = 3000
 """Most bytes of an update that are no tensors: names and shapes, metrics, times; and of each thing that is fetched."""
-CONFIG = """
-[model]
-name = "mlp"
-options = {{ hidden = [48] }}
-[algorithm]
-name = "{algorithm}"
-batch = 8
-steps = 3
-lr = 0.02
-[data]
-name = "digits"
-train_samples = 90
-test_samples = 100
-[downlink]
-compression = "none"
-[tiers.strong]
-count = 1
-[tiers.phone]
-engine = "executorch"
-count = 1
-"""
+CONFIG = TINY.replace("[8]", "[48]") + '[downlink]\ncompression = "none"\n' + ONE_EACH
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fafed"])
@@ -45,7 +26,8 @@ def test_the_bytes_of_a_round_are_those_of_its_table(
     algorithm: str, federation: str, mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
     figures, tap = FIGURES[algorithm, ROUND], Tap(mosquitto.address)
-    trained = train(tmp_path / "run", CONFIG.format(algorithm=algorithm), tap.address, federation, ROUNDS)
+    config = CONFIG.replace("batch = 8", f'name = "{algorithm}"\nbatch = 8\nlr = 0.02')
+    trained = train(tmp_path / "run", config, tap.address, federation, ROUNDS)
 
     up: dict[str, dict[str, int]] = defaultdict(dict)
     for packet in tap.packets("in", "/updates/"):

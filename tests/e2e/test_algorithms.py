@@ -19,24 +19,11 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import Trained, train
-from tests.e2e.runs import Run
+from tests.e2e.runs import TINY, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 MODEL = 'name = "mlp"\noptions = { hidden = [8] }'
-CONFIG = """
-[federation]
-name = "{federation}"
-[model]
-{model}
-[algorithm]
-name = "{algorithm}"
-batch = 8
-steps = 3
-lr = 0.02
-[data]
-name = "digits"
-train_samples = 90
-test_samples = 100
+TIERS = """
 [tiers.all]
 kind = "{kind}"
 count = 1
@@ -44,8 +31,6 @@ count = 1
 kind = "{kind}"
 engine = "executorch"
 count = 1
-[limits]
-checkpoint_steps = 1
 """
 OTHER_MODELS = {
     "multi_exit": 'name = "edgefl.models.exits:early_exits"\noptions = { base = "resnet8", widths = [2, 4, 4] }'
@@ -58,8 +43,8 @@ KEEPING = {"scaffold": "all-0", "fafed": "phone-0", "local": "all-0"}
 
 def config(name: str, federation: str) -> str:
     kind = "early_exit" if name in OTHER_MODELS else "output_side"
-    model = OTHER_MODELS.get(name, MODEL)
-    return CONFIG.format(model=model, kind=kind, algorithm=name, federation=federation)
+    text = TINY.replace('"e2e"', f'"{federation}"').replace(MODEL, OTHER_MODELS.get(name, MODEL))
+    return text.replace("batch = 8", f'name = "{name}"\nbatch = 8\nlr = 0.02') + TIERS.format(kind=kind)
 
 
 def algorithm_of(name: str) -> Algorithm | None:

@@ -14,8 +14,6 @@ import pytest
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.errors import BrokerError, BundleError, ConfigError, DataError, ModelError
-from edgefl.lab.lab import discard
-from edgefl.lab.run_folder import CONFIG_NAME
 from edgefl.wire.bundle.archive import write_bundle
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import EDGEFL, TINY, Calm
@@ -38,19 +36,6 @@ def test_the_template_is_valid(tmp_path: Path) -> None:
     file.write_text(edgefl("validate", "--template").stdout)
 
     assert edgefl("validate", file).returncode == 0
-
-
-def test_an_unknown_model_lists_the_known_ones(tmp_path: Path) -> None:
-    refused(edgefl("export", "--model", "resnet9", "--out", tmp_path), ConfigError, "resnet9", "resnet20")
-
-
-def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-
-        refused(in_a_process("broker", "--port", port), BrokerError, port, "in use")
 
 
 @pytest.mark.slow
@@ -127,14 +112,6 @@ def test_a_cut_behind_the_last_unit_is_not_valid(tmp_path: Path) -> None:
 
     refused(edgefl("validate", config), ConfigError, "tiers.weak.cut", "99")
     refused(edgefl("export", config, "--out", tmp_path), ConfigError, "tiers.weak.cut", "99")
-
-
-def test_fresh_removes_what_was_published(tmp_path: Path) -> None:
-    (tmp_path / "published").mkdir()
-    (tmp_path / "published" / "round-0000.msgpack").write_bytes(b"weights of the run before")
-    (tmp_path / CONFIG_NAME).write_text("")
-    discard(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_fresh_spares_a_folder_that_is_no_run(tmp_path: Path) -> None:

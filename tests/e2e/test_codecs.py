@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.errors import ConfigError
-from tests.e2e.inside import edgefl
 from tests.e2e.runs import Calm, rows
 from tests.e2e.shared import made_once
 
@@ -84,14 +82,3 @@ def test_a_server_and_a_device_killed_in_mid_round_end_with_the_same_bits(
 
     assert [row["round"] for row in again] == list(range(1, ROUNDS + 1))
     assert again[-1]["weights_sha256"] == coded.weights_sha256
-
-
-def test_a_kind_that_a_codec_cannot_code_ends_the_run_with_what_to_choose(tmp_path: Path) -> None:
-    file = tmp_path / "federation.toml"
-    file.write_text(config("ef_signsgd", ("sparse",)))
-
-    ran = edgefl("run", file, "--out", tmp_path / "run", "--json", *ARGUMENTS)
-
-    assert ran.returncode == ConfigError.exit_code and "Traceback" not in ran.stderr
-    assert "'ef_signsgd'" in ran.stderr and "choose a codec without feedback" in ran.stderr
-    assert not (tmp_path / "run" / "journal.sqlite").exists(), "nothing was started"

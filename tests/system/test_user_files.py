@@ -10,28 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests import installed
+from tests.e2e.runs import TINY
 from tests.support.notebook import run_cells
 
 NAMES = (
     *("server", "client", "data", "model", "train", "utils", "types", "random", "queue", "numpy", "torch"),
     *("exporters", "device_runtime", "sympy", "jinja2"),
 )
-FEDERATION = """
-[federation]
-name = "named-like-libraries"
-rounds = 1
-[model]
-name = "mlp"
-options = { hidden = [8] }
-[algorithm]
-batch = 8
-steps = 2
-[data]
-name = "digits"
-[tiers.whole]
-cut = 0
-count = 2
-"""
+FEDERATION = (
+    TINY.replace('"e2e"', '"named-like-libraries"\nrounds = 1') + "[tiers.whole]\ncut = 0\ncount = 2\n"
+)
 SIMULATES = """
 import edgefl
 

@@ -24,25 +24,12 @@ from edgefl.lab.broker import free_port
 from edgefl.setup.tiers import completed, with_guests
 from edgefl.web import page
 from tests.agents.web.served import page_of_files
+from tests.e2e.runs import TINY
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
-TINY = """
-[federation]
-name = "tiny"
-rounds = 1
-[model]
-name = "mlp"
-options = { hidden = [8] }
-[algorithm]
-batch = 8
-steps = 2
-[data]
-name = "digits"
-train_samples = 90
-test_samples = 50
-[tiers.strong]
-count = 1
-"""
+
+
+CONFIG = TINY + "[tiers.strong]\ncount = 1\n"
 
 
 @pytest.fixture
@@ -89,7 +76,7 @@ def test_a_port_in_use_is_refused(built_page: Path, taken: int) -> None:
 def test_a_port_in_use_is_an_error_before_anything_begins(
     command: str, tmp_path: Path, built_page: Path, taken: int
 ) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
     config = str(tmp_path / "tiny.toml")
     words = [config] if command == "run" else ["--config", config, "--broker", "127.0.0.1:1"]
     code, text = said(command, *words, "--web", f"127.0.0.1:{taken}", "--out", str(tmp_path / "out"))
@@ -142,7 +129,7 @@ def test_what_is_scanned_is_an_address_of_this_machine() -> None:
 
 
 def test_the_first_round_waits_for_browsers_too(tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
     federation = load(tmp_path / "tiny.toml")
     assert completed(federation).round.min_devices == 1
     assert completed(with_guests(federation, 2)).round.min_devices == 3
@@ -152,7 +139,7 @@ def test_the_first_round_waits_for_browsers_too(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_shows_the_code_and_lets_browsers_in(tmp_path: Path, built_page: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(TINY)
+    (tmp_path / "tiny.toml").write_text(CONFIG)
     out, port = tmp_path / "out", free_port()
     command = [*EDGEFL, "run", str(tmp_path / "tiny.toml"), "--web", f"127.0.0.1:{port}", "--out", str(out)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from edgefl.errors import ProtocolError
@@ -15,7 +13,7 @@ from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.keys import KeyPair, rotate
 from edgefl.wire.mqtt.envelope import MessageSigner, open_message, unwrap
 from edgefl.wire.mqtt.events import IncomingMessage
-from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Round, Task, encode
+from edgefl.wire.mqtt.messages import FAILED, LOST_CHUNK, Ack, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Rejected, RoundClosed, Warned
@@ -30,8 +28,6 @@ from tests.server.fleet import (
     progress,
     retained,
     silent,
-    trained,
-    update_for,
 )
 from tests.wire.mqtt.events import wait_for, wait_until
 from tests.wire.mqtt.speakers import speaker_in
@@ -42,12 +38,6 @@ def signing(device: ScriptedDevice, speaker: MessageSigner) -> ScriptedDevice:
     device.seal = speaker.seal
     device.greet()
     return device
-
-
-def spoiled(device: ScriptedDevice, task: Task, opened: Round) -> bytes:
-    """A well-formed update that the device did not compute."""
-    arrays = {name: np.zeros_like(array) for name, array in trained(device.name, task).items()}
-    return encode(update_for(device.name, task, opened.model_version, arrays))
 
 
 def test_all_that_a_server_says_is_signed_for_its_topic(
@@ -64,54 +54,6 @@ def test_all_that_a_server_says_is_signed_for_its_topic(
     for kind, topic in ((Round, topics.current_round), (Task, mine.tasks), (Ack, mine.acks)):
         event = wait_for(stranger, IncomingMessage, lambda event, topic=topic: event.topic == topic)
         assert open_message(kind, topic, event.payload).key == key  # type: ignore[type-var]
-
-
-def test_a_second_update_for_a_task_is_not_accepted(serve: Serve, device: MakeDevice) -> None:
-    server = serve(min_devices=2, rounds=1)
-    honest = device("strong-0", silent)
-    device("strong-1", silent)
-    opened, task = honest.wait_open(), honest.tasks.get(timeout=PATIENCE_S)
-    forged = spoiled(honest, task, opened)
-    own = encode(update_for(honest.name, task, opened.model_version, trained(honest.name, task)))
-
-    def word(data: bytes) -> Ack:
-        honest.send(data, task)
-        while (ack := honest.acks.get(timeout=PATIENCE_S)).sha256 != hashlib.sha256(data).hexdigest():
-            pass
-        return ack
-
-    first, second, third = word(forged), word(own), word(forged)
-    server.stop()
-
-    assert first.status == third.status == "accepted"
-    assert (second.status, second.reason) == ("rejected", "other-update")
-
-
-def test_a_forged_update_fails(serve: Serve, device: MakeDevice, federation: str, tmp_path: Path) -> None:
-    server = serve(min_devices=1, rounds=1)
-    known = Registry(tmp_path / "out" / "devices.sqlite", federation)
-    honest = device("strong-0", silent)
-    opened, task = honest.wait_open(), honest.tasks.get(timeout=PATIENCE_S)
-    own = speaker_in(tmp_path / "device.key")
-    honest.send(spoiled(honest, task, opened), task, indices=[])
-    signing(honest, own)
-    wait_until(lambda: bool(known.keys("strong-0")), "the device's key on the list")
-    known.close()
-    thief = device("strong-1", silent)
-    signing(thief, speaker_in(tmp_path / "thief.key"))
-    real, thief.mine = thief.mine, honest.mine  # it speaks on the other's topics
-    thief.send(spoiled(honest, task, opened), task)
-    thief.mine = real
-
-    refused = server.wait_for(Rejected, lambda event: event.reason == "wrong-key")
-    honest.report(task, opened)
-    closed = server.wait_for(RoundClosed)
-
-    assert refused.device == "strong-0"
-    assert (closed.outcome, closed.reports) == ("closed", 1)
-    accepted = honest.acks.get(timeout=PATIENCE_S)
-    while accepted.status != "accepted":
-        accepted = honest.acks.get(timeout=PATIENCE_S)
 
 
 def test_with_a_list_only_devices_on_it_are_stored(
