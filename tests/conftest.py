@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 from hypothesis import settings
@@ -195,6 +196,13 @@ class BrokerProcess(ABC):
             time.sleep(0.01)
         raise AssertionError(f"no broker listens on {self.port}: {self._log.read_text()}")
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def kill(self) -> None:
         """End it at once, as a power cut would."""
         self._end(signal.SIGKILL)
@@ -210,10 +218,11 @@ class BrokerProcess(ABC):
 
 
 class Mosquitto(BrokerProcess):
-    """The real thing, as people run it."""
+    """The real thing, as people run it; ``extra`` is the last line of its configuration."""
 
-    def __init__(self, folder: Path, *, allow_anonymous: bool = True) -> None:
+    def __init__(self, folder: Path, extra: str = "", *, allow_anonymous: bool = True) -> None:
         super().__init__(folder)
+        self._extra = extra
         self._allow_anonymous = allow_anonymous
 
     def _command(self) -> list[str]:
@@ -222,6 +231,7 @@ class Mosquitto(BrokerProcess):
             f"listener {self.port} 127.0.0.1",
             f"allow_anonymous {str(self._allow_anonymous).lower()}",
             *mosquitto_base(),
+            self._extra,
         ]
         config = self._folder / f"mosquitto-{self.port}.conf"
         config.write_text("\n".join(lines) + "\n")
@@ -247,19 +257,15 @@ def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProces
 
     The embedded broker stands in where Mosquitto is not installed, so that a bare machine tests as much as it can.
     """
-    broker = _broker_kind()(tmp_path_factory.mktemp("mosquitto"))
-    broker.start()
-    yield broker
-    broker.stop()
+    with _broker_kind()(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")
 def amqtt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Amqtt]:
     """The embedded broker, shared like :func:`mosquitto`."""
-    broker = Amqtt(tmp_path_factory.mktemp("amqtt"))
-    broker.start()
-    yield broker
-    broker.stop()
+    with Amqtt(tmp_path_factory.mktemp("amqtt")) as broker:
+        yield broker
 
 
 @pytest.fixture
@@ -275,10 +281,8 @@ on_both_brokers = pytest.mark.parametrize("broker", ["mosquitto", "amqtt"], indi
 @pytest.fixture
 def own_mosquitto(tmp_path: Path) -> Iterator[BrokerProcess]:
     """A broker that the test may kill and start again on the same port."""
-    broker = _broker_kind()(tmp_path)
-    broker.start()
-    yield broker
-    broker.stop()
+    with _broker_kind()(tmp_path) as broker:
+        yield broker
 
 
 @pytest.fixture

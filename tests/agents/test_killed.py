@@ -70,7 +70,7 @@ def kill_by_lot(run: Run, devices: list[str], lot: random.Random) -> int:
     return hits
 
 
-def test_agents_of_every_kind_killed_at_random_end_with_the_undisturbed_weights(tmp_path: Path) -> None:
+def test_killed_agents_end_with_the_same_weights(tmp_path: Path) -> None:
     require_agents()
     arguments = ["--agents", ",".join(f"{kind}:{count}" for kind, count in AGENTS.items())]
     calm = Calm.of(tmp_path / "calm", arguments, CONFIG)

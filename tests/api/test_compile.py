@@ -72,9 +72,7 @@ def test_rounds_on_a_device_learn_what_the_server_would_average(bundle: edgefl.B
     assert _accuracy(weights, data) > 0.9
 
 
-def test_the_same_seed_gives_the_same_update_and_a_file_stands_for_the_bundle(
-    bundle: edgefl.Bundle, data: Dataset, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_update(bundle: edgefl.Bundle, data: Dataset, tmp_path: Path) -> None:
     path, weights = bundle.save(tmp_path / "whole.efl"), bundle.initial_weights()
     first, second = (
         edgefl.train_round(each, weights, data.train_x, data.train_y, seed=7, samples=20)
@@ -84,9 +82,7 @@ def test_the_same_seed_gives_the_same_update_and_a_file_stands_for_the_bundle(
     assert first.samples == 20
 
 
-def test_a_tier_of_its_own_weights_gets_them_from_the_bundle_that_was_compiled_here(
-    data: Dataset, tmp_path: Path
-) -> None:
+def test_a_tier_gets_its_own_weights_from_its_bundle(data: Dataset, tmp_path: Path) -> None:
     half = edgefl.compile(
         tiny,
         data=data,

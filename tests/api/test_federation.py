@@ -112,9 +112,7 @@ def own_method(objective: Objective, *, batch: int = 6, steps: int = 3, lr: floa
     return replace(sgd(objective, batch=batch, steps=steps, lr=lr), name="own_method")
 
 
-def test_batch_and_steps_are_an_algorithm_s_own_where_it_is_in_a_file_and_the_same_for_all_others(
-    tmp_path: Path,
-) -> None:
+def test_an_algorithm_in_a_file_has_its_own_batch_and_steps(tmp_path: Path) -> None:
     own = edgefl.federation(
         "mlp", data="digits", training=edgefl.Training(algorithm=edgefl.algorithms.own(own_method, lr=0.2))
     )
@@ -153,9 +151,7 @@ def wide() -> nn.Module:
     return Wide()
 
 
-def test_a_run_s_model_goes_back_into_the_module_that_it_came_from_whatever_its_images(
-    tmp_path: Path,
-) -> None:
+def test_a_runs_model_loads_into_its_module(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 255, (6, 1, 4, 6), dtype=np.uint8), np.arange(6) % 3
     data = edgefl.data.Dataset.of(x, y, x, y).save(tmp_path / "wide.npz")

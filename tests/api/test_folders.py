@@ -104,7 +104,7 @@ def test_no_file_of_a_run_holds_the_password_of_the_broker(federation: Federatio
     assert _told(prepared) == "server:s3cret@broker.lan:1884"
 
 
-def test_a_run_goes_on_with_the_password_of_its_first_file_or_of_the_environment(
+def test_a_resumed_run_keeps_its_password(
     federation: Federation, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     runs.prepare(federation, tmp_path).lock.release()

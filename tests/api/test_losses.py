@@ -232,7 +232,7 @@ def test_labels_that_no_loss_or_several_read_are_told_with_what_fits(
         spec_of(tmp_path, data, model, **changes)
 
 
-def test_labels_that_are_no_class_are_refused_unless_they_are_said_to_be_ignored() -> None:
+def test_labels_that_are_no_class_are_refused() -> None:
     with pytest.raises(DataError, match="labels go from -100 to 6, and 7 classes are 0 to 6"):
         dataset(TOKENS, PADDED, classes=VOCABULARY, below=VOCABULARY)
     assert dataset(TOKENS, PADDED, below=VOCABULARY, ignored=-100).classes == VOCABULARY

@@ -53,7 +53,7 @@ def test_a_name_that_moved_into_a_namespace_is_found_there(name: str, place: str
     )
 
 
-def test_the_objects_are_the_catalogs_and_take_the_options_of_their_factories() -> None:
+def test_objects_take_the_options_of_their_factories() -> None:
     spaces = (edgefl.algorithms, edgefl.codecs, edgefl.losses, edgefl.optimizers, edgefl.submodels)
     named = [
         thing

@@ -107,7 +107,7 @@ def test_a_notebook_shows_one_display_for_a_call_of_many_rounds(
     assert len(display.data["text/plain"].splitlines()) <= 2
 
 
-def test_the_outermost_call_passes_every_text_to_the_function_of_its_caller() -> None:
+def test_the_outermost_call_passes_texts_to_its_caller() -> None:
     texts, inner_texts = list[str](), list[str]()
     with reporting("outer", progress=texts.append) as report:
         report("first")

@@ -211,9 +211,7 @@ def test_the_address_s_user_comes_with_the_file_s_password(
     assert reached_at(other, line) == replace(expected, password="another")
 
 
-def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_server_s_state(
-    tmp_path: Path,
-) -> None:
+def test_a_running_runs_model_is_its_newest_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "run.toml").touch()
     (tmp_path / "checkpoints").mkdir()
     for number in (9999, 10000):
@@ -224,7 +222,7 @@ def test_the_model_of_a_run_that_goes_on_is_its_newest_checkpoint_without_the_se
     assert {name: float(array[0]) for name, array in run.model.items()} == {"head.bias": 10000.0}
 
 
-def test_a_history_with_a_damaged_line_tells_the_others_and_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_history_survives_damage_and_a_full_disk(tmp_path: Path) -> None:
     history = History(tmp_path)
     assert history.take(CLOSED) is None
     with (tmp_path / "history.jsonl").open("ab") as file:

@@ -80,7 +80,7 @@ def test_exchanges_and_passes_over_the_data_are_told() -> None:
     assert _listed("optimizers")["fedadam"]["options"]["tau"] == 0.01
 
 
-def test_one_of_them_is_shown_with_its_options_and_another_name_says_what_there_is() -> None:
+def test_one_is_shown_with_its_options() -> None:
     told = runner().invoke(app, ["ls", "optimizers", "fedadam"])
     assert told.exit_code == 0 and "option tau" in told.output and "0.01" in told.output
     wrong = runner().invoke(app, ["ls", "optimizers", "adam"])

@@ -39,7 +39,7 @@ def export(folder: Path, out: str) -> tuple[list[dict[str, object]], str]:
     return msgspec.json.decode(done.stdout), done.stderr
 
 
-def test_a_second_export_takes_the_bundle_and_the_command_lists_and_clears_it(folder: Path) -> None:
+def test_the_cache_is_used_listed_and_cleared(folder: Path) -> None:
     [first], told = export(folder, "first")
     assert first["compiled"] is True and "1 compiled" in told
     [second], told = export(folder, "second")

@@ -67,9 +67,7 @@ def test_a_codec_that_cannot_be_read_is_told_with_the_grammar(text: str) -> None
         ("fedpaq:bits=three", r"codec\.options\.bits: Expected `int`, got `str` \(found 'three'\)"),
     ],
 )
-def test_a_run_with_a_codec_that_does_not_exist_starts_nothing(
-    codec: str, words: str, tmp_path: Path
-) -> None:
+def test_a_run_with_an_unknown_codec_starts_nothing(codec: str, words: str, tmp_path: Path) -> None:
     file = written(tmp_path, SMALL)
     with pytest.raises(ConfigError, match=words):
         edgefl("run", file, "--out", tmp_path / "run", "--codec", codec)
@@ -126,9 +124,7 @@ def test_validate_tells_what_an_update_of_each_tier_takes(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("algorithm", "models"), [("fafed", 3), ("scaffold", 2), ("local", 0), ("fedavg", 1)]
 )
-def test_validate_counts_what_an_algorithm_sends_beside_the_weights(
-    tmp_path: Path, algorithm: str, models: int
-) -> None:
+def test_validate_counts_all_that_is_sent(tmp_path: Path, algorithm: str, models: int) -> None:
     file = written(tmp_path, SMALL.replace("[algorithm]", f'[algorithm]\nname = "{algorithm}"'))
     [*_, whole] = as_json("validate", file, "--build")["updates"]
     assert (whole["entries"], whole["tensors"]) == (models * ENTRIES, models * TENSORS)
@@ -175,7 +171,7 @@ def test_a_run_tells_its_uplink_and_how_much_smaller_than_float32_it_was(tmp_pat
     assert "final accuracy" in said
 
 
-def test_validate_checks_the_codec_of_a_file_without_tiers_on_those_of_its_model(tmp_path: Path) -> None:
+def test_validate_checks_a_codec_on_the_models_tiers(tmp_path: Path) -> None:
     file = written(tmp_path, '[data]\nname = "digits"\n[codec]\nname = "fedbat"\n')
 
     rows = as_json("validate", file, "--build")["updates"]

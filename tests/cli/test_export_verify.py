@@ -42,9 +42,7 @@ def test_tiers_without_counts_are_exported_and_verified(tmp_path: Path) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["bert", "bilstm", "gpt", "lstm_lm", "mlp", "resnet20", "vit"])
-def test_without_data_in_the_file_shapes_are_the_models_own(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shapes_are_the_models_own(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))  # whatever this machine has, or has not
     own, federation = build_model(name), parse({"model": {"name": name}}, source="the test")
 
@@ -59,9 +57,7 @@ def test_data_in_the_file_say_the_shapes() -> None:
     assert samples_like(federation).shape == (1, 8, 8)
 
 
-def test_a_model_is_exported_by_name_with_options_and_without_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_exported_without_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     small = ("length=6", "vocabulary=12", "width=4", "depth=1", "heads=1", "rate=0.0")
     options = [word for option in small for word in ("--option", option)]
@@ -111,9 +107,7 @@ def test_verify_says_that_a_folder_has_no_bundles(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", mostly_slow(["width", "importance"], ["width"]))
-def test_a_bundle_of_a_part_of_its_own_is_verified_with_its_federation_file(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_bundle_of_a_part_is_verified_with_its_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "federation.toml"
     file.write_text(WITHOUT_COUNTS.replace("cut = 0", f'kind = "{kind}"\ngamma = 0.25'))
     edgefl("export", file, "--out", tmp_path)
@@ -123,7 +117,7 @@ def test_a_bundle_of_a_part_of_its_own_is_verified_with_its_federation_file(
         edgefl("verify", tmp_path / "strong.efl")
 
 
-def test_the_devices_of_a_tier_whose_name_begins_with_anothers_belong_to_it() -> None:
+def test_tiers_may_share_the_beginning_of_a_name() -> None:
     tables = {"half": {"count": 1}, "half-slow": {"count": 1, "cut": 1}}
     federation = completed(parse({"tiers": tables}, source="the test"))
     rules = [TierRule(name, table.devices) for name, table in federation.tiers.items()]

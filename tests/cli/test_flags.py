@@ -28,9 +28,7 @@ FLAG = re.compile(r"(?<![\w`-])--[a-z]")
         (["plan"], "`out` is no option of it", "`out` is no option of it"),
     ],
 )
-def test_an_argument_in_back_quotes_becomes_the_flag_of_the_command(
-    arguments: list[str], message: str, told: str
-) -> None:
+def test_an_argument_becomes_the_flag_of_its_command(arguments: list[str], message: str, told: str) -> None:
     assert in_flags(message, COMMAND, arguments) == told
 
 

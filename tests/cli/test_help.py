@@ -50,9 +50,7 @@ def test_a_broker_without_passwords_is_for_this_machine_alone(kind: str) -> None
         ("--token", "efl1.s3cret", "EDGEFL_TOKEN"),
     ],
 )
-def test_a_secret_on_the_command_line_is_refused(
-    option: str, secret: str, variable: str, tmp_path: Path
-) -> None:
+def test_a_secret_as_an_argument_is_refused(option: str, secret: str, variable: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=variable) as refused:
         edgefl("device", option, secret, "--id", "pi-1", "--data", tmp_path)
     assert "s3cret" not in refused.value.message

@@ -64,9 +64,7 @@ class Outside(HTMLParser):
 
 
 @pytest.mark.slow
-def test_the_report_has_every_diagnostic_and_its_page_needs_nothing_else(
-    config: Path, tmp_path: Path
-) -> None:
+def test_the_report_has_every_diagnostic(config: Path, tmp_path: Path) -> None:
     told = measured(config, "--alpha", "0.02", "--html", tmp_path / "sub" / "page.html")
 
     assert told["users"] == 10 and told["setting"]["alpha"] == 0.02 and told["setting"]["tau"] == 4
@@ -85,7 +83,7 @@ def test_the_report_has_every_diagnostic_and_its_page_needs_nothing_else(
 
 
 @pytest.mark.slow
-def test_people_see_tables_groups_and_a_warning_where_first_order_is_unsafe(config: Path) -> None:
+def test_a_table_warns_where_first_order_is_unsafe(config: Path) -> None:
     told = " ".join(edgefl(config, "--alpha", "20", "--users", "1").split())
     for word in (
         "pairwise TV",

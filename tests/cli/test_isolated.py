@@ -29,9 +29,7 @@ def called(*arguments: str) -> subprocess.CompletedProcess[str]:
         slow(("--id", "x"), 2, "Missing option"),
     ],
 )
-def test_what_cannot_be_a_device_is_said_once_with_its_exit_code(
-    arguments: tuple[str, ...], code: int, said: str
-) -> None:
+def test_what_cannot_be_a_device_is_refused_once(arguments: tuple[str, ...], code: int, said: str) -> None:
     found = called(*arguments)
 
     assert found.returncode == code
@@ -44,9 +42,7 @@ def test_help_is_that_of_the_command() -> None:
     assert found.returncode == 0 and "--until-done" in found.stdout
 
 
-def test_a_module_that_is_not_used_is_not_loaded_and_is_there_when_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_loaded_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rarely_used.py").write_text("VALUE = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     on_first_use("rarely_used")
@@ -68,9 +64,7 @@ def test_a_module_that_does_not_exist_stays_so() -> None:
     assert "there_is_no_such_module" not in sys.modules
 
 
-def test_a_library_goes_without_a_module_that_is_not_to_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_goes_without_a_hidden_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "seldom_wanted.py").write_text("VALUE = 7\n")
     monkeypatch.syspath_prepend(tmp_path)
     not_here("seldom_wanted", "json")

@@ -46,9 +46,7 @@ def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> st
     return capsys.readouterr().out
 
 
-def test_a_coded_run_tells_its_mean_uplink_and_the_ratio_over_all_rounds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_coded_run_shows_its_uplink_and_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     said = last_lines("scaled_sign", SIGNED, capsys)
 
     assert "final accuracy 75.0%" in said
@@ -156,7 +154,7 @@ AWAITING = {
 }
 
 
-def test_the_view_names_a_device_that_is_lost_and_those_that_a_round_waits_for() -> None:
+def test_the_view_names_devices_that_are_missing() -> None:
     view = view_of(["strong-0", "strong-1"])
     failed = {"event": "devicefailed", "device": "strong-1", "round": 2, "text": "no space"}
     for event in (LOST, failed, AWAITING):
@@ -172,9 +170,7 @@ def test_the_view_names_a_device_that_is_lost_and_those_that_a_round_waits_for()
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_off_a_terminal_each_round_is_a_line_and_so_is_whom_one_waits_for(
-    capsys: pytest.CaptureFixture[str], live: bool
-) -> None:
+def test_off_a_terminal_each_round_is_a_line(capsys: pytest.CaptureFixture[str], live: bool) -> None:
     federation = parse({"tiers": {"strong": {"count": 1}}}, source="the test")
     view = live_view(federation, live)
     closed = {"event": "roundclosed", "round": 1, "reports": 1, "seconds": 1.0, "accuracy": 0.5}

@@ -97,7 +97,7 @@ def options_of(command_line: typer.Typer) -> dict[str, dict[tuple[object, ...], 
 OPTIONS = options_of(app)
 
 
-def test_an_option_takes_the_same_values_and_has_the_same_default_everywhere() -> None:
+def test_an_option_is_the_same_everywhere() -> None:
     different = {name: dict(takes) for name, takes in OPTIONS.items() if len(takes) > 1}
 
     assert {name: takes for name, takes in different.items() if name not in MEANT} == {}
@@ -117,7 +117,7 @@ def test_no_two_options_have_the_same_meaning() -> None:
     FUNCTIONS,
     ids=[f"{command.__name__}-{each.__qualname__}" for command, each in FUNCTIONS],
 )
-def test_a_command_has_the_defaults_of_its_python_function(
+def test_a_command_has_its_functions_defaults(
     command: Callable[..., None], function: Callable[..., Any]
 ) -> None:
     def defaults(of: Callable[..., Any]) -> dict[str, object]:

@@ -112,7 +112,7 @@ def test_no_text_steers_the_terminal(evil: str, capsys: pytest.CaptureFixture[st
     assert said.count("\n") == 1 and said.removesuffix("\n").isprintable()
 
 
-def test_a_narrow_terminal_breaks_no_word_of_a_header_and_no_number(
+def test_a_narrow_terminal_breaks_no_word(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(output, "console", Console(width=80))

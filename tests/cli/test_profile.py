@@ -142,9 +142,7 @@ def test_tables_name_every_graph_and_break_no_word(strong: Path, columns: str, w
     assert [word for word in words if word not in done.stdout] == []
 
 
-def test_a_run_that_tells_no_accuracy_is_refused_before_anything_is_measured(
-    strong: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_accuracy_is_refused(strong: Path, tmp_path: Path) -> None:
     run = made.journal(tmp_path / "run", [("strong", 1, "{}", "")])
     options = ["--repeat", "100000000", "--run", str(run), "--html", str(tmp_path / "x.html")]
 
@@ -239,9 +237,7 @@ def test_a_part_is_measured_by_hand_without_a_standard_input(strong: Path, tmp_p
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_profile_that_is_ended_leaves_no_process_and_no_folder(
-    strong: Path, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_ended_profile_leaves_nothing(strong: Path, tmp_path: Path, number: signal.Signals) -> None:
     running = _command(strong, tmp_path)
     with measuring(running) as below:
         running.send_signal(number)

@@ -21,7 +21,7 @@ def test_presets_kinds_sizes_names_and_counts() -> None:
     assert set(parse({"tiers": tables}, source="the test").tiers) == set(tables)
 
 
-def test_full_is_the_whole_model_and_two_tiers_of_a_kind_get_different_names() -> None:
+def test_full_is_the_whole_model() -> None:
     tables = parse_tiers("full,width:1/4,width:1/16", "a.module:model")
     assert list(tables) == ["full", "width", "width3"]
     assert tables["full"] == {"cut": 0, "count": 1}

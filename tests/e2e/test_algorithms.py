@@ -88,7 +88,7 @@ def test_it_trains_over_mqtt_and_moves_what_the_server_keeps(
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_a_device_that_is_killed_goes_on_with_what_it_kept(
+def test_a_killed_device_resumes(
     name: str, mosquitto: BrokerProcess, federation: str, tmp_path: Path
 ) -> None:
     """The processes end with the bits of the same federation in threads."""

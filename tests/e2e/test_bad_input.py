@@ -73,9 +73,7 @@ def test_local_data_that_cannot_be_read_are_named(tmp_path: Path, data: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["strong-0", "weak-0"])  # one on each engine
-def test_local_data_of_another_shape_end_the_device_with_both_shapes(
-    tmp_path: Path, calm: Calm, device: str
-) -> None:
+def test_data_of_another_shape_end_the_device(tmp_path: Path, calm: Calm, device: str) -> None:
     run = calm.beside(tmp_path / "run", "--rounds", "500")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     write_client(

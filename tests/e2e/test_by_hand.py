@@ -175,7 +175,7 @@ def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path:
     assert "pip install 'edgefl-tiers[server]'" in ran.stderr
 
 
-def test_devices_without_torch_train_an_algorithm_that_they_have_never_heard_of(by_hand: ByHand) -> None:
+def test_devices_without_torch_train_a_users_algorithm(by_hand: ByHand) -> None:
     closed = lines(by_hand.served, "roundclosed")
 
     assert [(row["outcome"], row["reports"]) for row in closed] == [("closed", len(TRUSTING))] * ROUNDS
@@ -203,7 +203,7 @@ def test_a_device_that_knows_another_key_loads_nothing(by_hand: ByHand) -> None:
     assert "this device knows" in lines(said, "refused")[0]["text"] and not lines(said, "round")
 
 
-def test_both_engines_measure_what_they_are_offered_and_who_doubts_the_key_does_not(by_hand: ByHand) -> None:
+def test_both_engines_measure_and_the_doubting_device_declines(by_hand: ByHand) -> None:
     states = {name: row.state for name, row in by_hand.profiles.items()}
     page = (by_hand.folder / "fleet.html").read_text(encoding="utf-8")
 
@@ -218,7 +218,7 @@ def test_both_engines_measure_what_they_are_offered_and_who_doubts_the_key_does_
         assert f"{name} (strong)" in page
 
 
-def test_an_algorithm_that_python_does_not_find_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_unknown_algorithm_is_refused_early(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text(CONFIG.replace("feddyn.py:feddyn", "no_such_module:factory") + "count = 1\n")
 

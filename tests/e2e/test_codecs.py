@@ -69,9 +69,7 @@ def test_mixed_fleet_trains_one_model_by_coded_updates(coded: Calm) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("coded", ["topk"], indirect=True)
-def test_a_server_and_a_device_killed_in_mid_round_end_with_the_same_bits(
-    tmp_path: Path, coded: Calm
-) -> None:
+def test_a_killed_server_and_device_end_with_the_same_bits(tmp_path: Path, coded: Calm) -> None:
     run = coded.beside(tmp_path / "run")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
     # In mid-round: somebody trains, and what others have sent is in the journal or on its way.

@@ -54,9 +54,7 @@ def counting() -> Dataset:
     )
 
 
-def test_a_language_model_is_told_by_its_perplexity(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_language_model_has_a_perplexity(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiers = {
         "strong": edgefl.Tier(count=1),
         "weak": edgefl.Tier(submodel=edgefl.submodels.OutputSide(cut=1), engine="executorch"),

@@ -129,9 +129,7 @@ count = 1
 """
 
 
-def test_early_exits_train_beside_importance_and_distil_after_a_quarter_of_the_rounds(
-    tmp_path: Path,
-) -> None:
+def test_early_exits_train_beside_importance(tmp_path: Path) -> None:
     rounds = run_to_the_end(tmp_path / "run", ["--rounds", "4", "--seed", "7"], EXITS)
     assert [(row["reports"], row["rejected"]) for row in rounds] == [(4, 0)] * 4
     up = {name: row["up_bytes"] for name, row in rounds[-1]["devices"].items()}

@@ -47,9 +47,7 @@ def strays(one: Path, other: Path) -> float:
     )
 
 
-def test_a_fleet_of_both_engines_trains_the_model_that_onnx_alone_trains(
-    tmp_path: Path, mosquitto: BrokerProcess, federation: str
-) -> None:
+def test_both_engines_train_the_same_model(tmp_path: Path, mosquitto: BrokerProcess, federation: str) -> None:
     config = TINY + TIERS
 
     def trained(name: str, engine: str, steps: int = 3) -> Trained:
@@ -89,9 +87,7 @@ def start(stack: ExitStack, *arguments: object) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_a_device_whose_engine_has_no_bundle_declines_and_the_round_goes_on(
-    tmp_path: Path, started: ExitStack
-) -> None:
+def test_a_device_without_a_bundle_for_its_engine_declines(tmp_path: Path, started: ExitStack) -> None:
     data = digits()
     write_client(tmp_path / "data.npz", data.train_x[:60], data.train_y[:60])
     (tmp_path / "federation.toml").write_text(

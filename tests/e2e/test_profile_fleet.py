@@ -111,7 +111,7 @@ def report_of(ran: Ran) -> dict[str, DeviceReport]:
 
 
 @pytest.mark.slow
-def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_named(
+def test_devices_of_both_engines_are_profiled(
     exported: Path, start: StartDevice, ask: Ask, tmp_path: Path
 ) -> None:
     for engine in ENGINES:
@@ -141,9 +141,7 @@ def test_devices_of_both_engines_stand_side_by_side_and_one_that_is_gone_is_name
 
 
 @pytest.mark.slow
-def test_the_table_names_each_device_its_engine_and_why_there_is_no_profile(
-    exported: Path, start: StartDevice, ask: Ask
-) -> None:
+def test_the_table_names_each_device_and_its_state(exported: Path, start: StartDevice, ask: Ask) -> None:
     start("phone-1", "onnx")
     start("gone", "onnx").kill()
 
@@ -189,9 +187,7 @@ def test_bad_requests_leave_a_device_alive_and_able_to_answer(
 
 
 @pytest.mark.slow
-def test_a_fleet_that_gives_no_profile_is_an_error_and_says_why(
-    exported: Path, start: StartDevice, ask: Ask
-) -> None:
+def test_a_fleet_without_profiles_is_an_error(exported: Path, start: StartDevice, ask: Ask) -> None:
     start("phone", "onnx")
     only = exported / "bundles" / "strong.executorch.efl"
 

@@ -107,9 +107,7 @@ def _kill_workshop(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_bundles_that_are_exported_again_give_the_same_run_and_the_seed_decides_the_weights(
-    tmp_path: Path, calm: Calm
-) -> None:
+def test_bundles_exported_again_give_the_same_run(tmp_path: Path, calm: Calm) -> None:
     again = run_to_the_end(tmp_path / "again", calm.arguments, FLEET)
     other = calm.beside(tmp_path / "other", "--rounds", "1", "--seed", "8").finish()
 

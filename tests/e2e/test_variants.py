@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.mark.slow
-def test_a_device_tries_them_once_and_the_server_learns_which_cannot_run_there(
+def test_a_device_tries_variants_once(
     mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []

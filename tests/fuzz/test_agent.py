@@ -75,9 +75,7 @@ def test_no_message_ends_an_agent_or_fills_its_store(
     assert all(len(event.text) < 5_000 for event in told), "what is told is bounded"
 
 
-def test_announcements_and_tasks_that_read_well_and_make_no_sense_start_nothing_that_ends_the_agent(
-    agent: Agent,
-) -> None:
+def test_senseless_tasks_end_no_agent(agent: Agent) -> None:
     rng, topics = random.Random(8), Topics("f")
     rounds, tasks = golden("round_*"), golden("task.bin")
     for _ in range(200):

@@ -120,9 +120,7 @@ def test_wrong_bytes_are_not_kept_and_their_device_turns_to_the_next(tmp_path: P
 
 
 @pytest.mark.parametrize(("code", "answer"), [(404, 404), (503, 503), (302, 503)])
-def test_what_the_other_mirror_has_not_is_not_asked_for_again_at_once(
-    tmp_path: Path, code: int, answer: int
-) -> None:
+def test_a_missing_blob_is_not_asked_for_at_once(tmp_path: Path, code: int, answer: int) -> None:
     def status(talk: Talk) -> None:
         talk.send(f"HTTP/1.1 {code} No\r\nContent-Length: 0\r\n\r\n")
 

@@ -78,9 +78,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Calm:
 
 
 @pytest.mark.slow
-def test_a_federation_by_mirrors_only_ends_with_the_weights_of_one_by_the_broker(
-    calm: Calm, tmp_path: Path
-) -> None:
+def test_mirrors_alone_give_the_same_weights(calm: Calm, tmp_path: Path) -> None:
     blobs, cache = tmp_path / "blobs", tmp_path / "cache"
     blobs.mkdir()
     with mirror(blobs) as origin, mirror(cache, "--upstream", origin.url) as gateway:
@@ -94,9 +92,7 @@ def test_a_federation_by_mirrors_only_ends_with_the_weights_of_one_by_the_broker
 
 
 @pytest.mark.slow
-def test_a_mirror_that_is_killed_after_a_round_leaves_the_rest_to_the_broker(
-    broker: BrokerProcess, federation: str, tmp_path: Path
-) -> None:
+def test_a_killed_mirror_is_no_loss(broker: BrokerProcess, federation: str, tmp_path: Path) -> None:
     blobs = tmp_path / "blobs"
     blobs.mkdir()
     with mirror(blobs) as origin:

@@ -44,6 +44,7 @@ from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import Event
 from edgefl_server.run_spec import Place, RunSpec, TierSpec
 from edgefl_server.service import Service
+from tests.wire.mqtt.events import cut
 
 PATIENCE_S = 50.0
 """Below the waits after which a server helps itself: what it should have done before is not to pass for late."""
@@ -222,10 +223,7 @@ class ScriptedDevice:
 
     def vanish(self) -> None:
         """Cut the connection without goodbye, so that the broker speaks the will; stay away."""
-        sock = self.session._client.socket()
-        assert sock is not None
-        sock.shutdown(2)  # first: once the session stops, it says goodbye
-        self.session._stopping.set()
+        cut(self.session, for_good=True)
 
     def say(self, topic: str, message: Message, *, retain: bool = False) -> None:
         self.session.publish(topic, self.seal(topic, message), retain=retain)

@@ -16,12 +16,13 @@ import pytest
 from edgefl.errors import BrokerError
 from edgefl.lab.broker import free_port
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.events import Connected, IncomingMessage, Will
+from edgefl.wire.mqtt.events import IncomingMessage, Will
 from edgefl.wire.mqtt.session import Session
 from edgefl_server.broker import check_port, mosquitto_command
 from edgefl_server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
 from tests import needs
 from tests.server.fleet import PATIENCE_S
+from tests.wire.mqtt.events import cut, wait_for, wait_up
 
 Connect = Callable[..., Session]
 
@@ -55,18 +56,8 @@ def wait_listening(port: int) -> None:
 
 def received(session: Session, count: int) -> list[tuple[str, bytes]]:
     """Return the next ``count`` messages."""
-    found: list[tuple[str, bytes]] = []
-    while len(found) < count:
-        event = session.inbox.get(timeout=PATIENCE_S)
-        if isinstance(event, IncomingMessage):
-            found.append((event.topic, event.payload))
-    return found
-
-
-def wait_up(session: Session) -> Connected:
-    while not isinstance(event := session.inbox.get(timeout=PATIENCE_S), Connected):
-        pass
-    return event
+    found = [wait_for(session, IncomingMessage) for _ in range(count)]
+    return [(event.topic, event.payload) for event in found]
 
 
 def test_a_client_that_asks_for_mqtt_5_causes_no_warning(amqtt: Address, connect: Connect, log: Path) -> None:
@@ -91,7 +82,7 @@ def test_a_reconnecting_client_gets_its_own_retained_messages_only(amqtt: Addres
     other.subscribe(["t2/theirs"])
     own.subscribe(["t2/mine"])
     assert received(other, 1) and received(own, 1) == [("t2/mine", b"kept")]
-    own._client.socket().shutdown(2)  # type: ignore[union-attr]
+    cut(own)
     wait_up(own)
     assert received(own, 1) == [("t2/mine", b"kept")]
     own.subscribe(["t2/last"])
@@ -122,9 +113,7 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
         ("t4/devices/a/status", b"online"),
         ("t4/devices/a/updates/1/0", b"chunk"),
     ]
-    # The line first: who is told to stop says goodbye, and leaves no will.
-    device._client.socket().shutdown(2)  # type: ignore[union-attr]
-    device._stopping.set()
+    cut(device, for_good=True)
     assert received(watcher, 1) == [("t4/devices/a/status", b"offline")]
 
 

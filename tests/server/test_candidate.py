@@ -46,7 +46,7 @@ def composed_spec(given: Federation) -> RunSpec:
     return composed(given, DATASET, outlines(given), other)
 
 
-def test_a_candidate_stands_beside_its_tier_and_shares_its_part_of_the_model() -> None:
+def test_a_candidate_shares_its_tiers_part_of_the_model() -> None:
     spec = composed_spec(
         federation(rollout={"algorithm": {"batch": 8, "steps": 3}, "rounds": 4, "share": 0.2})
     )
@@ -60,7 +60,7 @@ def test_a_candidate_stands_beside_its_tier_and_shares_its_part_of_the_model() -
     assert [tier.name for tier in spec.rules.tiers] == ["strong", "half"], "no device asks for a candidate"
 
 
-def test_only_the_tiers_that_are_named_have_one_where_the_algorithm_is_the_same() -> None:
+def test_only_the_named_tiers_have_a_candidate() -> None:
     spec = composed_spec(federation(rollout={"tiers": {"half": {"activations": "float16"}}}))
     assert set(spec.tiers) == {"strong", "half", "half@candidate"}
     assert composed_spec(federation()).rules.rollout is None

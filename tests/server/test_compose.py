@@ -84,12 +84,12 @@ def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
     assert {name.partition(".")[0] for name in plan.initial} <= set(plan.units)
 
 
-def test_the_learning_rate_is_divided_by_ten_at_each_fraction_of_the_rounds(plan: RunSpec) -> None:
+def test_the_learning_rate_decays_at_fractions_of_the_rounds(plan: RunSpec) -> None:
     rates = [plan.hyper_at(number, 0)["lr"] for number in range(1, 11)]
     np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
 
 
-def test_a_schedule_goes_by_the_exchanges_that_were_completed_and_not_by_the_rounds(plan: RunSpec) -> None:
+def test_a_schedule_follows_completed_exchanges(plan: RunSpec) -> None:
     scheduled = replace(plan, schedule=lambda position, rounds: {"lr": 1.0, "left": float(rounds - position)})
     assert scheduled.hyper_at(1, 0)["left"] == 10.0 and scheduled.hyper_at(9, 3)["left"] == 7.0
     assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what an algorithm schedules is not decayed beside it"
@@ -175,7 +175,7 @@ def test_a_codec_that_brings_its_own_training_says_once_what_it_replaces(tmp_pat
     assert not replaced_algorithm(federation(codec={"name": "fedpaq"}))
 
 
-def test_an_option_that_an_algorithm_has_not_is_refused_with_those_that_it_has(tmp_path: Path) -> None:
+def test_an_unknown_option_names_the_known_ones(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"algorithm 'sgd' has no option 'stepz'; it takes batch, steps, lr"
     ):
@@ -201,7 +201,7 @@ def test_a_damaged_bundle_in_the_folder_is_written_again(plan: RunSpec, out: Pat
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_plan_knows_how_weights_go_down_and_which_of_them_training_changes(tmp_path: Path) -> None:
+def test_a_plan_has_the_downlink_and_the_trained_weights(tmp_path: Path) -> None:
     told = {"encoding": "int8", "keyframe_every": 7, "compression": "none"}
     model = {"name": "resnet8", "options": {"widths": [4, 4, 4]}}
     config = federation(downlink=told, model=model, tiers={"weak": {"cut": 0}})
@@ -227,7 +227,7 @@ def test_only_float32_can_be_rounded(encoding: str, tmp_path: Path, monkeypatch:
         compose(federation(downlink={"encoding": encoding}), DATASET, tmp_path)
 
 
-def test_what_counts_changes_and_rounds_tiers_apart_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_counting_with_rounded_tiers_is_refused(tmp_path: Path) -> None:
     tiers = {"half": {"kind": "width", "gamma": 0.5, "devices": ["half-*"]}}
     with pytest.raises(ConfigError, match="rounds each tier's own part by itself"):
         compose(federation(downlink={"encoding": "int8"}, tiers=tiers), DATASET, tmp_path)

@@ -125,7 +125,7 @@ def told(**tables: Any) -> Federation:
         ({"formats": ["executorch"]}, {"count": 2, "engine": "executorch"}, ("executorch",)),
     ],
 )
-def test_a_tier_is_exported_for_the_file_s_formats_and_for_the_devices_that_are_started(
+def test_a_tiers_formats_follow_file_and_devices(
     export: dict[str, Any], tier: dict[str, Any], formats: tuple[str, ...]
 ) -> None:
     assert told(export=export, tiers={"weak": tier}).formats_of("weak") == formats

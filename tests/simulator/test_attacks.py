@@ -30,7 +30,7 @@ def distance(one: Simulation, other: Simulation) -> float:
 
 
 @pytest.mark.slow
-def test_one_client_that_turns_its_change_round_is_left_out_by_each_robust_rule(tmp_path: Path) -> None:
+def test_robust_rules_leave_out_a_flipped_update(tmp_path: Path) -> None:
     hostile: dict[str, object] = {**HOSTILE, "strength": 100}
     honest = simulated(tmp_path / "honest")
     mean = distance(simulated(tmp_path / "mean", simulation=hostile), honest)

@@ -50,7 +50,7 @@ def test_bytes_cost_energy_where_links_take_no_time() -> None:
     assert fleet(up_joules_per_mb=4).joules(1, "strong-0", WORK, 0.0) == pytest.approx(2.0)
 
 
-def test_a_slow_client_draws_its_power_for_longer_and_its_radio_sends_as_many_bytes() -> None:
+def test_a_slow_client_draws_power_for_longer() -> None:
     one = fleet(**COSTS, spread=1.0)
     slowness = one.slowness("strong", "strong-0")
 
@@ -87,7 +87,7 @@ def test_draws_belong_to_the_seed_the_client_and_the_round() -> None:
     assert math.sqrt(sum((each - mean) ** 2 for each in logarithms) / 400) == pytest.approx(1.0, abs=0.15)
 
 
-def test_what_a_tier_s_table_says_is_kept_in_a_file_and_told_where_it_differs() -> None:
+def test_a_tiers_table_is_kept_in_a_file() -> None:
     slow = federation(simulation={"step_ms": 100, "tiers": {"weak": {"step_ms": 300}}})
     other = federation(simulation={"step_ms": 100, "tiers": {"weak": {"step_ms": 0}}})
 

@@ -24,9 +24,7 @@ def actors() -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_actors_end_with_the_bits_of_one_process_even_where_one_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_actors_end_with_the_bits_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="the extra ray is not installed")
     here = edgefl.simulate(CHOSEN, tmp_path / "here")
     one = edgefl.simulate(CHOSEN, tmp_path / "one", ray="local")
@@ -46,9 +44,7 @@ def test_actors_end_with_the_bits_of_one_process_even_where_one_is_killed(
 
 
 @pytest.mark.slow
-def test_a_cluster_that_is_not_there_and_one_that_is_too_small_are_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clusters_that_cannot_be_used_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ray = pytest.importorskip("ray", reason="the extra ray is not installed")
     with pytest.raises(ConfigError, match=r"there is no Ray at 127\.0\.0\.1:9"):
         edgefl.simulate(CHOSEN, tmp_path, ray="127.0.0.1:9")

@@ -20,9 +20,7 @@ LOSSY: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.slow
-def test_one_that_was_stopped_selects_as_one_that_was_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_selects_the_same_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(**LOSSY)
     whole = edgefl.simulate(chosen, tmp_path / "whole")

@@ -48,9 +48,7 @@ def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_pat
         ["", "state at clients and server", "int8 down", "in groups"], ["state at clients and server"]
     ),
 )
-def test_one_that_was_stopped_goes_on_to_the_same_bits(
-    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_ends_the_same(kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     changes: dict[str, dict[str, object]] = {
         "": {"round": {"fraction": 0.5}},
@@ -110,7 +108,7 @@ def test_slow_and_lost_clients_cost_a_round_its_time_and_their_updates(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_round_s_energy_is_that_of_its_clients_also_of_those_that_are_lost(tmp_path: Path) -> None:
+def test_a_rounds_energy_includes_lost_clients(tmp_path: Path) -> None:
     speeds: dict[str, object] = {"step_ms": 500.0, "watts": 3.0, "tiers": {"weak": {"step_ms": 1000.0}}}
     limits: dict[str, object] = {"round_deadline_s": 1.5}
     made = edgefl.simulate(federation(simulation=speeds), tmp_path / "all")
@@ -145,9 +143,7 @@ def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_one_that_was_killed_as_it_began_left_a_folder_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_killed_at_its_start_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object) -> None:
         raise Stopped
 
@@ -196,9 +192,7 @@ def test_the_command_prints_a_line_for_each_round_and_nothing_else(tmp_path: Pat
     assert again.returncode == ConfigError.exit_code and "--resume continues it" in again.stderr
 
 
-def test_a_function_that_cannot_run_for_many_clients_says_what_to_set(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_function_for_one_client_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(inputs: Tensors) -> Tensors:
         return {"record.x": inputs["batch.0.x"].sum(0)}
 
@@ -238,9 +232,7 @@ def test_who_is_absent_holds_samples_and_never_takes_part(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_round_that_collapses_is_undone_and_one_that_was_stopped_remembers_the_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collapsed_round_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate is too high: from round 4 on accuracy falls."""
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(

@@ -178,7 +178,7 @@ def test_both_have_no_say_in_the_weights_and_take_up_what_they_missed(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_costs_no_round_and_gets_them_later(
+def test_a_failing_tracker_costs_no_round(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient

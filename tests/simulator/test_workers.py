@@ -92,7 +92,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dying", mostly_slow(["one", "all"], ["one"]))
-def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
+def test_a_killed_workers_clients_count_once(
     dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = federation(**CASES["state on clients and at the server"])
@@ -113,9 +113,7 @@ def test_what_a_killed_worker_had_trained_is_trained_again_and_counts_once(
 
 
 @pytest.mark.slow
-def test_a_simulation_goes_on_with_another_number_of_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulation_resumes_with_other_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(**CASES["mixed tiers, residuals on clients"])
     whole = edgefl.simulate(chosen, tmp_path / "whole")

@@ -18,7 +18,7 @@ class Link:
 
 
 @pytest.mark.slow
-def test_what_is_built_to_stay_is_searched_no_more_and_later_garbage_is_found() -> None:
+def test_later_garbage_is_found() -> None:
     gc.collect()
     try:
         with built_to_stay():

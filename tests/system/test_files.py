@@ -44,9 +44,7 @@ def test_an_error_in_the_block_leaves_the_old_content_and_no_half_file(tmp_path:
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_bytes_are_on_disk_before_a_durable_file_takes_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_durable_file_is_on_disk_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(b"old")
     synced: list[bytes] = []

@@ -22,9 +22,7 @@ time.sleep(60)
 """
 
 
-def test_who_holds_a_folder_is_named_by_its_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_holder_of_a_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lock = FolderLock(tmp_path)
     with pytest.raises(FolderHeld) as refusal:
         FolderLock(tmp_path, patience_s=0.15)
@@ -55,7 +53,7 @@ def test_locks_of_other_names_do_not_meet(tmp_path: Path) -> None:
     server.release()
 
 
-def test_a_lock_whose_process_could_not_write_its_number_is_another_process(tmp_path: Path) -> None:
+def test_a_lock_without_a_number_is_another_process(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     (tmp_path / "lock").write_bytes(b"")
     with pytest.raises(FolderHeld) as refusal:

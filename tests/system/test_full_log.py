@@ -21,9 +21,7 @@ from edgefl.errors import ConfigError, StoreError
     ],
     ids=["command", "device"],
 )
-def test_an_error_that_cannot_be_written_keeps_its_exit_code(
-    arguments: list[str], code: int, tmp_path: Path
-) -> None:
+def test_an_unwritable_error_keeps_its_code(arguments: list[str], code: int, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     np.savez(data, x=np.zeros((4, 2), np.float32), y=np.zeros(4, np.int64))
     command = [sys.executable, "-m", "edgefl", *(each.format(data) for each in arguments)]

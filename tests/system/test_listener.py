@@ -173,7 +173,7 @@ def test_the_same_holds_where_no_handshake_of_tls_comes(tmp_path: Path) -> None:
         assert ask(port, context) == b"here"
 
 
-def test_a_server_that_stops_before_its_next_try_to_accept_logs_no_traceback() -> None:
+def test_a_server_that_stops_early_logs_no_traceback() -> None:
     """asyncio's handler of exceptions has the callback in its message."""
     loop, errors = asyncio.new_event_loop(), list[dict[str, Any]]()
     loop.set_exception_handler(lambda _, context: errors.append(context))

@@ -50,9 +50,7 @@ def test_commands_import_no_file_of_the_working_folder(folder: Path, command: li
         pytest.param("utils", False, id="of the user alone"),
     ],
 )
-def test_a_folder_is_searched_last_if_a_file_in_it_replaces_a_library(
-    name: str, last: bool, tmp_path: Path
-) -> None:
+def test_a_folder_that_hides_a_library_is_searched_last(name: str, last: bool, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").touch()
     (tmp_path / "no.module.py").touch()
     code = "import sys, edgefl; print(sys.path[-1] == '')"
@@ -64,9 +62,7 @@ def test_a_folder_is_searched_last_if_a_file_in_it_replaces_a_library(
     assert ran.stdout == f"{last}\n"
 
 
-def test_children_find_a_scripts_modules_after_the_librarys(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_find_the_library_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.py").write_text("import random, numpy; print('mine')\n")
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     ran = subprocess.run(
@@ -80,7 +76,7 @@ def test_children_find_a_scripts_modules_after_the_librarys(
     assert (ran.stdout, ran.stderr) == ("mine\n", "")
 
 
-def test_every_python_child_is_started_by_the_function_that_adds_the_option() -> None:
+def test_every_python_child_is_started_by_one_function() -> None:
     rooms = ("edgefl", "server", "device_runtime", "exporters", "benchmarks", "reproduce")
     files = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
     found = [path for path in files if 'sys.executable, "-m"' in path.read_text(encoding="utf-8")]

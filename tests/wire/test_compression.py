@@ -51,7 +51,7 @@ def test_a_frame_that_claims_more_than_its_reference_is_refused() -> None:
         decompress(describe(data, 1 << 20, raw=1000), data, LIMIT)
 
 
-def test_a_reference_that_claims_more_than_the_limit_is_refused_before_anything_is_fetched() -> None:
+def test_a_reference_above_the_limit_is_refused() -> None:
     data = bomb(1 << 28)
     ref = describe(data, 1 << 20, raw=1 << 28)
 
@@ -106,9 +106,7 @@ def test_damaged_frames_are_refused_with_a_remedy(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("change", [{"raw": 0}, {"raw": -1}, {"codec": ""}])
-def test_a_reference_with_codec_and_size_that_do_not_go_together_is_malformed(
-    change: dict[str, object],
-) -> None:
+def test_a_codec_without_its_size_is_malformed(change: dict[str, object]) -> None:
     ref: BlobRef = msgspec.structs.replace(compress(TEXT, 64)[0], **change)
 
     with pytest.raises(BundleError, match="malformed"):

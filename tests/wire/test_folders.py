@@ -41,9 +41,7 @@ def test_without_a_home_what_a_variable_names_is_taken(homeless: pytest.MonkeyPa
     assert BundleCache.of_user().folder == tmp_path / "own"
 
 
-def test_without_a_home_data_are_looked_for_where_they_are_named_and_digits_are_there(
-    homeless: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_home_data_are_found_by_name(homeless: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert datasets.load("auto").name == datasets.digits().name
     homeless.setenv("EDGEFL_DATA", str(tmp_path))
     assert datasets.places(None) == (tmp_path,)

@@ -19,7 +19,7 @@ def model(seed: int) -> Arrays:
     return {name: np.asarray(rng.normal(size=shape), np.float32) for name, shape in shapes.items()}
 
 
-def test_codes_are_the_nearest_of_255_levels_between_plus_and_minus_the_largest_change() -> None:
+def test_codes_are_the_nearest_of_255_levels() -> None:
     new = np.array([0.0, 127.0, -127.0, 63.4, -63.6, 0.4], np.float32)
     found = tensors.load(patch({"u.w": np.zeros(6, np.float32)}, {"u.w": new}, CODED) or b"")
 

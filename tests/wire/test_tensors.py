@@ -40,10 +40,6 @@ def test_floats_are_written_as_safetensors_writes_them() -> None:
     assert tensors.dump(arrays) == plain.save({name: arrays[name] for name in sorted(arrays)})
 
 
-def test_scalars_stay_scalars() -> None:
-    assert tensors.load(tensors.dump({"lr": np.array(0.5, np.float32)}))["lr"].shape == ()
-
-
 def test_order_of_the_mapping_does_not_matter() -> None:
     a, b = np.ones(3, np.float32), np.zeros(2, np.float32)
 
@@ -119,9 +115,7 @@ VALUES = np.arange(3, dtype=np.float32)
 
 
 @given(st.dictionaries(NAMES, hnp.arrays(np.bool_, st.integers(0, 200)), max_size=3), ARRAYS)
-def test_masks_come_back_packed_and_each_is_stored_in_its_smaller_form(
-    masks: dict[str, bits.Mask], other: tensors.Array
-) -> None:
+def test_masks_are_stored_in_their_smaller_form(masks: dict[str, bits.Mask], other: tensors.Array) -> None:
     arrays = {"another tensor": other} | {name: bits.pack(mask) for name, mask in masks.items()}
     data = tensors.dump(arrays, {name: mask.size for name, mask in masks.items()})
     found, stored = tensors.load(data), plain.load(data)
@@ -238,7 +232,7 @@ def test_masks_that_nobody_sends_are_refused(entries: dict[str, tensors.Array], 
         tensors.load(hostile(entries))
 
 
-def test_a_mask_beyond_the_receivers_bound_is_refused_before_it_takes_memory() -> None:
+def test_a_mask_beyond_the_bound_is_refused() -> None:
     for count in (tensors.MAX_MASK_BITS + 1, 10**18):
         with pytest.raises(ProtocolError, match=f"mask 'm' has {count} entries where at most 8589934592"):
             tensors.load(hostile({f"m~gaps:{count}": GAPS}))

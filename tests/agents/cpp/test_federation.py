@@ -50,7 +50,7 @@ def finished(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_killed_at_every_stage_they_end_with_the_weights_of_undisturbed_python_devices(
+def test_killed_at_every_stage_they_end_with_the_same_weights(
     tmp_path: Path, mosquitto: BrokerProcess
 ) -> None:
     broker, data = str(mosquitto.address), digits()

@@ -54,7 +54,7 @@ def test_blobs_that_are_at_mirrors_only_are_fetched_and_counted(
     assert agent.stop() == 0
 
 
-def test_one_of_its_own_is_asked_first_and_where_none_has_a_blob_that_is_said(
+def test_an_own_mirror_is_asked_first(
     tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
 ) -> None:
     world = World(tiny.make_bundle())

@@ -81,7 +81,7 @@ def test_python_sends_what_cpp_had_computed_and_knows_what_it_knew(
     assert again == computed
 
 
-def test_a_cpp_agent_that_is_stopped_in_a_round_leaves_it_and_goes_on_with_it(
+def test_a_stopped_cpp_agent_resumes_its_round(
     tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
 ) -> None:
     endless = World(tiny.make_bundle(steps=(LONG,)))
@@ -115,7 +115,7 @@ def test_a_task_that_comes_back_after_its_round_was_closed_is_kept_again(
 
 
 @pytest.mark.parametrize("kind", ["cpp", "python"])
-def test_a_device_waits_for_the_run_after_one_that_is_over_and_stops_at_its_end(
+def test_a_device_waits_for_the_next_run(
     tmp_path: Path,
     mosquitto: BrokerProcess,
     server: ScriptedServer,

@@ -37,10 +37,8 @@ OTHER = "other"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
-    broker = SecureBroker(tmp_path_factory.mktemp("secure"), devices=(DEVICE, OTHER))
-    broker.start()
-    yield broker
-    broker.stop()
+    with SecureBroker(tmp_path_factory.mktemp("secure"), devices=(DEVICE, OTHER)) as broker:
+        yield broker
 
 
 def test_it_is_heard_over_tls_with_a_password(
@@ -101,7 +99,7 @@ def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
         assert agent.stop() == 0
 
 
-def test_chunks_that_would_end_the_connection_are_declined_and_a_round_beyond_its_plan_is_told(
+def test_chunks_above_the_limit_are_declined(
     tmp_path: Path, connect: SessionFactory, mosquitto: BrokerProcess
 ) -> None:
     world, federation = World(tiny.make_bundle()), "large-chunks"
@@ -170,9 +168,7 @@ def test_a_mirror_over_tls_is_asked_if_its_certificate_holds(
     assert agent.stop() == 0
 
 
-def test_a_program_that_embeds_the_library_outlives_a_connection_that_is_cut(
-    tmp_path: Path, broker: SecureBroker
-) -> None:
+def test_an_embedding_program_outlives_a_cut_connection(tmp_path: Path, broker: SecureBroker) -> None:
     """Writing to it raises SIGPIPE, which ends a process that does not handle it, as this one."""
     needs = broker.lab.needs(DEVICE)
     secret = read_secret(needs["password-file"])

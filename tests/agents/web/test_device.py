@@ -75,7 +75,7 @@ def test_a_browser_and_a_python_device_train_one_model(calm: Trained) -> None:
     ],
     ids=lambda disturb: disturb.__name__,
 )
-def test_whatever_happens_to_the_browser_the_weights_are_those_of_an_undisturbed_run(
+def test_a_disturbed_browser_changes_no_weights(
     calm: Trained,
     tmp_path: Path,
     mosquitto: BrokerProcess,

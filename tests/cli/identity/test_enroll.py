@@ -35,7 +35,7 @@ def test_a_token_has_the_servers_key_and_lies_where_only_its_owner_reads(tmp_pat
     assert stat.S_IMODE((tmp_path / "list").stat().st_mode) == 0o600
 
 
-def test_a_device_is_listed_by_its_request_until_it_is_revoked_and_forgotten(tmp_path: Path) -> None:
+def test_a_device_is_listed_until_it_is_forgotten(tmp_path: Path) -> None:
     entries, request, store = tmp_path / "list", tmp_path / "phone.csr", tmp_path / "store"
     asked = run("enroll", "request", "phone", "--store", store, "--out", request)
     added = run("enroll", "add", request, "--list", entries)

@@ -179,9 +179,7 @@ def test_bytes_that_are_not_what_was_announced_are_not_loaded(scene: Scene) -> N
     assert scene.agent.event("accepted").details["round"] == 1
 
 
-def test_an_executable_that_its_server_did_not_sign_is_not_loaded(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unsigned_executable_is_not_loaded(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """crash: loading a `.pte` is as good as running it; this one is announced by whoever has no key."""
     scene.server.hello()
     monkeypatch.setattr(scene.agent.agent.engine, "format", "executorch")

@@ -51,7 +51,7 @@ def until(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_enrolled_devices_train_and_follow_a_new_key_of_the_server_and_a_stranger_does_not(
+def test_enrolled_devices_follow_a_new_server_key(
     stack: ExitStack, mosquitto: Mosquitto, tmp_path: Path
 ) -> None:
     config, entries, key = tmp_path / "federation.toml", tmp_path / "list.sqlite", tmp_path / "server.key"

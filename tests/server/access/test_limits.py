@@ -53,7 +53,7 @@ def test_what_aws_does_not_take_is_named(changes: dict[str, Any], text: str) -> 
     assert text in found(**changes)
 
 
-def test_an_announcement_that_the_broker_does_not_take_is_refused_before_it_is_sent() -> None:
+def test_an_announcement_above_the_limit_is_refused() -> None:
     broker, publisher = connected()
     publisher.message_limit = 50
     with pytest.raises(ConfigError, match="the announcement of a round takes"):

@@ -165,7 +165,7 @@ def test_small_changes_survive_the_largest_claims() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e4, -1e4, 1e30, float("nan"), float("inf"), 1e39])
-def test_a_known_scale_that_no_change_may_have_is_refused_before_any_update(scale: float) -> None:
+def test_a_known_scale_out_of_range_is_refused(scale: float) -> None:
     form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, scale)),), change=True)
     with pytest.raises(ConfigError, match="choose a smaller scale"):
         Aggregator(layout_of(OLD), weight_limit=1, device="cpu").pieces(WHOLE, form)

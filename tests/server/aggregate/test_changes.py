@@ -38,7 +38,7 @@ def test_with_a_base_a_change_of_zero_does_not_count() -> None:
     assert new["b.bias"].tolist() == [np.float32(0.1), 2.0, 9.0] and new["b.scale"] == 8.5
 
 
-def test_a_median_is_not_moved_by_one_bad_update_and_keeps_what_nobody_held() -> None:
+def test_a_median_is_not_moved_by_one_bad_update() -> None:
     aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=MeanRule("median"))
     for value, weight in ((1.0, 1), (2.0, 1), (VALUE_LIMIT, 7)):
         update = {name: np.full(OLD[name].shape, value, np.float32) for name in SUFFIX}

@@ -77,7 +77,7 @@ def test_small_updates_wait_until_there_are_sixty_four() -> None:
     assert average._waiting_bytes == 4 and average._sums.sums()[layout.offsets["b"]] == 64
 
 
-def test_the_same_weight_for_all_is_one_number_and_otherwise_one_for_each_entry() -> None:
+def test_total_weights_are_one_number_where_they_agree() -> None:
     for regions, weights in ((WHOLE, [5]), ({"b": None}, [0] * 6 + [5] * 2)):
         sums = aggregator(5)
         part = {name: OLD[name] for name in regions}
@@ -97,14 +97,14 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRul
     assert new["b"].tolist() == [3.0, 3.0] and new["a"].tobytes() == OLD["a"].tobytes()
 
 
-def test_a_buffered_rule_shortens_a_change_that_is_clipped_whatever_it_weighs() -> None:
+def test_a_buffered_rule_clips_changes() -> None:
     sums = aggregator(3, rule=MeanRule("median"), clip=Clip(1.0, OLD))
     form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]
 
 
-def test_a_rule_that_buffers_takes_no_base_and_sums_must_have_the_models_size() -> None:
+def test_sums_must_fit_the_model_and_its_rule() -> None:
     with pytest.raises(ValueError, match="counts every holder"):
         aggregator(rule=MeanRule("median"), base=OLD)
     with pytest.raises(ValueError, match="sums of 7 entries cannot take a model of 8"):

@@ -132,7 +132,7 @@ OLD: Arrays = {
 }
 
 
-def test_a_round_takes_the_mean_of_the_chosen_over_the_holders_of_each_entry() -> None:
+def test_a_round_takes_the_mean_of_the_chosen() -> None:
     """Five devices hold everything and five the upper half; one of either kind is bad. Honest variances differ by more than
     any weight, and do not count."""
     half: dict[str, Region] = {"a": Block((range(2), None))}

@@ -238,7 +238,7 @@ def norm(form: Form, arrays: Arrays, regions: dict[str, Region], base: Arrays = 
     return change_norm(form, arrays, regions, SHAPES, base, without=STATISTICS)
 
 
-def test_norm_of_dense_weights_is_that_of_their_difference_without_statistics() -> None:
+def test_norm_of_dense_weights_leaves_out_statistics() -> None:
     arrays = {name: array.copy() for name, array in BASE.items()}
     arrays["w"][1, 2] += 3
     arrays["b"][0] -= 4

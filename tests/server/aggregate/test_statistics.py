@@ -100,7 +100,7 @@ def test_updates_within_their_bounds_are_added_as_they_came() -> None:
         assert array.tobytes() == after(aggregator(3.0), near)[name].tobytes()
 
 
-def test_codes_are_read_only_where_statistics_lie_and_moved_where_they_go_too_far() -> None:
+def test_coded_statistics_are_bounded() -> None:
     coded = Section(("bn.running_mean", "bn.running_var", "count"), Codes(2, (0.0, 1.0, -1.0, 2.0)), {
         "bn.running_mean": 0, "bn.running_var": 1, "count": 2,
     })  # fmt: skip

@@ -30,10 +30,8 @@ def started() -> Iterator[ExitStack]:
 def own_broker(tmp_path: Path) -> Iterator[Mosquitto]:
     """One that may be killed."""
     needs.require("mosquitto")
-    broker = Mosquitto(tmp_path)
-    broker.start()
-    yield broker
-    broker.stop()
+    with Mosquitto(tmp_path) as broker:
+        yield broker
 
 
 @pytest.mark.parametrize(

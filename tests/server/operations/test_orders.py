@@ -223,7 +223,7 @@ def test_an_order_is_json() -> None:
 
 
 @pytest.mark.parametrize(("order", "name"), [(Pause(), "pause"), (Resume(), "resume")])
-def test_an_order_that_cannot_be_written_down_is_refused_and_the_run_goes_on(
+def test_an_order_that_cannot_be_written_is_refused(
     device: MakeDevice, serve: Serve, box: Mailbox, tmp_path: Path, order: Order, name: str
 ) -> None:
     phone = device("strong-0", silent)

@@ -26,7 +26,7 @@ def test_all_devices_have_the_bits_that_the_server_believes(tmp_path: Path) -> N
             assert same(now_and_then.read(server, number), expected)
 
 
-def test_the_model_of_the_devices_is_exact_at_keyframes_and_stays_close_between(tmp_path: Path) -> None:
+def test_the_devices_model_is_exact_at_keyframes(tmp_path: Path) -> None:
     server, device = Server(tmp_path), Device()
     for number in range(9):
         server.publish(number)

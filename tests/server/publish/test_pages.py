@@ -38,7 +38,7 @@ def page_of(broker: Broker, head: Round) -> bytes:
     return b"".join(chunks)
 
 
-def test_a_large_announcement_becomes_a_head_and_a_blob_that_is_there_before_it() -> None:
+def test_a_large_announcement_becomes_a_head_and_a_page() -> None:
     broker = Broker()
     publisher = Publisher(broker, TOPICS, 512, most_bytes=2000)
     publisher.connected()

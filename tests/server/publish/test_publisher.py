@@ -88,7 +88,7 @@ def test_a_graph_keeps_the_chunk_size_of_its_manifest() -> None:
     assert ref.count == 2 == len(broker.log)
 
 
-def test_what_is_offered_while_the_broker_is_away_follows_before_the_announcement() -> None:
+def test_blobs_offered_offline_precede_the_announcement() -> None:
     broker = Broker()
     publisher = Publisher(broker, TOPICS, 4)
     ref = publisher.offer(b"01")
@@ -98,7 +98,7 @@ def test_what_is_offered_while_the_broker_is_away_follows_before_the_announcemen
     assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(ref.sha256, 0), TOPICS.current_round]
 
 
-def test_a_broker_that_remembers_us_and_lost_its_retained_messages_gets_all_of_them_again() -> None:
+def test_a_broker_that_lost_its_messages_gets_all_again() -> None:
     broker, publisher = connected()
     publisher.offer(b"0123456789")
     publisher.announce(announcement(1))
@@ -205,7 +205,7 @@ def test_blobs_are_not_restored_again_before_the_last_time_is_over() -> None:
     assert len(broker.log) == once + 2 * ref.count
 
 
-def test_what_was_on_its_way_when_a_connection_ended_is_not_what_the_broker_retains(tmp_path: Path) -> None:
+def test_a_message_in_flight_is_not_the_retained_one(tmp_path: Path) -> None:
     broker, speaker = Broker(), speaker_in(tmp_path / "key")
     publisher = Publisher(broker, TOPICS, 4, seal=speaker.seal)
     watch = Watch(publisher, speaker.keys.public, lambda _: None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 from edgefl.wire.limits import Limits
@@ -12,7 +11,7 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import Online, Waiting, Warned
 from tests.secure import SecureBroker
 from tests.server.fleet import RunningServer, Serve, plan_for
-from tests.wire.mqtt.events import wait_for, wait_message, wait_until
+from tests.wire.mqtt.events import cut, wait_for, wait_message, wait_until
 
 
 def test_after_a_cut_the_broker_gets_only_news(serve: Serve, stranger: Session, federation: str) -> None:
@@ -26,9 +25,7 @@ def test_after_a_cut_the_broker_gets_only_news(serve: Serve, stranger: Session, 
     session.publish(fence, b"all that is published first", retain=True)
     wait_message(watcher, fence)
 
-    connection = session._client.socket()
-    assert isinstance(connection, socket.socket)
-    connection.shutdown(socket.SHUT_RDWR)
+    cut(session)
     server.wait_for(Online)
     wait_until(lambda: server.service.driver.announcements.publisher.online, "the broker told what it has")
     session.publish(fence, b"end", retain=True)
@@ -40,12 +37,8 @@ def test_after_a_cut_the_broker_gets_only_news(serve: Serve, stranger: Session, 
 
 
 def test_a_forbidden_topic_is_reported(tmp_path: Path, limits: Limits) -> None:
-    broker = SecureBroker(tmp_path)
-    broker.start()
-    try:
+    with SecureBroker(tmp_path) as broker:
         server = RunningServer.start(plan_for("orchard", limits), broker.user("pi-1"), tmp_path / "out")
         told = server.wait_for(Warned, lambda event: "refuses to publish" in event.text)
         assert "edgefl/v1/orchard/" in told.text and "Not authorized" in told.text
         server.stop()
-    finally:
-        broker.stop()

@@ -109,7 +109,7 @@ def test_an_update_that_is_told_again_after_a_restart_stands_there_once(log: Pat
     assert verify(log.parent).updates == 5
 
 
-def test_of_rounds_that_are_over_a_server_that_is_started_again_remembers_no_update(log: Path) -> None:
+def test_a_restarted_audit_forgets_past_rounds(log: Path) -> None:
     audit = Audit(log.parent)
     told(audit, started())
 

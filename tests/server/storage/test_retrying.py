@@ -29,7 +29,7 @@ class Failures:
         return number
 
 
-def test_an_operation_is_retried_until_it_succeeds_and_its_time_is_counted_once() -> None:
+def test_an_operation_is_retried_until_it_succeeds() -> None:
     failures = Failures()
     policy = RetryPolicy(0.0, failures)
     journal: Any = failures

@@ -32,7 +32,7 @@ def _step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
     return {"head.weight": before["head.weight"] - hyper["eta"] * mean["m/head.weight"]}
 
 
-def test_memory_has_a_tensor_for_each_trained_parameter_in_units_of_its_own() -> None:
+def test_memory_has_a_tensor_for_each_trained_parameter() -> None:
     made = server_state.initial({"m": 0.0, "v": 0.25}, WEIGHTS, TRAINED)
     assert sorted(made) == ["m/conv.weight", "m/head.weight", "v/conv.weight", "v/head.weight"]
     assert made["v/conv.weight"].shape == (2, 3) and (made["v/conv.weight"] == 0.25).all()

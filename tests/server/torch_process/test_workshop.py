@@ -141,7 +141,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
 
 
 @pytest.mark.slow
-def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same(tmp_path: Path) -> None:
+def test_exchanges_and_schedules_give_the_same_bits(tmp_path: Path) -> None:
     own: dict[str, Any] = {
         "algorithm": {"name": "fafed", "batch": 4, "steps": 2},
         "optimizer": {"name": "none"},
@@ -168,7 +168,7 @@ def test_several_exchanges_a_schedule_and_updates_that_are_unfolded_are_the_same
 
 
 @pytest.mark.slow
-def test_the_candidate_of_a_rollout_has_bundles_of_its_own_also_in_a_new_process(tmp_path: Path) -> None:
+def test_a_candidate_has_bundles_of_its_own(tmp_path: Path) -> None:
     own: dict[str, Any] = {"algorithm": {"batch": 4, "steps": 2}, "optimizer": {"name": "none"}}
     own |= {"tiers": {"strong": {"devices": ["strong-*"]}}, "rollout": {"algorithm": {"batch": 8}}}
     with Workshop(idle_s=PATIENCE_S) as workshop:

@@ -156,7 +156,7 @@ def test_late_changes_count_by_their_age_from_what_they_began_with(
     ]
 
 
-def test_an_update_that_is_too_many_versions_late_is_refused_with_that_reason(
+def test_an_update_that_is_too_late_is_refused(
     workers: tuple[Worker, Worker, Worker], serve: Serve, plan: RunSpec
 ) -> None:
     a, b, c = workers
@@ -185,7 +185,7 @@ def test_a_late_device_gets_another_task(device: MakeDevice, serve: Serve, plan:
 
 
 @pytest.mark.parametrize("encoding", ["float32", "float16"])
-def test_a_server_that_is_started_again_between_any_two_answers_comes_to_the_same_bits(
+def test_a_server_restarted_at_any_answer_gives_the_same_bits(
     workers: tuple[Worker, Worker, Worker],
     serve: Serve,
     plan: RunSpec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import socket
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -34,6 +35,25 @@ def wait_up(session: Session) -> Connected:
 
 def wait_message(session: Session, topic: str) -> bytes:
     return wait_for(session, IncomingMessage, lambda event: event.topic == topic).payload
+
+
+def hear(session: Session, topic: str, first: bytes = b"subscribed", *, retain: bool = False) -> Connected:
+    """Subscribe to a topic, and wait until a message of this session's own comes back."""
+    session.subscribe([topic])
+    connected = wait_up(session)
+    session.publish(topic, first, retain=retain)
+    wait_message(session, topic)
+    return connected
+
+
+def cut(session: Session, *, for_good: bool = False) -> None:
+    """End the connection as a vanished phone does: without goodbye, so that the broker says the will."""
+    connection = session._client.socket()
+    assert isinstance(connection, socket.socket)
+    if for_good:
+        session._stopping.set()
+        session._client.disconnect = lambda: None  # type: ignore[method-assign, assignment, misc, return-value]
+    connection.shutdown(socket.SHUT_RDWR)
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

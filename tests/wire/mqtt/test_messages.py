@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.errors import ConfigError, ProtocolError
+from edgefl.errors import ProtocolError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Message, Task, UpdateChunk
@@ -44,9 +44,7 @@ def test_arbitrary_bytes_raise_nothing_but_protocol_error(kind: type[Message], d
 
 
 @given(st.sampled_from(KINDS), st.sampled_from(ENCODED), st.data())
-def test_damaged_messages_raise_nothing_but_protocol_error(
-    kind: type[Message], data: bytes, draw: st.DataObject
-) -> None:
+def test_damaged_messages_raise_protocol_error(kind: type[Message], data: bytes, draw: st.DataObject) -> None:
     place = draw.draw(st.integers(0, len(data) - 1))
     value = draw.draw(st.integers(0, 255))
     _decodes_or_refuses(kind, data[:place] + bytes([value]) + data[place + 1 :])
@@ -109,8 +107,3 @@ def test_limits_have_a_reason_beside_each_default() -> None:
     for name in Limits.__struct_fields__:
         after = text.split(f"    {name}: ", 1)[1].split("\n", 2)[1]
         assert after.strip().startswith('"""'), name
-
-
-def test_config_errors_exit_with_2() -> None:
-    assert ConfigError("x", key="y").exit_code == 2
-    assert ConfigError("x", key="y").details == {"key": "y"}

@@ -66,30 +66,15 @@ def test_a_look_at_a_broker_that_is_away_sees_nothing(limits: Limits) -> None:
     assert NeighbourSearch(Address("127.0.0.1", free_port()), "look", FILTERS, limits).run() == Neighbours()
 
 
-class Restricted(Mosquitto):
-    """A broker whose access list lets everybody read and write below one federation only."""
-
-    def __init__(self, folder: Path, federation: str) -> None:
-        super().__init__(folder)
-        (folder / "acl").write_text(f"topic readwrite edgefl/v1/{federation}/#\n")
-
-    def _command(self) -> list[str]:
-        command = super()._command()
-        config = Path(command[-1])
-        config.write_text(config.read_text() + f"acl_file {self._folder / 'acl'}\n")
-        return command
-
-
 @pytest.fixture
-def restricted(tmp_path: Path, federation: str) -> Iterator[Restricted]:
-    broker = Restricted(tmp_path, federation)
-    broker.start()
-    yield broker
-    broker.stop()
+def restricted(tmp_path: Path, federation: str) -> Iterator[Mosquitto]:
+    (tmp_path / "acl").write_text(f"topic readwrite edgefl/v1/{federation}/#\n")
+    with Mosquitto(tmp_path, f"acl_file {tmp_path / 'acl'}") as broker:
+        yield broker
 
 
-def test_where_an_access_list_forbids_to_look_nothing_is_seen_and_the_working_session_stands(
-    restricted: Restricted, connect: SessionFactory, federation: str, limits: Limits
+def test_an_access_list_hides_other_federations(
+    restricted: Mosquitto, connect: SessionFactory, federation: str, limits: Limits
 ) -> None:
     session = connect(restricted.address)
     wait_up(session)
@@ -105,9 +90,7 @@ def test_where_an_access_list_forbids_to_look_nothing_is_seen_and_the_working_se
     assert wait_message(session, topic) == b"still here"
 
 
-def test_a_lookout_looks_while_its_owner_is_alone_and_less_and_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lonely_monitor_looks_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(neighbours.time, "monotonic", lambda: now[0])
     found: queue.SimpleQueue[Neighbours] = queue.SimpleQueue()
@@ -133,9 +116,7 @@ def test_devices_are_named_up_to_five() -> None:
     assert named(list("abcdefgh")) == "a, b, c, d, e and 3 more"
 
 
-def test_two_clients_of_one_id_notice_that_each_takes_the_other_s_place(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
-) -> None:
+def test_clients_of_one_id_are_rivals(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> None:
     needs.require("mosquitto")  # the embedded broker may leave two such clients connected
     one, other = connect(mosquitto.address, federation), connect(mosquitto.address, federation)
 
@@ -143,9 +124,7 @@ def test_two_clients_of_one_id_notice_that_each_takes_the_other_s_place(
         assert wait_for(session, Disconnected, lambda down: down.rival)
 
 
-def test_a_broker_that_is_killed_now_and_then_is_no_rival(
-    own_mosquitto: Mosquitto, connect: SessionFactory
-) -> None:
+def test_a_broker_that_is_killed_is_no_rival(own_mosquitto: Mosquitto, connect: SessionFactory) -> None:
     session = connect(own_mosquitto.address, "phone")
     for _ in range(4):
         wait_up(session)

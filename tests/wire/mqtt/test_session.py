@@ -16,13 +16,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Wakeup, Will
 from edgefl.wire.mqtt.session import Session
-from tests.conftest import (
-    BrokerProcess,
-    Mosquitto,
-    SessionFactory,
-    on_both_brokers,
-)
-from tests.wire.mqtt.events import wait_for, wait_message, wait_up
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.wire.mqtt.events import cut, hear, wait_for, wait_message, wait_up
 
 # -- messages --------------------------------------------------------------------------------------------------
 
@@ -95,14 +90,11 @@ def test_a_delivery_is_done_when_the_broker_has_the_message(
 
 
 @on_both_brokers
-def test_what_was_published_offline_arrives_later_and_its_delivery_says_so(
+def test_offline_messages_arrive_later(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     reader = connect(broker.address)
-    reader.subscribe([f"{federation}/x"])
-    wait_up(reader)
-    reader.publish(f"{federation}/x", b"subscribed")
-    wait_message(reader, f"{federation}/x")
+    hear(reader, f"{federation}/x")
     writer = connect(broker.address, start=False)
     delivery = writer.publish(f"{federation}/x", b"written offline")
     assert not delivery.done()
@@ -117,15 +109,12 @@ def test_what_was_published_offline_arrives_later_and_its_delivery_says_so(
 
 
 @on_both_brokers
-def test_a_persistent_session_keeps_messages_for_a_client_that_is_away(
+def test_a_persistent_session_keeps_messages(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/tasks"
     first = connect(broker.address, federation)
-    assert not wait_up(first).resumed
-    first.subscribe([topic])
-    first.publish(topic, b"subscribed")
-    wait_message(first, topic)
+    assert not hear(first, topic).resumed
     first.stop()
     writer = connect(broker.address)
     assert writer.publish(topic, b"while you were away").wait(60.0)
@@ -136,15 +125,12 @@ def test_a_persistent_session_keeps_messages_for_a_client_that_is_away(
     assert wait_message(second, topic) == b"while you were away"
 
 
-def test_a_new_process_in_an_old_session_still_learns_what_is_retained(
+def test_a_resumed_session_reads_what_is_retained(
     mosquitto: Mosquitto, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/rounds/current"
     first = connect(mosquitto.address, federation)
-    first.subscribe([topic])
-    wait_up(first)
-    first.publish(topic, b"round 1", retain=True)
-    wait_message(first, topic)
+    hear(first, topic, b"round 1", retain=True)
     first.stop()
 
     second = connect(mosquitto.address, federation, start=False)
@@ -155,7 +141,7 @@ def test_a_new_process_in_an_old_session_still_learns_what_is_retained(
     assert wait_message(second, topic) == b"round 1"
 
 
-def test_a_topic_the_old_process_never_asked_for_is_heard_in_a_resumed_session(
+def test_a_resumed_session_may_have_new_topics(
     mosquitto: Mosquitto, connect: SessionFactory, federation: str
 ) -> None:
     first = connect(mosquitto.address, federation)
@@ -171,9 +157,7 @@ def test_a_topic_the_old_process_never_asked_for_is_heard_in_a_resumed_session(
     assert wait_message(second, f"{federation}/acks") == b"heard"
 
 
-def test_after_the_broker_was_killed_standing_subscriptions_come_back(
-    own_mosquitto: Mosquitto, connect: SessionFactory
-) -> None:
+def test_subscriptions_outlive_a_killed_broker(own_mosquitto: Mosquitto, connect: SessionFactory) -> None:
     session = connect(own_mosquitto.address, "phone")
     session.subscribe(["a/standing"])
     wait_up(session)
@@ -192,9 +176,7 @@ def test_after_the_broker_was_killed_standing_subscriptions_come_back(
         assert wait_message(session, topic) == b"2"
 
 
-def test_what_was_published_while_the_broker_was_down_arrives_once_it_is_back(
-    own_mosquitto: Mosquitto, connect: SessionFactory
-) -> None:
+def test_messages_wait_for_a_killed_broker(own_mosquitto: Mosquitto, connect: SessionFactory) -> None:
     session = connect(own_mosquitto.address, "phone")
     session.subscribe(["a/x"])
     wait_up(session)
@@ -214,28 +196,16 @@ def test_the_will_is_said_for_a_client_that_vanishes_and_retained(
 ) -> None:
     topic = f"{federation}/status"
     watcher = connect(broker.address)
-    watcher.subscribe([topic])
-    wait_up(watcher)
-    watcher.publish(topic, b"online", retain=True)
-    wait_message(watcher, topic)
+    hear(watcher, topic, b"online", retain=True)
     dying = connect(broker.address, will=Will(topic, b"offline"))
     wait_up(dying)
 
-    _cut(dying)
+    cut(dying, for_good=True)
 
     assert wait_message(watcher, topic) == b"offline"
     late = connect(broker.address)
     late.subscribe([topic])
     assert wait_message(late, topic) == b"offline"
-
-
-def _cut(session: Session) -> None:
-    """End the connection as a vanished phone does: without a word."""
-    connection = session._client.socket()
-    assert isinstance(connection, socket.socket)
-    session._stopping.set()
-    session._client.disconnect = lambda: None  # type: ignore[method-assign, assignment, misc, return-value]
-    connection.shutdown(socket.SHUT_RDWR)
 
 
 @on_both_brokers
@@ -299,18 +269,12 @@ def test_a_host_name_that_cannot_exist_is_retried_and_ends_nothing(connect: Sess
     assert wait_for(session, Disconnected)
 
 
-def test_a_broker_that_refuses_the_password_is_reported_once_per_attempt(
-    connect: SessionFactory, tmp_path: Path
-) -> None:
-    broker = Mosquitto(tmp_path, allow_anonymous=False)
-    broker.start()
-    try:
+def test_a_refused_password_is_reported_once_per_attempt(connect: SessionFactory, tmp_path: Path) -> None:
+    with Mosquitto(tmp_path, allow_anonymous=False) as broker:
         session = connect(broker.address)
         reasons = [wait_for(session, Disconnected).reason for _ in range(2)]
         known = connect(replace(broker.address, username="pi-1", password="s3cret"))
         wrong = wait_for(known, Disconnected).reason
-    finally:
-        broker.stop()
 
     remedy = (
         "name it as user@host:port (`--broker`), its password by `--password-file` or EDGEFL_BROKER_PASSWORD"

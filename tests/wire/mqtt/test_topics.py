@@ -39,9 +39,7 @@ def test_blob_topics_read_back(federation: str, sha256: str, index: int) -> None
 
 
 @given(NAMES, hexadecimal(8))
-def test_topics_of_a_request_for_profiles_read_back_and_are_apart_from_those_of_rounds(
-    federation: str, nonce: str
-) -> None:
+def test_topics_of_profiles_read_back(federation: str, nonce: str) -> None:
     topics = Topics(federation)
     own = topics.profile(nonce)
 
@@ -130,7 +128,7 @@ def test_arbitrary_topics_raise_nothing_but_protocol_error(text: str) -> None:
                 continue
 
 
-def test_the_servers_filters_cover_what_devices_publish_and_of_its_own_the_announcement() -> None:
+def test_the_servers_filters_cover_what_devices_publish() -> None:
     topics = Topics("demo")
     mine = topics.device("phone")
     patterns = [re.compile(one.replace("+", "[^/]+").replace("#", ".*")) for one in topics.server_filters]

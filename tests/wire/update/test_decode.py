@@ -91,9 +91,7 @@ def test_i21_two_clients_of_100_and_300_samples_move_a_weight_by_an_eighth() -> 
 
 
 @given(bits=st.integers(1, 8), count=st.integers(0, 70), seed=st.integers(0, 2**32 - 1))
-def test_i20_unpacking_gives_back_what_was_packed_in_the_fewest_whole_bytes(
-    bits: int, count: int, seed: int
-) -> None:
+def test_i20_codes_are_packed_into_the_fewest_whole_bytes(bits: int, count: int, seed: int) -> None:
     codes = np.random.default_rng(seed).integers(0, 2**bits, count).astype(np.uint8)
 
     packed = pack_codes(codes, bits)

@@ -65,7 +65,7 @@ def test_the_size_of_a_coded_update_is_that_of_its_bytes(
     assert size.statistics_bytes == size.parts[1].nbytes
 
 
-def test_a_dense_update_takes_what_its_tensors_take_and_its_statistics_are_told_apart() -> None:
+def test_a_dense_update_takes_what_its_tensors_take() -> None:
     made = tensors.dump({name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()})
 
     size = update_size(DENSE, SHAPES, {"norm.running_mean"})
@@ -84,7 +84,7 @@ def test_the_header_of_a_blob_is_counted_with_its_padding(tensors_in: int) -> No
     assert blob_bytes(told) == len(tensors.dump(arrays))
 
 
-def test_one_bit_per_entry_and_a_scale_per_tensor_is_the_payload_of_the_paper() -> None:
+def test_the_payload_is_that_of_the_paper() -> None:
     sections = (Section(CODED, Codes(1, SIGNS), {name: number for number, name in enumerate(CODED)}),)
     size = update_size(Form("test", 1, sections, change=True), {name: SHAPES[name] for name in CODED})
 
