@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import edgefl
 from edgefl.api.check import Verdict
 from edgefl.cli.commands import app
-from edgefl.errors import ConfigError, DataError
+from edgefl.errors import DataError
 from tests.cli.runner import runner
 from tests.models.test_inputs import CLASSES, TEXT, reader
 
@@ -107,11 +107,6 @@ def test_an_op_that_no_engine_has_is_refused_for_all() -> None:
     assert not verdict.ok and not verdict.engines
     assert "Inverse cannot be trained: op aten.linalg_inv_ex.default" in str(verdict)
     assert "has no form for any engine" in verdict.problem and Path(__file__).name in verdict.problem
-
-
-def test_arguments_that_do_not_go_together_are_no_verdict() -> None:
-    with pytest.raises(ConfigError, match="argument 'sample' is missing"):
-        edgefl.check(edgefl.Model(nn.Linear(2, 2), classes=2))
 
 
 def test_a_module_is_compared_with_its_units_and_timed_in_torch() -> None:

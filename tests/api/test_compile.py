@@ -100,15 +100,6 @@ def test_a_tier_gets_its_own_weights_from_its_bundle(data: Dataset, tmp_path: Pa
         loaded.share(weights)
 
 
-def test_what_is_missing_or_wrong_is_told_by_the_arguments_name(data: Dataset) -> None:
-    with pytest.raises(ConfigError, match="argument 'sample' is missing"):
-        edgefl.compile(tiny())
-    with pytest.raises(ConfigError, match="argument 'classes' is missing"):
-        edgefl.compile(edgefl.Model(tiny(), sample=(1, 4, 4)))
-    with pytest.raises(ConfigError, match="takes samples of shape"):
-        edgefl.compile(edgefl.Model("mlp", options={"in_channels": 3}), data=data)
-
-
 def _accuracy(weights: dict[str, Array], data: Dataset) -> float:
     x = data.read(data.test_x).reshape(len(data.test_y), -1)
     hidden = np.maximum(x @ weights["1.weight"].T + weights["1.bias"], 0)

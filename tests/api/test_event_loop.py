@@ -48,9 +48,7 @@ OTHERS = {
 @pytest.mark.parametrize(
     "calls", [TRAINED, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["training", "others"]
 )
-def test_long_calls_run_in_an_event_loop_and_without_a_main_guard(
-    calls: dict[str, str], tmp_path: Path
-) -> None:
+def test_long_calls_run_in_an_event_loop(calls: dict[str, str], tmp_path: Path) -> None:
     lines = "\n".join(f"    print({call})" for call in calls)
     (tmp_path / "script.py").write_text(SCRIPT.replace("CALLS", lines))
     environment = installed.clone() | {"EDGEFL_CACHE": str(tmp_path / "cache")}

@@ -95,9 +95,7 @@ def test_data_of_your_own_are_a_file_of_four_arrays(tmp_path: Path) -> None:
     ],
     ids=["incomplete", "wrong types"],
 )
-def test_a_file_that_is_no_dataset_says_what_is_missing(
-    tmp_path: Path, arrays: dict[str, np.ndarray], message: str
-) -> None:
+def test_a_file_that_is_no_dataset(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     np.savez(tmp_path / "wrong.npz", **arrays)  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message):
         Dataset.load(tmp_path / "wrong.npz")

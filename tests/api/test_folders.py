@@ -42,9 +42,7 @@ def federation() -> Federation:
     return edgefl.load_federation(None, settings | {f"broker.{key}": value for key, value in broker.items()})
 
 
-def test_a_second_run_in_the_same_folder_is_told_where_and_by_whom(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(federation: Federation, tmp_path: Path) -> None:
     first = runs.prepare(federation, tmp_path)
     for fresh in (False, True):
         with pytest.raises(StoreError, match=rf"runs in {tmp_path} already \(process {os.getpid()}\)"):
@@ -62,9 +60,7 @@ def test_a_run_that_is_refused_lets_its_folder_go(federation: Federation, tmp_pa
     runs.prepare(federation, tmp_path).lock.release()
 
 
-def test_a_second_server_in_the_same_folder_is_told_where_and_by_whom(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_second_server_in_the_same_folder_is_refused(federation: Federation, tmp_path: Path) -> None:
     lock = FolderLock(tmp_path, "serve.lock")
     with pytest.raises(StoreError, match=rf"a server runs in {tmp_path} already \(process {os.getpid()}\)"):
         serve.Server(federation, tmp_path)
@@ -118,9 +114,7 @@ def test_a_resumed_run_keeps_its_password(
     assert _told(from_its_own_file) == "server:other@broker.lan:1884"
 
 
-def test_what_differs_from_the_run_in_a_folder_is_named_key_by_key(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_changes_to_a_run_are_named_key_by_key(federation: Federation, tmp_path: Path) -> None:
     runs.prepare(federation, tmp_path).lock.release()
     longer = federation.model_copy(
         update={

@@ -97,7 +97,7 @@ def test_a_round_over_png_files_is_the_round_over_their_pixels(bundle: edgefl.Bu
     assert files.samples == 10
 
 
-def test_a_round_over_texts_takes_the_tokenizer_out_of_the_bundle_s_file(
+def test_texts_are_read_by_the_bundles_tokenizer(
     sentences: tuple[edgefl.Bundle, Any], tmp_path: Path
 ) -> None:
     made, encode = sentences

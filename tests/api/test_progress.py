@@ -68,9 +68,7 @@ def run_in_terminal(arguments: list[str], folder: Path, environment: dict[str, s
     return ended.stdout.decode(), text
 
 
-def test_a_terminal_shows_the_progress_of_calls_on_standard_error(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_terminal_shows_the_progress_of_calls(tmp_path: Path, environment: dict[str, str]) -> None:
     output, terminal = run_in_terminal(["-c", COMPILES], tmp_path, environment)
 
     assert output == "True\n"
@@ -79,9 +77,7 @@ def test_a_terminal_shows_the_progress_of_calls_on_standard_error(
     assert "comparing graph" not in terminal.rpartition("\x1b[2K")[2]  # and is removed
 
 
-def test_a_terminal_shows_the_progress_of_commands_by_the_same_line(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_terminal_shows_the_progress_of_commands(tmp_path: Path, environment: dict[str, str]) -> None:
     output, terminal = run_in_terminal(EXPORTS, tmp_path, environment)
 
     assert "digest" in output and "exporting graph 1 of" in terminal
@@ -96,9 +92,7 @@ def test_pipes_and_logs_hold_no_progress(tmp_path: Path, environment: dict[str, 
     assert "graph" not in ended.stderr
 
 
-def test_a_notebook_shows_one_display_for_a_call_of_many_rounds(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_notebook_shows_one_display_for_a_call(tmp_path: Path, environment: dict[str, str]) -> None:
     (outputs,) = run_cells([SIMULATES], tmp_path, environment)
 
     (display,) = outputs

@@ -49,7 +49,15 @@ Model, Options, Training = edgefl.Model, edgefl.CompileOptions, edgefl.Training
 WIDTH = Model(own_model, sample=(1, 2, 2), classes=4, options={"width": 3})
 BUILT = Model(nn.Flatten(), sample=(1, 2, 2), classes=4, options={"hidden": 3})
 UNTYPED: Any = edgefl
+SMALL = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
 CONFIG: tuple[tuple[Callable[[], object], str], ...] = (
+    (lambda: edgefl.compile(SMALL), "argument 'sample' is missing"),
+    (lambda: edgefl.compile(Model(SMALL, sample=(1, 2, 2))), "argument 'classes' is missing"),
+    (
+        lambda: edgefl.compile(Model("mlp", options={"in_channels": 3}), data="digits"),
+        "takes samples of shape",
+    ),
+    (lambda: edgefl.check(Model(SMALL, classes=2)), "argument 'sample' is missing"),
     (lambda: Training(codec=edgefl.submodels.OutputSide()), "argument `codec` is OutputSide"),  # type: ignore[arg-type]
     (lambda: Training(algorithm=edgefl.codecs.Dense()), "argument `algorithm` is Dense"),  # type: ignore[arg-type]
     (
@@ -195,9 +203,7 @@ def test_the_broker_s_authority_is_not_lost_on_the_way() -> None:
     assert reached_at(federation, Address("x"), "own.pem").ca_file == "own.pem"
 
 
-def test_the_address_s_user_comes_with_the_file_s_password(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_addresss_user_has_the_files_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "password").write_text("s3cret\n")
     secret = {"password_file": str(tmp_path / "password")}
     line = "mqtts://server@broker.lan?ca-file=ca.pem"
@@ -262,9 +268,7 @@ def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("device", "message"), [("gpu", "auto, cpu or cuda, found 'gpu'"), ("cuda:99x", "cuda:99x")]
 )
-def test_a_wrong_device_is_named_before_anything_is_compiled(
-    tmp_path: Path, device: str, message: str
-) -> None:
+def test_a_wrong_device_is_named_early(tmp_path: Path, device: str, message: str) -> None:
     federation = edgefl.federation("mlp", data="digits")
 
     with pytest.raises(ConfigError, match=message):
@@ -275,7 +279,7 @@ def test_a_wrong_device_is_named_before_anything_is_compiled(
 
 
 @pytest.mark.parametrize("model", ["mlp", "own.py:make"])
-def test_a_folder_of_another_run_is_refused_before_anything_is_compiled(
+def test_a_folder_of_another_run_is_refused(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

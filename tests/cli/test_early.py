@@ -182,9 +182,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_a_mistake_is_told_before_torch_is_loaded(
-    ended: dict[str, tuple[int, str, bool]], words: str
-) -> None:
+def test_a_mistake_is_named_before_torch_loads(ended: dict[str, tuple[int, str, bool]], words: str) -> None:
     code, text = WRONG[words]
 
     assert text in ended[words][1]

@@ -117,7 +117,7 @@ def test_no_two_options_have_the_same_meaning() -> None:
     FUNCTIONS,
     ids=[f"{command.__name__}-{each.__qualname__}" for command, each in FUNCTIONS],
 )
-def test_a_command_has_its_functions_defaults(
+def test_defaults_are_those_of_the_function(
     command: Callable[..., None], function: Callable[..., Any]
 ) -> None:
     def defaults(of: Callable[..., Any]) -> dict[str, object]:

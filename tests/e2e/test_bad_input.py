@@ -89,9 +89,7 @@ def test_data_of_another_shape_end_the_device(tmp_path: Path, calm: Calm, device
     assert "(1, 8, 8)" in said
 
 
-def test_a_model_that_cannot_be_built_ends_the_run_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_built_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_model.py").write_text("def make(classes):\n    raise ValueError('no such layer')\n")
     monkeypatch.syspath_prepend(tmp_path)
     config = tmp_path / "federation.toml"

@@ -111,9 +111,7 @@ def report_of(ran: Ran) -> dict[str, DeviceReport]:
 
 
 @pytest.mark.slow
-def test_devices_of_both_engines_are_profiled(
-    exported: Path, start: StartDevice, ask: Ask, tmp_path: Path
-) -> None:
+def test_both_engines_are_profiled(exported: Path, start: StartDevice, ask: Ask, tmp_path: Path) -> None:
     for engine in ENGINES:
         start(f"phone-{engine}", engine)
     start("small", "onnx", "--memory", "1KiB")

@@ -52,9 +52,7 @@ def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[Agent]:
     made.store.close()
 
 
-def test_no_message_ends_an_agent_or_fills_its_store(
-    agent: Agent, told: list[AgentEvent], tmp_path: Path
-) -> None:
+def test_no_message_ends_an_agent(agent: Agent, told: list[AgentEvent], tmp_path: Path) -> None:
     rng, topics = random.Random(7), Topics("f")
     mine, corpus = topics.device(DEVICE), golden("*.bin")
     named = (

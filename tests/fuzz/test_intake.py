@@ -72,9 +72,7 @@ def genuine(service: Service) -> list[bytes]:
     ]
 
 
-def test_no_message_ends_the_server_and_no_wrong_update_is_accepted(
-    service: Service, told: list[events.Event]
-) -> None:
+def test_no_message_ends_the_server(service: Service, told: list[events.Event]) -> None:
     rng, root, corpus = random.Random(5), Topics("f").root, genuine(service)
     names = (DEVICE, "strong-1", "stranger", "x" * 63)
     leaves = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Session
-from edgefl_server.profiling.fleet import ProfilingOptions
+from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import by_tier
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve, plan_for
-from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone
+from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone, Profile
 from tests.wire.mqtt.events import wait_up
 
 
@@ -88,3 +89,9 @@ def wanted(federation: str, limits: Limits) -> ProfilingOptions:
         again_s=0.2,
         limits=limits,
     )
+
+
+@pytest.fixture
+def profile(broker: BrokerProcess, wanted: ProfilingOptions) -> Profile:
+    """``profile(**changes to the options)``: ask the fleet on the broker."""
+    return lambda **changes: FleetProfiler(broker.address, replace(wanted, **changes)).run()

@@ -118,9 +118,7 @@ def test_wildcards_and_will(amqtt: Address, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("clean", [False, True])
-def test_a_client_may_take_over_its_half_open_connection(
-    amqtt: Address, connect: Connect, clean: bool
-) -> None:
+def test_a_client_takes_over_its_half_open_connection(amqtt: Address, connect: Connect, clean: bool) -> None:
     name = f"t5-{clean}"
     status, tasks = f"{name}/status", f"{name}/tasks"
     watcher = connect(amqtt)

@@ -97,9 +97,7 @@ def test_each_format_is_signed(device: MakeDevice, serve: Serve, plan_of: MakePl
             archive.check([signer.keys.public], offer.bundles[tier].sha256, signature)
 
 
-def test_a_device_without_a_bundle_delays_nothing(
-    device: MakeDevice, serve: Serve, plan_of: MakePlan
-) -> None:
+def test_a_device_without_bundle_delays_nothing(device: MakeDevice, serve: Serve, plan_of: MakePlan) -> None:
     device("strong-0")
     device("strong-1", declining(1, reason=NO_FORMAT, text="no .pte"))
     server = serve(in_formats(plan_of(rounds=1, min_devices=2), {"strong": ("onnx",)}))

@@ -51,9 +51,7 @@ def test_a_run_goes_on_under_another_patch_of_the_same_release(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("form", ["module", "file"])
-def test_a_changed_algorithm_is_another_run(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_algorithm_is_named(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "own_algorithm_for_digests.py"
     source.write_text("def make(): ...\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -95,9 +95,7 @@ def twice(
         ),
     ),
 )
-def test_where_both_use_torch_the_weights_have_the_same_bits(
-    case: str, broker: BrokerProcess, federation: str, tmp_path: Path
-) -> None:
+def test_in_torch_the_bits_agree(case: str, broker: BrokerProcess, federation: str, tmp_path: Path) -> None:
     """All that a simulation leaves out, broker, chunks, stores and the server's threads, changes no bit."""
     real, simulated = twice(tmp_path, CASES[case], broker.address, federation, engines=torch_engines)
 
@@ -114,9 +112,7 @@ def test_where_both_use_torch_the_weights_have_the_same_bits(
     "case",
     mostly_slow(sorted(CASES), ("mixed tiers, some of them, int8 down", "a second round that is undone")),
 )
-def test_a_simulated_round_is_a_round_over_a_broker(
-    case: str, broker: BrokerProcess, federation: str, tmp_path: Path
-) -> None:
+def test_simulated_rounds_agree(case: str, broker: BrokerProcess, federation: str, tmp_path: Path) -> None:
     real, simulated = twice(tmp_path, CASES[case], broker.address, federation)
 
     expected = load_file(real.folder / "model.safetensors")

@@ -178,9 +178,7 @@ def test_both_have_no_say_in_the_weights_and_take_up_what_they_missed(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_failing_tracker_costs_no_round(
-    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_tracker_ends_nothing(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 

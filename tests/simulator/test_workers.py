@@ -92,9 +92,7 @@ def test_any_number_of_workers_ends_with_the_bits_of_one(case: str, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dying", mostly_slow(["one", "all"], ["one"]))
-def test_a_killed_workers_clients_count_once(
-    dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_worker_counts_once(dying: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = federation(**CASES["state on clients and at the server"])
     whole = edgefl.simulate(chosen, tmp_path / "whole")
     killed: list[int] = []

@@ -93,9 +93,7 @@ def deaf() -> Iterator[str]:
             client.close()
 
 
-def test_an_agent_whose_broker_does_not_answer_ends_when_it_is_told_to(
-    tmp_path: Path, data: Path, deaf: str
-) -> None:
+def test_an_agent_ends_though_its_broker_is_silent(tmp_path: Path, data: Path, deaf: str) -> None:
     agent = CppAgent.of("demo", deaf, data, tmp_path / "store")
     while not (tmp_path / "store" / "device.key").exists():
         time.sleep(0.01)

@@ -50,9 +50,7 @@ def finished(folder: Path) -> list[float]:
 
 
 @pytest.mark.slow
-def test_killed_at_every_stage_they_end_with_the_same_weights(
-    tmp_path: Path, mosquitto: BrokerProcess
-) -> None:
+def test_killed_agents_end_with_the_same_weights_as_pythons(tmp_path: Path, mosquitto: BrokerProcess) -> None:
     broker, data = str(mosquitto.address), digits()
     config = tmp_path / "federation.toml"
     config.write_text(CONFIG)

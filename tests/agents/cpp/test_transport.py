@@ -41,9 +41,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureBroker]:
         yield broker
 
 
-def test_it_is_heard_over_tls_with_a_password(
-    tmp_path: Path, broker: SecureBroker, connect: SessionFactory
-) -> None:
+def test_tls_and_a_password_are_used(tmp_path: Path, broker: SecureBroker, connect: SessionFactory) -> None:
     server, needs = connect(broker.user("server")), broker.lab.needs(OTHER)
     hello = Topics(FEDERATION).device(OTHER).hello  # the broker keeps it
     server.subscribe([hello])
@@ -82,9 +80,7 @@ UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
     ("attack", "text"),
     [(ATTACKS[0], "QoS 2"), (ATTACKS[2], "a packet of more than"), (UNREAD, "reads none of")],
 )
-def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
-    tmp_path: Path, attack: Attack, text: str
-) -> None:
+def test_a_dishonest_broker_costs_no_memory(tmp_path: Path, attack: Attack, text: str) -> None:
     _, version, first, more, _ = attack
     broker = HostileBroker(version, first, more, PIECE_S if len(more) == len(ATTACKS[2][3]) else 0.0)
     address = f"mqtt://{broker.address}?mqtt={version}"
@@ -99,7 +95,7 @@ def test_a_broker_that_sends_what_no_honest_one_does_costs_no_memory(
         assert agent.stop() == 0
 
 
-def test_chunks_above_the_limit_are_declined(
+def test_too_large_chunks_are_declined(
     tmp_path: Path, connect: SessionFactory, mosquitto: BrokerProcess
 ) -> None:
     world, federation = World(tiny.make_bundle()), "large-chunks"

@@ -71,9 +71,7 @@ def brightness(colour: str) -> float:
 
 
 @pytest.mark.parametrize(("host", "locks"), [("127.0.0.1", True), (ELSEWHERE, False)])
-def test_a_second_tab_waits_and_takes_over(
-    host: str, locks: bool, page: WebProcess, browser: Browser
-) -> None:
+def test_a_second_tab_takes_over(host: str, locks: bool, page: WebProcess, browser: Browser) -> None:
     address = f"http://{host}:{page.port}/#{SECRET}"
     first = browser.tab
     open_page(browser, address)

@@ -73,9 +73,7 @@ def test_a_port_in_use_is_refused(built_page: Path, taken: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run", "server"])
-def test_a_port_in_use_is_an_error_before_anything_begins(
-    command: str, tmp_path: Path, built_page: Path, taken: int
-) -> None:
+def test_a_port_in_use_is_an_early_error(command: str, tmp_path: Path, built_page: Path, taken: int) -> None:
     (tmp_path / "tiny.toml").write_text(CONFIG)
     config = str(tmp_path / "tiny.toml")
     words = [config] if command == "run" else ["--config", config, "--broker", "127.0.0.1:1"]

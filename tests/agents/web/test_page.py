@@ -141,9 +141,7 @@ def photos(folder: Path, names: dict[str, int]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_browser_trains_on_photos_and_goes_on_after_it_is_loaded_again(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_a_browser_trains_on_photos_also_when_reloaded(tmp_path: Path, browser: Browser) -> None:
     files = photos(tmp_path / "pictures", {"3": 12, "7": 12})
     with web_run(tmp_path) as run:
         open_page(browser, run.address)
@@ -166,9 +164,7 @@ def test_a_browser_trains_on_photos_and_goes_on_after_it_is_loaded_again(
 
 
 @pytest.mark.slow
-def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_a_page_goes_on_with_the_next_run(tmp_path: Path, browser: Browser) -> None:
     with web_run(tmp_path, "--rounds", "400") as run:
         open_page(browser, run.address)
         until(browser, f"{STATE} === 'asking'")
@@ -184,9 +180,7 @@ def test_a_page_whose_run_is_stopped_says_so_and_goes_on_with_the_next(
 
 
 @pytest.mark.slow
-def test_a_browser_trains_alone_beside_a_server_of_its_owners(
-    tmp_path: Path, browser: Browser, own_mosquitto: Mosquitto
-) -> None:
+def test_a_browser_trains_alone(tmp_path: Path, browser: Browser, own_mosquitto: Mosquitto) -> None:
     with web_run(tmp_path, broker=str(own_mosquitto.address)) as run:
         problems = open_page(browser, run.address)
         until(browser, f"{STATE} === 'asking'")

@@ -129,9 +129,7 @@ def test_messages_go_both_ways_whole(
     assert heard(server) == (f"{federation}/updates", update)
 
 
-def test_who_has_no_secret_does_not_reach_the_broker(
-    page: WebProcess, connect: Callable[..., Session]
-) -> None:
+def test_the_broker_needs_the_secret(page: WebProcess, connect: Callable[..., Session]) -> None:
     stranger, friend = connect(through(page, "wrong")), connect(through(page))
     while not isinstance(friend.inbox.get(timeout=PATIENCE_S), Connected):
         pass

@@ -68,7 +68,7 @@ def everything(stage: Stage, connect: SessionFactory) -> Tap:
 @pytest.mark.parametrize(
     "guess", [{"username": "", "password": ""}, {"password": "guessed"}], ids=["nobody", "wrong-password"]
 )
-def test_an_outsider_without_credentials_gets_no_connection(
+def test_an_outsider_is_not_connected(
     stage: MakeStage, connect: SessionFactory, guess: dict[str, str]
 ) -> None:
     """read, write, replay, poison: nothing of it without a connection."""
@@ -270,9 +270,7 @@ def test_a_broker_that_alters_messages_changes_no_weight(stage: MakeStage, conne
     fleet.goes_on(2, later)
 
 
-def test_a_broker_that_floods_and_sends_rubbish_ends_nothing(
-    stage: MakeStage, connect: SessionFactory
-) -> None:
+def test_a_flood_of_the_broker_ends_nothing(stage: MakeStage, connect: SessionFactory) -> None:
     """flood, crash: under names that nobody has, and below all of the federation."""
     fleet = stage()
     opened = fleet.opened()

@@ -51,9 +51,7 @@ def until(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_enrolled_devices_follow_a_new_server_key(
-    stack: ExitStack, mosquitto: Mosquitto, tmp_path: Path
-) -> None:
+def test_devices_follow_a_new_server_key(stack: ExitStack, mosquitto: Mosquitto, tmp_path: Path) -> None:
     config, entries, key = tmp_path / "federation.toml", tmp_path / "list.sqlite", tmp_path / "server.key"
     named = TINY.replace('name = "e2e"', f'name = "e2e"\nrounds = {ROUNDS}')
     config.write_text(f"{named}\n[round]\nmin_devices = 2\n[tiers.strong]\ncount = 1\n")

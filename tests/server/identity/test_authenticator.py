@@ -89,9 +89,7 @@ def test_chunks_may_come_in_any_order(lab: Lab, phone: MessageSigner) -> None:
     lab.take(first, CHUNK)
 
 
-def test_with_enrolment_only_listed_keys_count(
-    fleet: Lab, phone: MessageSigner, thief: MessageSigner
-) -> None:
+def test_enrolment_admits_listed_keys_only(fleet: Lab, phone: MessageSigner, thief: MessageSigner) -> None:
     for message in (hello(), Status(online=True), DECLINE, CHUNK):
         fleet.refuses_of(phone, message, "unknown-key")
         fleet.refuses(encode(message), message, "unsigned")
@@ -142,9 +140,7 @@ def test_a_revoked_key_is_refused_at_once(fleet: Lab, phone: MessageSigner, tmp_
     fleet.refuses_of(speaker_in(tmp_path / "phone.key", 1 << 41), hello(), "unknown-key")
 
 
-def test_a_device_without_valid_keys_is_barred(
-    lab: Lab, fleet: Lab, phone: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_device_without_keys_is_barred(lab: Lab, fleet: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     assert fleet.authenticator.is_barred("phone")  # with a list, names that are not on it
     lab.registry.forget("phone")
     lab.say(phone, hello())

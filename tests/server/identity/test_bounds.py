@@ -29,9 +29,7 @@ def test_a_key_follows_another_only_so_often(lab: Lab, phone: MessageSigner, tmp
     lab.say(hasty, hello())
 
 
-def test_a_device_has_few_keys_however_often_they_change(
-    lab: Lab, phone: MessageSigner, tmp_path: Path
-) -> None:
+def test_a_device_has_few_keys_at_any_time(lab: Lab, phone: MessageSigner, tmp_path: Path) -> None:
     lab.registry.add("phone", b"\x01" * 32, source="request", now=lab.now)
     lab.registry.revoke("phone")
     lab.registry.add("phone", phone.keys.public, source="request", now=lab.now)

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
@@ -21,8 +20,8 @@ from edgefl.wire.limits import Limits
 from tests import needs
 from tests.conftest import Mosquitto
 from tests.server.dashboard.served import PageProcess
-from tests.server.fleet import RunningServer, ScriptedDevice
 from tests.server.killed import kill_fleet
+from tests.server.killed.kill_fleet import KilledFleet
 from tests.server.killed.victim import Victim
 from tests.server.shards.databases import Postgres
 
@@ -121,22 +120,11 @@ def test_the_weights_are_those_of_an_undisturbed_run(
     needs.require("mosquitto")
     database = Postgres()
     started.callback(database.stop)
-    broker = Mosquitto(tmp_path)
-    broker.start()
-    started.callback(broker.stop)
-    limits = msgspec.structs.replace(limits, reconnect_min_s=0.2, reconnect_max_s=1.0)
+    broker = started.enter_context(Mosquitto(tmp_path))
+    fleet = KilledFleet(broker, limits, DEVICES)
+    fleet.train(federation, tmp_path / "calm", kill_fleet.LONG)
 
-    def join(of: str, until: ExitStack) -> None:
-        for number in range(DEVICES):
-            name = f"strong-{number}" if number % 3 else f"weak-{number}"
-            until.callback(ScriptedDevice(broker.address, of, name, limits).stop)
-
-    with ExitStack() as undisturbed:
-        join(federation, undisturbed)
-        plan = kill_fleet.plan_of(federation, DEVICES, kill_fleet.LONG)
-        RunningServer.start(plan, broker.address, tmp_path / "calm").join()
-
-    join(f"{federation}-killed", started)
+    fleet.join(f"{federation}-killed", started)
     serve = partial(kill_fleet.serve_with_workers, database.url)
     victim = Told(broker.port, f"{federation}-killed", tmp_path / "killed", serve=serve)
     started.callback(victim.kill)

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
 from tests import needs
 from tests.conftest import Mosquitto
-from tests.server.fleet import RunningServer, ScriptedDevice
 from tests.server.killed import kill_fleet
-from tests.server.killed.victim import Serve, Victim
+from tests.server.killed.kill_fleet import KilledFleet
+from tests.server.killed.victim import Victim
 
 
 @pytest.fixture
@@ -34,43 +33,19 @@ def own_broker(tmp_path: Path) -> Iterator[Mosquitto]:
         yield broker
 
 
-@pytest.mark.parametrize(
-    ("count", "kills", "serve"),
-    [
-        (24, 4, kill_fleet.serve_24),
-        pytest.param(200, 12, kill_fleet.serve_200, marks=pytest.mark.slow),
-    ],
-)
 def test_the_weights_are_those_of_an_undisturbed_run(
-    count: int,
-    kills: int,
-    serve: Serve,
-    started: ExitStack,
-    own_broker: Mosquitto,
-    federation: str,
-    limits: Limits,
-    tmp_path: Path,
+    started: ExitStack, own_broker: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
-    # So many that dial at once, as often as other tests have them do, would leave no time for anything else.
-    limits = msgspec.structs.replace(limits, reconnect_min_s=0.2, reconnect_max_s=1.0)
+    fleet = KilledFleet(own_broker, limits, 24)
+    fleet.train(federation, tmp_path / "calm", kill_fleet.ROUNDS)
 
-    def join(of: str, until: ExitStack) -> None:
-        for number in range(count):
-            name = f"strong-{number}" if number % 3 else f"weak-{number}"
-            until.callback(ScriptedDevice(own_broker.address, of, name, limits).stop)
-
-    with ExitStack() as undisturbed:
-        join(federation, undisturbed)
-        plan = kill_fleet.plan_of(federation, count)
-        RunningServer.start(plan, own_broker.address, tmp_path / "calm").join()
-
-    join(f"{federation}-killed", started)
-    victim = Victim(own_broker.port, f"{federation}-killed", tmp_path / "killed", serve=serve)
+    fleet.join(f"{federation}-killed", started)
+    victim = Victim(own_broker.port, f"{federation}-killed", tmp_path / "killed", serve=kill_fleet.serve_24)
     started.callback(victim.kill)
-    chance = random.Random(count)
+    chance = random.Random(24)
     next(event for event in victim.events() if event["event"] == "roundopened")
     killed = {"server": 0, "broker": 0}
-    while sum(killed.values()) < kills and victim.process.is_alive():
+    while sum(killed.values()) < 4 and victim.process.is_alive():
         what = chance.choice(sorted(killed))
         one = victim if what == "server" else own_broker
         time.sleep(chance.uniform(0.0, 0.3))
@@ -82,4 +57,4 @@ def test_the_weights_are_those_of_an_undisturbed_run(
 
     assert min(killed.values()) > 0
     assert model == (tmp_path / "calm" / "model.safetensors").read_bytes()
-    assert rounds[-1]["round"] == kill_fleet.ROUNDS and rounds[-1]["reports"] == count
+    assert rounds[-1]["round"] == kill_fleet.ROUNDS and rounds[-1]["reports"] == 24

@@ -20,6 +20,7 @@ from tests.wire.mqtt.events import PATIENCE_S, wait_up
 WEAK, STRONG = bundle("weak"), bundle("strong")
 Behaviour = Callable[["Phone", ProfileRequest], None]
 MakePhone = Callable[..., "Phone"]
+Profile = Callable[..., FleetReport]
 
 
 class Phone:

@@ -20,19 +20,27 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import FleetReport
 from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
-from tests.server.profiling.phones import WEAK, Behaviour, MakePhone, Phone, by_name, ignores, measures, takes
+from tests.server.profiling.phones import (
+    WEAK,
+    Behaviour,
+    MakePhone,
+    Phone,
+    Profile,
+    by_name,
+    ignores,
+    measures,
+    takes,
+)
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_up
 
 
 @on_both_brokers
-def test_each_device_is_asked_and_its_profile_stands_beside_the_others(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_each_device_is_profiled(phones: MakePhone, profile: Profile, wanted: ProfilingOptions) -> None:
     phones("phone-1", measures)
     phones("phone-2", measures)
 
-    report = FleetProfiler(broker.address, wanted).run()
+    report = profile()
 
     assert [row.device for row in report.answered] == ["phone-1", "phone-2"]
     assert {row.profile for row in report.devices} == {example_profile(WEAK.ref(1024).sha256)}
@@ -41,9 +49,7 @@ def test_each_device_is_asked_and_its_profile_stands_beside_the_others(
     assert msgspec.json.decode(msgspec.json.encode(report), type=FleetReport) == report
 
 
-def test_devices_without_a_profile_are_named_with_the_reason(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_missing_profiles_have_a_reason(phones: MakePhone, profile: Profile) -> None:
     def declines(phone: Phone, request: ProfileRequest) -> None:
         phone.answer(
             ProfileAnswer(
@@ -56,7 +62,7 @@ def test_devices_without_a_profile_are_named_with_the_reason(
     phones("old", ignores)
     phones("gone", ignores).leave()
 
-    found = by_name(FleetProfiler(broker.address, wanted).run())
+    found = by_name(profile())
 
     assert {name: (row.state, row.reason) for name, row in found.items()} == {
         "able": ("done", ""),
@@ -68,38 +74,34 @@ def test_devices_without_a_profile_are_named_with_the_reason(
     assert all(row.text for name, row in found.items() if name != "able")
 
 
-def test_a_device_that_leaves_while_it_measures_is_offline(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_a_device_that_leaves_while_it_measures_is_offline(phones: MakePhone, profile: Profile) -> None:
     def leaves(phone: Phone, request: ProfileRequest) -> None:
         takes(phone, request)
         phone.leave()
 
     phones("phone", leaves)
 
-    assert FleetProfiler(broker.address, wanted).run().devices[0].state == "offline"
+    assert profile().devices[0].state == "offline"
 
 
-def test_a_device_that_is_not_done_in_time_is_late(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_a_device_that_is_not_done_in_time_is_late(phones: MakePhone, profile: Profile) -> None:
     phones("phone", takes)
 
-    row = FleetProfiler(broker.address, replace(wanted, timeout_s=1.0)).run().devices[0]
+    row = profile(timeout_s=1.0).devices[0]
 
     assert row.state == "late"
     assert "1 s" in row.text
 
 
 def test_a_device_without_a_hello_is_not_waited_for_to_the_end(
-    broker: BrokerProcess, connect: SessionFactory, wanted: ProfilingOptions
+    profile: Profile, broker: BrokerProcess, connect: SessionFactory, wanted: ProfilingOptions
 ) -> None:
     session = connect(broker.address)
     wait_up(session)
     topics = Topics(wanted.federation).device("mute")
     assert session.publish(topics.status, encode(Status(online=True)), retain=True).wait(PATIENCE_S)
 
-    report = FleetProfiler(broker.address, replace(wanted, answer_s=0.5)).run()
+    report = profile(answer_s=0.5)
 
     assert [(row.device, row.state) for row in report.devices] == [("mute", "silent")]
     assert "hello is missing" in report.devices[0].text
@@ -121,16 +123,14 @@ def test_a_command_that_is_stopped_does_not_blame_the_time(
     assert (row.state, "was stopped" in row.text) == ("late", True)
 
 
-def test_a_request_that_was_not_heard_is_sent_again(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_a_request_that_was_not_heard_is_sent_again(phones: MakePhone, profile: Profile) -> None:
     def second_time(phone: Phone, request: ProfileRequest) -> None:
         if len(phone.requests) > 1:
             measures(phone, request)
 
     phone = phones("phone", second_time)
 
-    assert FleetProfiler(broker.address, replace(wanted, answer_s=20.0)).run().devices[0].state == "done"
+    assert profile(answer_s=20.0).devices[0].state == "done"
     assert len({request.nonce for request in phone.requests}) == 1
 
 
@@ -155,25 +155,25 @@ def _not_a_number(phone: Phone, request: ProfileRequest) -> None:
     [(_garbage, "malformed"), (_not_a_number, "malformed"), (_other_bundle, "wrong-bundle")],
 )
 def test_an_answer_that_is_none_is_reported_and_the_others_stand(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions, behave: Behaviour, reason: str
+    phones: MakePhone, profile: Profile, behave: Behaviour, reason: str
 ) -> None:
     phones("able", measures)
     phones("odd", behave)
 
-    found = by_name(FleetProfiler(broker.address, wanted).run())
+    found = by_name(profile())
 
     assert found["able"].state == "done"
     assert (found["odd"].state, found["odd"].reason) == ("declined", reason)
 
 
-def test_the_last_word_stands(broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions) -> None:
+def test_the_last_word_stands(phones: MakePhone, profile: Profile) -> None:
     def twice(phone: Phone, request: ProfileRequest) -> None:
         measures(phone, request)
         phone.answer(ProfileAnswer(nonce=request.nonce, state="declined", reason="busy"))
 
     phones("phone", twice)
 
-    assert FleetProfiler(broker.address, wanted).run().devices[0].state == "done"
+    assert profile().devices[0].state == "done"
 
 
 def retained_below(session: Session, topics: Topics) -> set[str]:
@@ -190,12 +190,8 @@ def retained_below(session: Session, topics: Topics) -> set[str]:
 
 
 @on_both_brokers
-def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
-    broker: BrokerProcess,
-    phones: MakePhone,
-    wanted: ProfilingOptions,
-    connect: SessionFactory,
-    federation: str,
+def test_a_profile_leaves_nothing_at_the_broker(
+    broker: BrokerProcess, phones: MakePhone, profile: Profile, connect: SessionFactory, federation: str
 ) -> None:
     topics = Topics(federation)
     session = connect(broker.address)
@@ -209,7 +205,7 @@ def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
         measures(phone, request)
 
     phones("phone", looks)
-    FleetProfiler(broker.address, replace(wanted, answer_s=20.0)).run()
+    profile(answer_s=20.0)
 
     nonce = next(iter(seen[0])).split("/")[4]
     assert seen[0] == {
@@ -223,8 +219,8 @@ def test_nothing_stays_at_the_broker_and_blobs_of_rounds_are_left_alone(
 
 
 @pytest.mark.parametrize("until", [0.0, 1e12], ids=["over", "not over"])
-def test_what_a_killed_command_left_is_cleared_once_its_time_is_over(
-    broker: BrokerProcess, wanted: ProfilingOptions, connect: SessionFactory, federation: str, until: float
+def test_leftovers_are_cleared_once_over(
+    profile: Profile, broker: BrokerProcess, connect: SessionFactory, federation: str, until: float
 ) -> None:
     topics = Topics(federation)
     session = connect(broker.address)
@@ -237,14 +233,14 @@ def test_what_a_killed_command_left_is_cleared_once_its_time_is_over(
     ):
         assert session.publish(topic, payload, retain=True).wait(PATIENCE_S)
 
-    FleetProfiler(broker.address, wanted).run()
+    profile()
 
     left_there = {left.blob_chunk(ref.sha256, 0), left.offer}
     assert retained_below(session, topics) == (left_there if until else set())
 
 
 @pytest.mark.slow
-def test_a_broker_that_restarts_is_told_everything_again(
+def test_a_restarted_broker_is_told_again(
     own_mosquitto: BrokerProcess, connect: SessionFactory, federation: str, wanted: ProfilingOptions
 ) -> None:
     reports: list[FleetReport] = []

@@ -14,7 +14,7 @@ from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.rows import FleetReport, by_tier, tier_for
 from tests.conftest import BrokerProcess
-from tests.server.profiling.phones import STRONG, WEAK, MakePhone, by_name, measures
+from tests.server.profiling.phones import STRONG, WEAK, MakePhone, Profile, by_name, measures
 from tests.wire.mqtt.events import PATIENCE_S
 
 
@@ -44,14 +44,12 @@ def test_an_unknown_device_is_reported_as_unknown(broker: BrokerProcess, wanted:
     assert (row.device, row.state) == ("nobody", "unknown")
 
 
-def test_each_device_gets_the_bundle_of_its_tier(
-    broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
-) -> None:
+def test_each_device_gets_the_bundle_of_its_tier(phones: MakePhone, profile: Profile) -> None:
     phones("phone", measures, tier="strong")
     phones("weak-3", measures, tier="")
     lost = phones("lost", measures, tier="moderate")
 
-    found = by_name(FleetProfiler(broker.address, replace(wanted, offered=by_tier([WEAK, STRONG]))).run())
+    found = by_name(profile(offered=by_tier([WEAK, STRONG])))
 
     assert found["phone"].profile is not None
     assert found["phone"].profile.bundle == STRONG.ref(1024).sha256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,15 +11,24 @@ from tests.server.publish.published import Device, Server, believed, model, same
 
 
 @pytest.mark.parametrize("killed_after", range(7))
-def test_a_server_killed_between_keyframes_publishes_the_same(tmp_path: Path, killed_after: int) -> None:
-    calm, killed = Server(tmp_path / "calm"), Server(tmp_path / "killed")
+@pytest.mark.parametrize(
+    ("frozen", "options"),
+    [("", {}), *(("stem", {"every": every, "compression": "none"}) for every in (1, 3))],
+    ids=["moving", "frozen-1", "frozen-3"],
+)
+def test_a_server_killed_between_keyframes_publishes_the_same(
+    tmp_path: Path, killed_after: int, frozen: str, options: Any
+) -> None:
+    """Also of a unit that keeps its bytes over a keyframe."""
+    calm, killed = (Server(tmp_path / name, **options) for name in ("calm", "killed"))
     for number in range(9):
-        calm.publish(number)
-        killed.publish(number)
+        parts = {unit: units(0 if unit == frozen else number)[unit] for unit in ("stem", "head")}
+        calm.publish(number, parts)
+        killed.publish(number, parts)
         if number == killed_after:
             before = {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live}
-            killed = killed.again()
-            killed.resume(number)
+            killed = Server(tmp_path / "killed", **options)
+            killed.resume(number, parts)
             assert {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live} == before
         assert killed.announced(number) == calm.announced(number)
         assert same(believed(killed), believed(calm))
@@ -69,21 +79,6 @@ def test_a_unit_that_did_not_change_gets_no_patch(tmp_path: Path) -> None:
         server.publish(number, {**units(number), "stem": units(0)["stem"]})
     assert set(server.downlink.units) == {"stem", "head"} and set(server.patched) == {"head"}
     assert len(server.patched["head"]) == 3
-
-
-@pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("killed_after", range(7))
-def test_an_unchanged_unit_outlives_a_kill(tmp_path: Path, every: int, killed_after: int) -> None:
-    calm, killed = (Server(tmp_path / name, every=every, compression="none") for name in ("calm", "killed"))
-    for number in range(7):
-        parts = {**units(number), "stem": units(0)["stem"]}
-        calm.publish(number, parts)
-        killed.publish(number, parts)
-        if number == killed_after:
-            killed = Server(tmp_path / "killed", every=every, compression="none")
-            killed.resume(number, parts)
-        assert killed.announced(number) == calm.announced(number)
-        assert same(believed(killed), believed(calm))
 
 
 def test_what_another_run_published_in_the_folder_is_not_taken_up(tmp_path: Path) -> None:

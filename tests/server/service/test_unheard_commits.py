@@ -31,7 +31,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return devices
 
 
-def test_an_update_kept_unheard_counts_once(
+def test_an_unheard_commit_counts_once(
     device: MakeDevice, serve: Any, cut: list[str], tmp_path: Path
 ) -> None:
     devices = {name: device(name, silent) for name in ("strong-0", "strong-1")}

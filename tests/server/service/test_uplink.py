@@ -41,9 +41,7 @@ def test_dense_updates_take_as_much_as_float32(device: MakeDevice, serve: Any) -
     assert closed.up_float32_bytes == closed.up_bytes > 0
 
 
-def test_encoded_updates_report_their_float32_size(
-    device: MakeDevice, serve: Serve, plan_of: MakePlan
-) -> None:
+def test_encoded_updates_have_a_float32_size(device: MakeDevice, serve: Serve, plan_of: MakePlan) -> None:
     weak, plan = device("weak-0", send_signs), plan_of(rounds=1)
     tiers = {**plan.tiers, "weak": replace(plan.tiers["weak"], form=SIGNED)}
 

@@ -187,9 +187,7 @@ def test_more_workers_than_devices_are_told(fleet: Fleet) -> None:
     assert noted.text == "there are 2 workers, and round 1 has 1 devices: some have nothing to do"
 
 
-def test_a_list_that_cannot_always_be_read_ends_nothing(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_list_ends_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, keys = count(1), Registry.keys
 
     def sometimes(registry: Registry, device: str) -> list[DeviceKey]:

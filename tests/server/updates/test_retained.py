@@ -10,9 +10,7 @@ from tests.server.fleet import PATIENCE_S
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 
 
-def test_messages_on_shards_without_a_worker_are_erased(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
-) -> None:
+def test_idle_shards_are_erased(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> None:
     topics = Topics(federation)
     attacker, server = connect(mosquitto.address), connect(mosquitto.address)
     wait_up(attacker)

@@ -23,9 +23,7 @@ from tests.wire.mqtt.events import cut, hear, wait_for, wait_message, wait_up
 
 
 @on_both_brokers
-def test_messages_arrive_in_order_with_their_bytes(
-    broker: BrokerProcess, connect: SessionFactory, federation: str
-) -> None:
+def test_messages_arrive_in_order(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     reader, writer = connect(broker.address), connect(broker.address)
     wait_up(reader)
     reader.subscribe([f"{federation}/#"])
@@ -43,9 +41,7 @@ def test_messages_arrive_in_order_with_their_bytes(
 
 
 @on_both_brokers
-def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
-    broker: BrokerProcess, connect: SessionFactory, federation: str
-) -> None:
+def test_subscriptions_go_in_batches(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     writer, reader = connect(broker.address), connect(broker.address)
     topics = [f"{federation}/{index}" for index in range(50)]
     wait_up(writer)
@@ -59,7 +55,7 @@ def test_many_subscriptions_are_asked_for_in_batches_and_all_answered(
 
 
 @on_both_brokers
-def test_unsubscribed_topics_fall_silent(
+def test_unsubscribed_topics_are_silent(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     reader = connect(broker.address)
@@ -77,7 +73,7 @@ def test_unsubscribed_topics_fall_silent(
 
 
 @on_both_brokers
-def test_a_delivery_is_done_when_the_broker_has_the_message(
+def test_a_delivery_waits_for_the_broker(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     session = connect(broker.address)
@@ -109,9 +105,7 @@ def test_offline_messages_arrive_later(
 
 
 @on_both_brokers
-def test_a_persistent_session_keeps_messages(
-    broker: BrokerProcess, connect: SessionFactory, federation: str
-) -> None:
+def test_a_session_keeps_messages(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     topic = f"{federation}/tasks"
     first = connect(broker.address, federation)
     assert not hear(first, topic).resumed
@@ -125,9 +119,7 @@ def test_a_persistent_session_keeps_messages(
     assert wait_message(second, topic) == b"while you were away"
 
 
-def test_a_resumed_session_reads_what_is_retained(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
-) -> None:
+def test_a_resumed_session_reads_all(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> None:
     topic = f"{federation}/rounds/current"
     first = connect(mosquitto.address, federation)
     hear(first, topic, b"round 1", retain=True)
@@ -141,9 +133,7 @@ def test_a_resumed_session_reads_what_is_retained(
     assert wait_message(second, topic) == b"round 1"
 
 
-def test_a_resumed_session_may_have_new_topics(
-    mosquitto: Mosquitto, connect: SessionFactory, federation: str
-) -> None:
+def test_a_resumed_session_may_grow(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> None:
     first = connect(mosquitto.address, federation)
     wait_up(first)
     first.stop()
@@ -191,7 +181,7 @@ def test_messages_wait_for_a_killed_broker(own_mosquitto: Mosquitto, connect: Se
 
 
 @on_both_brokers
-def test_the_will_is_said_for_a_client_that_vanishes_and_retained(
+def test_the_will_is_said_and_retained(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/status"
@@ -209,7 +199,7 @@ def test_the_will_is_said_for_a_client_that_vanishes_and_retained(
 
 
 @on_both_brokers
-def test_a_client_that_stops_says_goodbye_and_its_will_is_not_said(
+def test_a_stopped_client_leaves_no_will(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
     topic = f"{federation}/status"
