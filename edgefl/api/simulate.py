@@ -46,7 +46,7 @@ from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 from edgefl_server.events import Event, Noted, Warned
-from edgefl_server.shards.ray_cluster import LOCAL
+from edgefl_server.workers.ray_cluster import LOCAL
 
 _LOCK = "simulate.lock"
 

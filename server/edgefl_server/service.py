@@ -49,8 +49,9 @@ from edgefl_server.publish.watch import Watch
 from edgefl_server.reporter import EventReporter
 from edgefl_server.round_driver import RoundDriver, RunContext
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.shards.messages import FromWorker, WorkerSettings
+from edgefl_server.shards.messages import FromWorker
 from edgefl_server.shards.pool import WorkerOptions, WorkerPool
+from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import journal_at, place_of, store_at

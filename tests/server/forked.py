@@ -8,8 +8,8 @@ import socket
 import subprocess
 from multiprocessing.connection import Connection
 
-from edgefl_server.shards import process
-from edgefl_server.shards.process import ProcessLauncher, WorkerProcess
+from edgefl_server.workers import process
+from edgefl_server.workers.process import ProcessLauncher, WorkerProcess
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.server.killed.kill_me", "tests.server.shards.loaded"])
@@ -39,7 +39,7 @@ class _Worker:
 
 
 def _work(there: Connection) -> None:
-    process.main(os.dup(there.fileno()))
+    process.serve(os.dup(there.fileno()))
 
 
 class ForkedLauncher(ProcessLauncher):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import Rounds
 from edgefl.simulator.trainers.local_rounds import Portion
-from edgefl.simulator.trainers.pool import Pool, RemoteWorker, WorkerLost
-from edgefl.simulator.trainers.processes import SharedMemory, mapped
-from edgefl.simulator.trainers.worker import Method, TrainingWorker, WorkerFailure
+from edgefl.simulator.trainers.pool import Pool
+from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, WorkerFailure
+from edgefl_server.workers.protocol import Died, Stop
+from edgefl_server.workers.shared_memory import SharedMemory, mapped
 from tests.rings.rows import mostly_slow
 from tests.simulator.test_simulate import Stopped, federation, stop_after
 
@@ -156,60 +157,56 @@ def test_arrays_in_shared_memory_are_mapped_and_not_copied() -> None:
     assert not found["x"].flags.owndata and not found["x"].flags.writeable
 
 
-@dataclass(eq=False)
-class FakeHand:
-    """Dies as often as ``deaths`` says, as it is asked to train."""
-
-    deaths: list[int]
-    owed: deque[Method] = field(default_factory=deque)
-
-    def call(self, method: Method, *given: object) -> None:
-        self.owed.append(method)
-
-    def answer(self) -> object:
-        method = self.owed.popleft()
-        if method == "train" and self.deaths:
-            self.deaths.pop()
-            raise WorkerLost
-        return [] if method == "train" else None
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass
-class FakeCrew:
-    deaths: list[int]
-    hired: int = 0
+class FakeWorkers:
+    """Launcher and handle of workers that die as often as ``deaths`` says, as they are asked to train."""
 
-    def hire(self) -> RemoteWorker:
-        self.hired += 1
-        return FakeHand(self.deaths)
+    deaths: int
+    launched: int = 0
+    sink: Any = None
+
+    def launch(self, settings: object, sink: Any) -> FakeWorkers:
+        self.launched += 1
+        self.sink = sink
+        return self
 
     def share(self, thing: object) -> object:
         return thing
 
-    def ready(self, hands: Collection[RemoteWorker]) -> RemoteWorker:
-        return next(iter(hands))
+    def send(self, command: object) -> None:
+        if isinstance(command, Train) and self.deaths:
+            self.deaths -= 1
+            self.sink.put(Died("was killed by signal 9"))
+        elif isinstance(command, Train):
+            self.sink.put([])
+        elif isinstance(command, Collect):
+            self.sink.put(None)
 
-    def close(self) -> None:
-        pass
+    def kill(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("deaths", [2, 3])
 def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
-    crew = FakeCrew([0] * deaths)
-    pool = Pool(crew, 1, setup=None)  # type: ignore[arg-type]
+    launcher = FakeWorkers(deaths)
+    pool = Pool(launcher, 1, setup=None)  # type: ignore[arg-type]
     trained = pool.train([Portion("all", ("all-1", "all-2"))], lambda _: {})
     if deaths == 2:
-        assert list(trained) == [] and crew.hired == 3
+        assert list(trained) == [] and launcher.launched == 3
         return
     with pytest.raises(EdgeflError, match=r"3 workers of the simulation died.*all-1, all-2"):
         list(trained)
 
 
 def test_an_error_that_nobody_foresaw_says_where_it_was() -> None:
-    failed = TrainingWorker().answer("build", None)
+    messages: SimpleQueue[Any] = SimpleQueue()
+    worker = TrainingWorker(None, messages)  # type: ignore[arg-type]
+    worker.send(Stop())
+    worker.run()
+    failed = messages.get()
 
     assert isinstance(failed, WorkerFailure) and isinstance(failed.error, AttributeError)
     assert "in a worker of the simulation" in failed.error.__notes__[0]

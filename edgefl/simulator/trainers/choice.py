@@ -10,7 +10,6 @@ from edgefl.data.dataset import Dataset
 from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
-from edgefl.simulator.trainers.actors import RayWorkers
 from edgefl.simulator.trainers.local_rounds import (
     LocalRounds,
     Portion,
@@ -19,10 +18,10 @@ from edgefl.simulator.trainers.local_rounds import (
     RoundTask,
     Trainers,
 )
-from edgefl.simulator.trainers.pool import Pool
-from edgefl.simulator.trainers.processes import Processes
+from edgefl.simulator.trainers.pool import ForkingLauncher, Pool
 from edgefl.simulator.trainers.worker import WorkerSetup
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.workers.ray_cluster import RayLauncher
 
 
 @dataclass
@@ -51,5 +50,5 @@ def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, cli
     if table.workers == 1 and not table.ray:
         return InProcessTrainer(LocalRounds(plan.spec, plan.functions, clients, table.together))
     gpus = 1 if table.device == "cuda" else 0
-    factory = RayWorkers(table.ray, table.workers, gpus) if table.ray else Processes()
-    return Pool(factory, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation)))
+    launcher = RayLauncher(table.ray, table.workers, "simulation", gpus) if table.ray else ForkingLauncher()
+    return Pool(launcher, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation)))

@@ -6,16 +6,23 @@ whole numbers do not depend on the worker.
 
 from __future__ import annotations
 
+import atexit
+import socket
+import subprocess
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from functools import cache
+from queue import SimpleQueue
 
 from edgefl.errors import EdgeflError
 from edgefl.simulator.trainers.local_rounds import Portion, ReadCarry, Report, RoundTask
-from edgefl.simulator.trainers.worker import Method, WorkerFailure, WorkerSetup
+from edgefl.simulator.trainers.worker import Collect, Train, WorkerFailure, WorkerMessage, WorkerSetup
+from edgefl.system.processes import start_module
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
+from edgefl_server.workers.process import ProcessLauncher
+from edgefl_server.workers.protocol import Died, WorkerHandle, WorkerLauncher
 
 _AHEAD = 2
 """Deals of a worker at a time: one in training, one queued."""
@@ -25,36 +32,46 @@ _TRIES = 3
 """Dead workers after which a deal is not tried again, because the deal is the cause."""
 
 
-class WorkerLost(Exception):
-    """The worker is dead."""
+class ForkingLauncher(ProcessLauncher):
+    """Factory of worker processes, which are forked from one that is kept for the next simulation."""
+
+    def __init__(self) -> None:
+        super().__init__("simulation")
+
+    def start(self, there: socket.socket) -> ForkedProcess:
+        """Fork a worker."""
+        try:
+            socket.send_fds(_template(), [b"w"], [there.fileno()])
+        except OSError:  # somebody ended it
+            _template.cache_clear()
+            socket.send_fds(_template(), [b"w"], [there.fileno()])
+        return ForkedProcess()
 
 
-class RemoteWorker(Protocol):
-    """Handle of a worker. Answers arrive in the order of the calls."""
+class ForkedProcess:
+    """Process that ends with its pipe, and is a child of the template."""
 
-    def call(self, method: Method, *given: object) -> None:
-        """Call a method without waiting. :meth:`answer` detects a dead worker."""
+    pid = 0
 
-    def answer(self) -> object:
-        """Wait for the next answer: the method's result, or its Failed. Raises WorkerLost if the worker is dead."""
+    def kill(self) -> None: ...
 
-    def close(self) -> None:
-        """End the worker."""
+    def wait(self, timeout: float | None = None) -> int:
+        return 0
 
 
-class WorkerFactory(Protocol):
-    """Factory of workers."""
+@cache
+def _template() -> socket.socket:
+    """Start the process that workers are forked from, in its own session: Ctrl-C reaches this process only."""
+    here, there = socket.socketpair()
+    with there:
+        process = start_module("edgefl.simulator.trainers.template", there)
+    atexit.register(_end, here, process)
+    return here
 
-    def hire(self) -> RemoteWorker:
-        """Return a new worker."""
 
-    def share(self, thing: object) -> object:
-        """Return a reference to ``thing`` for calls. It is sent once, and mapped by all workers of the machine."""
-
-    def ready(self, workers: Collection[RemoteWorker]) -> RemoteWorker:
-        """Wait until one of the workers has an answer, or is dead, and return it."""
-
-    def close(self) -> None: ...
+def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    own.close()
+    process.wait()
 
 
 @dataclass(eq=False)
@@ -66,47 +83,52 @@ class _Deal:
     tries: int = 0
 
 
-@dataclass(frozen=True)
-class _Due:
-    """Expected answer of a worker: of ``deal``, or of a partial sum over ``summed``, or of neither."""
-
-    deal: _Deal | None = None
-    summed: Sequence[_Deal] | None = None
-
-
 @dataclass(eq=False)
-class _PoolWorker:
-    worker: RemoteWorker
-    due: deque[_Due] = field(default_factory=deque)
-    trained: list[_Deal] = field(default_factory=list)
-    """Deals without a requested partial sum."""
+class _Member:
+    """Worker of the pool, and sink of its messages.
 
-    @property
-    def ahead(self) -> int:
-        return sum(each.deal is not None for each in self.due)
+    Attributes:
+        dealt: Deals without their reports, in order.
+        trained: Deals without a requested partial sum.
+        summed: Deals of each requested partial sum.
+    """
+
+    messages: SimpleQueue[tuple[_Member, WorkerMessage | Died]]
+    dealt: deque[_Deal] = field(default_factory=deque)
+    trained: list[_Deal] = field(default_factory=list)
+    summed: deque[list[_Deal]] = field(default_factory=deque)
+    handle: WorkerHandle = field(init=False)
+
+    def put(self, message: WorkerMessage | Died, /) -> None:
+        self.messages.put((self, message))
 
     @property
     def lost(self) -> list[_Deal]:
         """Deals to train again if it dies now."""
-        return [*(deal for each in self.due for deal in each.summed or ()), *self.trained]
+        return [*(deal for each in self.summed for deal in each), *self.trained]
 
 
 class Pool:
-    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers of ``factory``."""
+    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers of ``launcher``."""
 
-    def __init__(self, factory: WorkerFactory, size: int, setup: WorkerSetup) -> None:
-        self._factory = factory
+    def __init__(self, launcher: WorkerLauncher, size: int, setup: WorkerSetup) -> None:
+        self._launcher = launcher
         self._size = size
-        self._setup = factory.share(setup)
         self._task: object | None = None
-        self._members: list[_PoolWorker] = []
-        self._hire()
+        self._members: list[_Member] = []
+        self._messages: SimpleQueue[tuple[_Member, WorkerMessage | Died]] = SimpleQueue()
+        try:
+            self._setup = launcher.share(setup)
+            self._hire()
+        except BaseException:
+            self.close()
+            raise
 
     def begin(self, task: RoundTask, active: RoundAggregation) -> None:
-        self._task = self._factory.share(task)
+        self._task = self._launcher.share(task)
         self._active = active
         for member in self._members:
-            self._call(member, "begin", self._task)
+            member.handle.send(self._task)
 
     def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
         queue = deque(self._deals(portions))
@@ -118,13 +140,13 @@ class Pool:
                 if report.client not in reported:  # its worker died, and another one trained it again
                     reported.add(report.client)
                     yield report
-            if failed and not any(member.ahead for member in self._members):
+            if failed and not any(member.dealt for member in self._members):
                 raise failed[min(failed)]
 
     def close(self) -> None:
         for member in self._members:
-            member.worker.close()
-        self._factory.close()
+            member.handle.kill()
+        self._launcher.close()
 
     def _deals(self, portions: Sequence[Portion]) -> Iterator[_Deal]:
         """Yield several portions at a time if there are many: fewer messages, and short waits at the end."""
@@ -134,15 +156,11 @@ class Pool:
 
     def _hire(self) -> None:
         while len(self._members) < self._size:
-            member = _PoolWorker(self._factory.hire())
-            self._call(member, "build", self._setup)
+            member = _Member(self._messages)
+            member.handle = self._launcher.launch(self._setup, member)
             if self._task is not None:
-                self._call(member, "begin", self._task)
+                member.handle.send(self._task)
             self._members.append(member)
-
-    def _call(self, member: _PoolWorker, method: Method, *given: object) -> None:
-        member.worker.call(method, *given)
-        member.due.append(_Due())
 
     def _deal(self, queue: deque[_Deal], read: ReadCarry) -> None:
         """Give each worker a deal. A worker without further deals gets a request for its partial sum."""
@@ -150,44 +168,48 @@ class Pool:
             self._hire()
         for ahead in range(_AHEAD):
             for member in self._members:
-                if queue and member.ahead == ahead:
+                if queue and len(member.dealt) == ahead:
                     deal = queue.popleft()
-                    member.worker.call("train", [(each, each.carries(read)) for each in deal.portions])
-                    member.due.append(_Due(deal=deal))
+                    member.handle.send(
+                        Train(deal.number, [(each, each.carries(read)) for each in deal.portions])
+                    )
+                    member.dealt.append(deal)
                     member.trained.append(deal)
         for member in self._members if not queue else ():
             if member.trained:
-                member.worker.call("collect")
-                member.due.append(_Due(summed=member.trained))
+                member.handle.send(Collect())
+                member.summed.append(member.trained)
                 member.trained = []
 
     def _next(self, queue: deque[_Deal], failed: dict[int, Exception]) -> Sequence[Report]:
-        """Return the reports of the next answer, or add its partial sum to the round. An error ends the dealing."""
-        workers = {member.worker: member for member in self._members if member.due}
-        member = workers[self._factory.ready(list(workers))]
-        try:
-            answer = member.worker.answer()
-        except WorkerLost:
-            self._lose(member, queue, failed)
+        """Return the reports of the next message, or add its partial sum to the round. An error ends the dealing."""
+        member, message = self._messages.get()
+        if member not in self._members:
             return ()
-        due = member.due.popleft()
-        if isinstance(answer, WorkerFailure):
-            if due.deal is None:
-                raise answer.error
-            failed[due.deal.number] = answer.error
-            queue.clear()
-        elif due.deal is not None:
-            return cast(Sequence[Report], answer)
-        elif isinstance(answer, PartialSum) and not failed:
-            self._active.aggregator.take(answer)
+        match message:
+            case list():
+                member.dealt.popleft()
+                return message
+            case WorkerFailure(error, number):
+                if number is None:
+                    raise error
+                member.dealt.popleft()
+                failed[number] = error
+                queue.clear()
+            case Died():
+                self._lose(member, queue, failed)
+            case _:
+                member.summed.popleft()
+                if isinstance(message, PartialSum) and not failed:
+                    self._active.aggregator.take(message)
         return ()
 
-    def _lose(self, member: _PoolWorker, queue: deque[_Deal], failed: dict[int, Exception]) -> None:
+    def _lose(self, member: _Member, queue: deque[_Deal], failed: dict[int, Exception]) -> None:
         self._members.remove(member)
-        member.worker.close()
+        member.handle.kill()
         again = sorted(member.lost, key=lambda deal: deal.number)
-        under_way = next((each.deal for each in member.due if each.deal is not None), None)
-        if under_way is not None:
+        if member.dealt:
+            under_way = member.dealt[0]
             under_way.tries += 1
             if under_way.tries == _TRIES:
                 names = ", ".join(name for portion in under_way.portions for name in portion.clients[:3])

@@ -2,8 +2,8 @@
 
 So a worker starts in milliseconds, and torch's threads and gradients work there as in a new process.
 
-``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor received through the socket is the connection of a
-new worker. The process ends with the socket, and a worker with its connection.
+``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor received through the socket is the pipe of a new
+worker. The process ends with the socket, and a worker with its pipe.
 """
 
 from __future__ import annotations
@@ -12,21 +12,17 @@ import os
 import signal
 import socket
 import sys
-import threading
 import traceback
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from queue import SimpleQueue
 
 import numpy as np
 import torch
 
-from edgefl.simulator.trainers.processes import SharedReference, mapped
-from edgefl.simulator.trainers.worker import Method, TrainingWorker
+from edgefl.simulator.trainers import worker
 from edgefl_export.decompositions import first_table
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
+from edgefl_server.workers.process import serve
 
-Asked = tuple[Method, tuple[object, ...]]
+assert worker  # all that a worker imports
 
 
 def main(descriptor: int) -> None:
@@ -42,7 +38,7 @@ def main(descriptor: int) -> None:
                 os._exit(0)
             if os.fork() == 0:
                 own.close()
-                _work(Connection(found[0]))
+                _work(found[0])
             os.close(found[0])
 
 
@@ -57,35 +53,13 @@ def _load_the_rest() -> None:
     aggregator.partial()
 
 
-def _work(connection: Connection) -> None:
-    """Answer the calls in order."""
+def _work(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    asked: SimpleQueue[Asked] = SimpleQueue()
-    # A thread reads, so that the sender never waits for a portion, and the worker ends with the connection.
-    threading.Thread(target=_read, args=(connection, asked), daemon=True).start()
-    worker = TrainingWorker()
     try:
-        while True:
-            method, given = asked.get()
-            connection.send(worker.answer(method, *given))
-    except OSError:
-        os._exit(0)
-
-
-def _read(connection: Connection, asked: SimpleQueue[Asked]) -> None:
-    try:
-        while True:
-            method, given = connection.recv()
-            whole = (
-                mapped(recv_handle(connection)) if isinstance(each, SharedReference) else each
-                for each in given
-            )
-            asked.put((method, tuple(whole)))
-    except (EOFError, OSError):
-        os._exit(0)
+        serve(descriptor)
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":

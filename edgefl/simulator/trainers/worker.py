@@ -1,7 +1,4 @@
-"""Worker of a simulation: a process or an actor that trains portions and returns their partial sum.
-
-A caller sends (name of a method, arguments) and gets its result, or a :class:`WorkerFailure`.
-"""
+"""Worker of a simulation: a process or an actor that trains portions and returns their partial sum."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import pickle
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from queue import SimpleQueue
 
 import torch
 
@@ -20,16 +17,14 @@ from edgefl.setup.digests import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.trainers.local_rounds import LocalRounds, Portion, Report, RoundTask
+from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import begin_aggregation
 from edgefl_server.run_spec import RunSpec
-
-Method = Literal["build", "begin", "train", "collect"]
-Dealt = Sequence[tuple[Portion, Mapping[str, Arrays]]]
-"""Portions, and the carries of their clients."""
+from edgefl_server.workers.protocol import Stop
 
 
 @dataclass(frozen=True)
@@ -44,65 +39,106 @@ class WorkerSetup:
     clients: ClientData
     code: Sequence[str]
 
+    def build(self, sink: EventSink[WorkerMessage]) -> TrainingWorker:
+        """Return the worker that sends its messages to ``sink``."""
+        return TrainingWorker(self, sink)
+
+
+@dataclass(frozen=True)
+class Train:
+    """Command to train the clients of portions, with the carries of these. ``number`` identifies the command."""
+
+    number: int
+    portions: Sequence[tuple[Portion, Mapping[str, Arrays]]]
+
+
+@dataclass(frozen=True)
+class Collect:
+    """Command to return the partial sum of the portions since the last one."""
+
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Error of a method."""
+    """Error of a command. ``number`` identifies the :class:`Train`, and is None for other commands."""
 
     error: Exception
+    number: int | None
+
+
+Command = RoundTask | Train | Collect | Stop
+"""A round task starts a round."""
+WorkerMessage = list[Report] | PartialSum | None | WorkerFailure
+"""Answers of :class:`Train` and :class:`Collect`, in the order of the commands, and errors of any command."""
 
 
 class TrainingWorker:
-    """Trainer of a simulation's clients, called from another process."""
+    """Trainer of a simulation's clients, which gets its commands from another process."""
 
-    def answer(self, method: Method, *given: object) -> object:
-        """Return the result of ``method``, or its :class:`WorkerFailure`."""
-        try:
-            return getattr(self, method)(*given)
-        except Exception as error:
-            return WorkerFailure(_portable(error))
+    stop_s = 0.0
 
-    def build(self, told: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, sink: EventSink[WorkerMessage]) -> None:
+        self._setup = setup
+        self._sink = sink
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._active: RoundAggregation | None = None
+        self._sums: Accumulator | None = None
+
+    def send(self, command: Command) -> None:
+        """Queue a command."""
+        self._commands.put(command)
+
+    def run(self) -> None:
+        """Build the functions, and handle commands until :class:`Stop`."""
+        command: Command | None = None
+        while not isinstance(command, Stop):
+            try:
+                self._handle(command)
+            except Exception as error:
+                number = command.number if isinstance(command, Train) else None
+                self._sink.put(WorkerFailure(_portable(error), number))
+            command = self._commands.get()
+
+    def _handle(self, command: Command | None) -> None:
+        match command:
+            case None:
+                self._build()
+            case RoundTask():
+                self._rounds.begin(command)
+                self._task = command
+                self._active = None
+            case Train(_, portions):
+                task = self._task
+                if self._active is None:
+                    self._active = begin_aggregation(
+                        self._spec, task.opened, task.start, device="cpu", sums=self._sums, older=task.older
+                    )
+                reports: list[Report] = []
+                for portion, carries in portions:
+                    reports += self._rounds.train(self._active, portion, carries)
+                self._sink.put(reports)
+            case Collect():
+                partial: PartialSum | None = None
+                if self._active is not None:
+                    partial = self._active.aggregator.partial()
+                    self._sums, self._active = self._active.aggregator.released(), None
+                self._sink.put(partial)
+
+    def _build(self) -> None:
         """Build the functions. Raises ConfigError if the code here is not that of the simulation."""
         torch.set_num_threads(1)
-        if code_of(told.federation) != list(told.code):
+        setup = self._setup
+        if code_of(setup.federation) != list(setup.code):
             raise ConfigError(
                 "a worker of the simulation has other code: edgefl's version, or the file of the model or of the algorithm, "
                 "is another one there; install the same on every node",
-                expected=list(told.code),
+                expected=list(setup.code),
             )
-        plan = SimulationPlan.of(told.federation, told.dataset, device="cpu")
+        plan = SimulationPlan.of(setup.federation, setup.dataset, device="cpu")
         # The cores are taken by processes.
         self._spec: RunSpec = replace(plan.spec, aggregate=replace(plan.spec.aggregate, threads=1))
-        together = told.federation.simulation.together
-        self._rounds = LocalRounds(self._spec, plan.functions, told.clients, together)
-        self._sums: Accumulator | None = None
-
-    def begin(self, task: RoundTask) -> None:
-        """Start a round."""
-        self._rounds.begin(task)
-        self._task = task
-        self._active: RoundAggregation | None = None
-
-    def train(self, dealt: Dealt) -> list[Report]:
-        """Return the reports of the clients in ``dealt``."""
-        if self._active is None:
-            task = self._task
-            self._active = begin_aggregation(
-                self._spec, task.opened, task.start, device="cpu", sums=self._sums, older=task.older
-            )
-        active = self._active
-        return [
-            report for portion, carries in dealt for report in self._rounds.train(active, portion, carries)
-        ]
-
-    def collect(self) -> PartialSum | None:
-        """Return the partial sum of the portions since the last call, or None if there is none."""
-        if self._active is None:
-            return None
-        partial = self._active.aggregator.partial()
-        self._sums, self._active = self._active.aggregator.released(), None
-        return partial
+        self._rounds = LocalRounds(
+            self._spec, plan.functions, setup.clients, setup.federation.simulation.together
+        )
 
 
 def _portable(error: Exception) -> Exception:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from zlib import crc32
 
 import msgspec
 
-from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.address import Address
 from edgefl_server.aggregate.aggregator import PartialSum
-from edgefl_server.coordinator.states import Answered, OpenRound, Rules, TurnLost
+from edgefl_server.coordinator.states import Answered, OpenRound, TurnLost
 from edgefl_server.events import Event
 from edgefl_server.identity.registry import DeviceKey
 from edgefl_server.round_aggregation import RoundAggregationSpec
 from edgefl_server.updates.receiver import Reply
+from edgefl_server.workers.protocol import Died, Stop
 
 SHARDS = 64
 """Shards of a federation, and so the largest number of workers."""
@@ -42,33 +40,6 @@ def shards_of(worker: int, workers: int) -> range:
 def worker_of(device: str, workers: int) -> int:
     """Return the number of the worker that receives a device's updates."""
     return shard_of(device) % workers
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """Settings of a worker.
-
-    Attributes:
-        worker: Number of this worker, from 0.
-        workers: Number of workers.
-        federation: Name of the federation.
-        rules: Rules of the run.
-        limits: The worker's share of the federation's limits.
-        address: Address of the broker.
-        database: URL of the journal.
-        updates: Folder or fsspec URL of the updates' bytes.
-        enrolled: True if devices have to be on a list.
-    """
-
-    worker: int
-    workers: int
-    federation: str
-    rules: Rules
-    limits: Limits
-    address: Address
-    database: str
-    updates: str
-    enrolled: bool
 
 
 # -- commands of the server --------------------------------------------------------------------------------------
@@ -99,10 +70,6 @@ class End(msgspec.Struct, frozen=True):
 
     round: int
     summed: bool
-
-
-class Stop(msgspec.Struct, frozen=True):
-    """Stop the worker."""
 
 
 Command = Begin | UpdateKeys | DeviceDeclined | End | Stop
@@ -155,12 +122,6 @@ class RefusedCounts(msgspec.Struct, frozen=True):
     """Numbers of messages that were not read or stored since the worker began, by reason."""
 
     counts: Mapping[str, int]
-
-
-class Died(msgspec.Struct, frozen=True):
-    """The worker has ended."""
-
-    reason: str
 
 
 WorkerMessage = Ready | Progressed | Summed | KeyRequest | StorageFailed | RefusedCounts | Died

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ from edgefl.errors import ConfigError, StoreError
 from edgefl.system.clock import Clock
 from edgefl.system.memory import cores
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.events import EventSink, Inbox
+from edgefl.wire.mqtt.events import Inbox
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.states import Answers, OpenRound, Outage, State
@@ -34,10 +34,12 @@ from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards import messages
-from edgefl_server.shards.messages import SHARDS, WorkerSettings, shards_of, worker_of
-from edgefl_server.shards.process import ProcessLauncher
+from edgefl_server.shards.messages import SHARDS, shards_of, worker_of
+from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.retrying import RetryingJournal
 from edgefl_server.updates.receiver import stored_updates
+from edgefl_server.workers.process import ProcessLauncher
+from edgefl_server.workers.protocol import Died, Stop, WorkerHandle, WorkerLauncher
 
 _SUM_S = 120.0
 """Seconds for a worker to add its waiting updates, before the server adds them itself."""
@@ -45,26 +47,6 @@ _KEYS_S = 1.0
 """Seconds between two comparisons of the devices' keys: `edgefl enroll revoke` takes effect then."""
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 """Seconds before a worker that died is replaced: doubled each time, until one has lived for as long as the longest."""
-
-
-class WorkerHandle(Protocol):
-    """Server's end of one worker."""
-
-    def send(self, command: messages.Command) -> None:
-        """Send a command. A worker that is gone receives nothing; its :class:`Died` message reports that."""
-
-    def kill(self) -> None:
-        """End the worker at once. Updates that it did not journal are lost."""
-
-    def stop(self) -> None:
-        """Stop the worker, and wait until it has left the broker."""
-
-
-class WorkerLauncher(Protocol):
-    """Factory of workers: processes of this machine, or actors of a Ray cluster."""
-
-    def launch(self, settings: WorkerSettings, sink: EventSink[messages.WorkerMessage]) -> WorkerHandle:
-        """Start a worker. Raises StoreError if there is no room for it just now."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class WorkerOptions:
         """Return the options of a federation file. Raises ConfigError if they need Ray, and it is not installed."""
         if not table.ray:
             return cls(table.workers, updates=table.updates)
-        from edgefl_server.shards.actors import RayLauncher
+        from edgefl_server.workers.ray_cluster import RayLauncher
 
         return cls(table.workers, RayLauncher(table.ray, min(table.workers, SHARDS)), table.updates)
 
@@ -145,7 +127,7 @@ class _SlotSink:
 
     def put(self, message: messages.WorkerMessage, /) -> None:
         tagged = messages.FromWorker(self._number, self._generation, message)
-        if isinstance(message, messages.Summed | messages.Died):
+        if isinstance(message, messages.Summed | Died):
             self._sums.put(tagged)
         if not isinstance(message, messages.Summed):
             self._inbox.put(tagged)
@@ -214,7 +196,7 @@ class WorkerPool:
         """Stop all workers, at the same time."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         for handle in handles:
-            handle.send(messages.Stop())
+            handle.send(Stop())
         for handle in handles:
             handle.stop()
         for slot in self._slots:
@@ -354,7 +336,7 @@ class WorkerPool:
                 self._stall(slot, StoreError(text))
             case messages.RefusedCounts(counts):
                 slot.counts = counts
-            case messages.Died(reason):
+            case Died(reason):
                 self._replace(slot, reason)
         return NOTHING
 

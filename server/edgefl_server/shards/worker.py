@@ -19,7 +19,8 @@ from functools import partial
 
 from edgefl.errors import IdentityError, ProtocolError, StoreError
 from edgefl.system.clock import Clock, steady_time
-from edgefl.wire.mqtt.address import client_id
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.connection import AS_PUBLISHED
 from edgefl.wire.mqtt.envelope import unwrap, verified
 from edgefl.wire.mqtt.events import Connected, EventSink, Inbox, IncomingMessage
@@ -29,23 +30,55 @@ from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl.wire.text import printable
 from edgefl_server.coordinator.fleet import Devices, Status
 from edgefl_server.coordinator.roster import Device
-from edgefl_server.coordinator.states import Answered, State, TurnLost
+from edgefl_server.coordinator.states import Answered, Rules, State, TurnLost
 from edgefl_server.events import Event, Rejected
 from edgefl_server.identity.authenticator import check_valid, unknown_key, unsigned
 from edgefl_server.identity.registry import DeviceKey
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.shards import messages
-from edgefl_server.shards.messages import WorkerSettings, shard_of, shards_of
+from edgefl_server.shards.messages import shard_of, shards_of
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.places import store_at
 from edgefl_server.storage.retrying import RetryPolicy
 from edgefl_server.updates.rate_limit import RateLimiter
 from edgefl_server.updates.receiver import MAX_ROUNDS, ReceiveResult, Reply, UpdateReceiver
 from edgefl_server.updates.upload_scheduler import UploadScheduler
+from edgefl_server.workers.protocol import Stop
 
 _MAX_WAIT_S = 1.0
 _SUBSCRIBED_S = 0.01
 """Seconds between two looks whether the broker has confirmed the subscriptions."""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """Settings of a worker.
+
+    Attributes:
+        worker: Number of this worker, from 0.
+        workers: Number of workers.
+        federation: Name of the federation.
+        rules: Rules of the run.
+        limits: The worker's share of the federation's limits.
+        address: Address of the broker.
+        database: URL of the journal.
+        updates: Folder or fsspec URL of the updates' bytes.
+        enrolled: True if devices have to be on a list.
+    """
+
+    worker: int
+    workers: int
+    federation: str
+    rules: Rules
+    limits: Limits
+    address: Address
+    database: str
+    updates: str
+    enrolled: bool
+
+    def build(self, sink: EventSink[messages.WorkerMessage]) -> AggregationWorker:
+        """Return the worker that sends its messages to ``sink``."""
+        return AggregationWorker(self, sink)
 
 
 class UnknownDevice(IdentityError):
@@ -118,6 +151,9 @@ class AggregationWorker:
         clock: Epoch seconds, never set back.
     """
 
+    stop_s = 5.0
+    """Seconds to leave the broker. What is not journaled then is sent again by the devices."""
+
     def __init__(
         self, settings: WorkerSettings, sink: EventSink[messages.WorkerMessage], clock: Clock = steady_time
     ) -> None:
@@ -153,7 +189,7 @@ class AggregationWorker:
     def send(self, command: messages.Command) -> None:
         """Queue a command of the server. May be called from any thread."""
         self._commands.append(command)
-        if isinstance(command, messages.Stop):
+        if isinstance(command, Stop):
             self._policy.stop()
         self._inbox.put(_CommandQueued())
 
@@ -218,7 +254,7 @@ class AggregationWorker:
                 self._answer((Answered(command.device, accepted=False),))
             case messages.End():
                 self._end(command)
-            case messages.Stop():
+            case Stop():
                 self._is_stopped = True
 
     def _begin(self, command: messages.Begin) -> None:

@@ -40,7 +40,7 @@ def worker_pids(server: int | None) -> list[int]:
     """Of the workers that the server has just now."""
     with suppress(psutil.Error):
         children = psutil.Process(server).children()
-        return [child.pid for child in children if "edgefl_server.shards.process" in child.cmdline()]
+        return [child.pid for child in children if "edgefl_server.workers.process" in child.cmdline()]
     return []
 
 

@@ -10,9 +10,11 @@ from typing import Any
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.events import EventSink
-from edgefl_server.shards.messages import WorkerMessage, WorkerSettings
-from edgefl_server.shards.pool import WorkerLauncher, WorkerOptions
-from edgefl_server.shards.process import ProcessLauncher, ProcessWorkerHandle
+from edgefl_server.shards.messages import WorkerMessage
+from edgefl_server.shards.pool import WorkerOptions
+from edgefl_server.shards.worker import WorkerSettings
+from edgefl_server.workers.process import ProcessHandle, ProcessLauncher
+from edgefl_server.workers.protocol import WorkerLauncher
 from tests.server.fleet import RunningServer, plan_for
 from tests.server.forked import ForkedLauncher
 
@@ -32,10 +34,10 @@ class KnownWorkers:
     ) -> None:
         self.silenced_at = silenced_at or {}
         self._launcher = launcher or ForkedLauncher()
-        self.handles: dict[int, list[ProcessWorkerHandle]] = {}
+        self.handles: dict[int, list[ProcessHandle]] = {}
         self.silenced: set[int] = set()
 
-    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessWorkerHandle:
+    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessHandle:
         handles = self.handles.setdefault(settings.worker, [])
         if not handles:
             sink = _SilencingSink(self, settings.worker, sink)

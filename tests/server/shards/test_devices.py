@@ -28,10 +28,10 @@ from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
-from edgefl_server.shards.messages import Progressed, Summed, WorkerMessage, WorkerSettings, shard_of
+from edgefl_server.shards.messages import Progressed, Summed, WorkerMessage, shard_of
 from edgefl_server.shards.pool import WorkerOptions
-from edgefl_server.shards.process import ProcessWorkerHandle
-from edgefl_server.shards.worker import KeyRing, UnknownDevice
+from edgefl_server.shards.worker import KeyRing, UnknownDevice, WorkerSettings
+from edgefl_server.workers.process import ProcessHandle
 from tests.conftest import Mosquitto
 from tests.e2e.tap import Direction, Tap
 from tests.server.fleet import (
@@ -112,7 +112,7 @@ class _LateResults:
         self._kept: list[tuple[EventSink[WorkerMessage], Progressed]] = []
         self._lock = threading.Lock()
 
-    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessWorkerHandle:
+    def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessHandle:
         return ForkedLauncher().launch(settings, _LateSink(self, sink))
 
     def put(self, message: WorkerMessage, sink: EventSink[WorkerMessage]) -> None:

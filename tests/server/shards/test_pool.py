@@ -20,22 +20,22 @@ from edgefl_server.events import Event
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.reporter import EventReporter
-from edgefl_server.shards import process
 from edgefl_server.shards.messages import (
     Command,
-    Died,
     FromWorker,
     Ready,
     StorageFailed,
     UpdateKeys,
     WorkerMessage,
-    WorkerSettings,
 )
 from edgefl_server.shards.pool import WorkerPool
-from edgefl_server.shards.process import ProcessLauncher
+from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.retrying import RetryingJournal, RetryPolicy
 from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.workers import process
+from edgefl_server.workers.process import ProcessLauncher
+from edgefl_server.workers.protocol import Died
 from tests.server.fleet import plan_for
 
 WORKERS = 2

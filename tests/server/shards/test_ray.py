@@ -14,10 +14,10 @@ import pytest
 from edgefl.config.rounds import ServerTable
 from edgefl.errors import ConfigError, StoreError
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
-from edgefl_server.shards import actors
-from edgefl_server.shards.actors import AggregationActor, RayLauncher, RayWorkerHandle
-from edgefl_server.shards.messages import Died, WorkerMessage, worker_of
+from edgefl_server.shards.messages import worker_of
 from edgefl_server.shards.pool import WorkerOptions
+from edgefl_server.workers.protocol import Died
+from edgefl_server.workers.ray_cluster import RayHandle, RayLauncher, WorkerActor
 from tests.server.fleet import RunningServer
 from tests.server.shards.fleets import NAMES, model_of
 
@@ -33,10 +33,10 @@ def ray() -> Iterator[Any]:
 def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
     ray: Any, fleet: Callable[..., RunningServer], federation: str, tmp_path: Path
 ) -> None:
-    launched: list[RayWorkerHandle] = []
+    launched: list[RayHandle] = []
 
     class Launcher(RayLauncher):
-        def launch(self, *arguments: Any) -> RayWorkerHandle:
+        def launch(self, *arguments: Any) -> RayHandle:
             launched.append(super().launch(*arguments))
             return launched[-1]
 
@@ -54,7 +54,7 @@ def test_actors_end_with_the_same_bits_and_one_that_dies_is_replaced(
 
 
 @pytest.mark.slow
-def test_a_busy_cluster_is_named_and_waited_for(ray: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_cluster_is_named_and_waited_for(ray: Any) -> None:
     class Busy:
         def there(self) -> None: ...
 
@@ -67,10 +67,9 @@ def test_a_busy_cluster_is_named_and_waited_for(ray: Any, monkeypatch: pytest.Mo
     with pytest.raises(StoreError, match=r"cores, and all are taken: .*wait for other jobs"):
         RayLauncher("local", 1).launch(None, queue.SimpleQueue())  # type: ignore[arg-type]
 
-    monkeypatch.setattr(actors, "_ANSWER_S", 2.0)  # one that was promised a core and gets none
-    said: queue.Queue[WorkerMessage] = queue.Queue()
-    actor = ray.remote(num_cpus=1)(AggregationActor).remote(None)
-    handle = RayWorkerHandle(ray, actor, "worker-0", said)
+    said: queue.Queue[object] = queue.Queue()
+    actor = ray.remote(num_cpus=1)(WorkerActor).remote(None)
+    handle = RayHandle(ray, actor, said, answer_s=2.0)  # it was promised a core and gets none
     died = said.get(timeout=50)
     handle.kill()
     assert isinstance(died, Died) and "did not answer for 2 s" in died.reason

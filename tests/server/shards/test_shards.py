@@ -17,7 +17,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.shards.messages import SHARDS, Progressed, Summed, shard_of, shards_of, worker_of
-from edgefl_server.shards.process import ProcessLauncher
+from edgefl_server.workers.process import ProcessLauncher
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, ScriptedDevice
 from tests.server.forked import ForkedLauncher
@@ -125,8 +125,8 @@ from pathlib import Path
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.coordinator.states import Rules
-from edgefl_server.shards.process import ProcessLauncher
-from edgefl_server.shards.messages import WorkerSettings
+from edgefl_server.workers.process import ProcessLauncher
+from edgefl_server.shards.worker import WorkerSettings
 out = Path(sys.argv[1])
 rules = Rules(run="r", seed=0, rounds=1, tiers=())
 class Sink: put = print

@@ -1,0 +1,215 @@
+"""Workers as processes of this machine, each at the other end of a pipe. They end with their caller, however it ends.
+
+Such a process runs ``python -m edgefl_server.workers.process DESCRIPTOR``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any, Protocol
+
+from edgefl.errors import StoreError
+from edgefl.system.processes import start_module
+from edgefl.wire.mqtt.events import EventSink
+from edgefl_server.workers.protocol import Died, LoopSettings, Stop, WorkerLoop, no_room
+from edgefl_server.workers.shared_memory import SharedMemory, mapped
+
+_STOP_S = 5.0
+"""Seconds for a worker to stop."""
+
+SEND_S = 30.0
+"""Seconds for a worker to read a command: one that hangs must not block its caller."""
+
+
+class _SharedReference:
+    """Placeholder for a :class:`SharedMemory` in the pipe; its descriptor follows."""
+
+
+class WorkerProcess(Protocol):
+    """Process that runs :func:`serve`, with the interface of :class:`subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class ProcessLauncher:
+    """Factory of workers that are processes of this machine.
+
+    Args:
+        table: Configuration table that sets the number of workers.
+        send_s: Seconds after which a worker is killed that reads nothing.
+    """
+
+    def __init__(self, table: str = "server", send_s: float = SEND_S) -> None:
+        self._table = table
+        self._send_s = send_s
+        self._shared: list[SharedMemory] = []
+
+    def share(self, thing: object) -> SharedMemory:
+        """Return memory with the object. All but the first and the last that were shared are closed."""
+        memory = SharedMemory.of(thing)
+        self._shared.append(memory)
+        for old in self._shared[1:-1]:  # the first is what workers are built from, the last one the round
+            old.close()
+        del self._shared[1:-1]
+        return memory
+
+    def launch(self, settings: LoopSettings | SharedMemory, sink: EventSink[Any]) -> ProcessHandle:
+        """Start a worker. Raises :func:`no_room` if the machine has no room for a process."""
+        here: socket.socket | None = None
+        try:
+            here, there = socket.socketpair()
+            with there:
+                process = self.start(there)
+        except OSError as error:
+            if here is not None:
+                here.close()
+            raise no_room(
+                self._table,
+                f"no worker can be started: {error.strerror or error}; set {self._table}.workers lower, or raise what the "
+                "machine allows of processes, memory and open files (`ulimit -a`)",
+            ) from error
+        return ProcessHandle(process, here, settings, sink, self._send_s)
+
+    def start(self, there: socket.socket) -> WorkerProcess:
+        """Start a Python with the worker's end of the pipe. Ctrl-C does not reach it: its caller ends it."""
+        return start_module("edgefl_server.workers.process", there)
+
+    def close(self) -> None:
+        """Close the shared memory."""
+        for memory in self._shared:
+            memory.close()
+
+
+class ProcessHandle:
+    """Caller's end of one worker process.
+
+    Args:
+        process: Process of the worker.
+        here: Caller's end of the pipe.
+        settings: Settings of the worker.
+        sink: Receives the worker's messages.
+        send_s: Seconds after which a worker is killed that reads nothing.
+    """
+
+    def __init__(
+        self,
+        process: WorkerProcess,
+        here: socket.socket,
+        settings: LoopSettings | SharedMemory,
+        sink: EventSink[Any],
+        send_s: float = SEND_S,
+    ) -> None:
+        self._process = process
+        seconds, microseconds = divmod(round(send_s * 1_000_000), 1_000_000)
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", seconds, microseconds))
+        self._socket = here
+        self._connection = Connection(os.dup(here.fileno()))
+        self._sink = sink
+        self._sending = threading.Lock()
+        self.send(settings)
+        threading.Thread(target=self._receive, name="worker", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: object) -> None:
+        """Send a command or shared memory. A worker that is gone receives nothing; its :class:`Died` reports that."""
+        with self._sending:
+            try:
+                if isinstance(command, SharedMemory):
+                    self._connection.send(_SharedReference())
+                    send_handle(self._connection, command.file.fileno(), 0)
+                else:
+                    self._connection.send(command)
+            except OSError:  # it is gone or hangs; after a part of a message the pipe cannot be used any more
+                self._end()
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        self._end()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Stop the worker, and wait until it has ended its work."""
+        self.send(Stop())
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_S)
+        self.kill()
+
+    def _end(self) -> None:
+        with suppress(OSError):  # the other side is gone
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._process.kill()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._sink.put(self._connection.recv())
+        except (EOFError, OSError):
+            code = self._process.wait()
+            reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._sink.put(Died(reason))
+
+
+# -- the worker's end --------------------------------------------------------------------------------------------
+
+
+class _PipeSink:
+    """Sink that sends a worker's messages to its caller."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def put(self, message: object, /) -> None:
+        with suppress(OSError):  # the caller is gone, which the other thread notices
+            self._connection.send(message)
+
+
+def _read(connection: Connection) -> Any:
+    message = connection.recv()
+    return mapped(recv_handle(connection)) if isinstance(message, _SharedReference) else message
+
+
+def _listen(connection: Connection, loop: WorkerLoop) -> None:
+    """Pass the caller's commands to the worker, and end the process soon after the caller."""
+    try:
+        while True:
+            loop.send(_read(connection))
+    except (EOFError, OSError):
+        loop.send(Stop())
+        time.sleep(loop.stop_s)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def serve(descriptor: int) -> None:
+    """Run a worker at the worker's end of the pipe, which is the file ``descriptor``."""
+    connection = Connection(descriptor)
+    settings: LoopSettings = _read(connection)
+    loop = settings.build(_PipeSink(connection))
+    # A thread reads, so that the caller never waits for the worker, and the worker ends with the pipe.
+    threading.Thread(target=_listen, args=(connection, loop), daemon=True).start()
+    with suppress(StoreError):  # reported before, at each retry
+        loop.run()
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,87 @@
+"""Interfaces of a worker and its caller, which exchange messages over a private connection.
+
+Both kinds of workers, processes and actors, run the same loops. Commands arrive in order. All messages of a worker go to
+one sink, on a thread, and :class:`Died` is the last one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+from edgefl.errors import ConfigError, EdgeflError, StoreError
+from edgefl.wire.mqtt.events import EventSink
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """Command to stop the worker."""
+
+
+class Died(msgspec.Struct, frozen=True):
+    """The worker has ended."""
+
+    reason: str
+
+
+class WorkerLoop(Protocol):
+    """Program of a worker, in the worker's process.
+
+    Attributes:
+        stop_s: Seconds for it to stop before its process ends anyway.
+    """
+
+    stop_s: float
+
+    def send(self, command: Any) -> None:
+        """Queue a command. May be called from any thread."""
+
+    def run(self) -> None:
+        """Handle commands until :class:`Stop`."""
+
+
+class LoopSettings(Protocol):
+    """Settings of a worker: the first thing that is sent to it."""
+
+    def build(self, sink: EventSink[Any]) -> WorkerLoop:
+        """Return the worker's loop, which sends its messages to ``sink``."""
+
+
+class WorkerHandle(Protocol):
+    """Caller's end of one worker."""
+
+    def send(self, command: object) -> None:
+        """Send a command or a shared object. A worker that is gone receives nothing; its :class:`Died` reports that."""
+
+    def kill(self) -> None:
+        """End the worker at once."""
+
+    def stop(self) -> None:
+        """Stop the worker, and wait until it has ended its work."""
+
+
+class WorkerLauncher(Protocol):
+    """Factory of workers."""
+
+    def share(self, thing: object) -> object:
+        """Return a reference to ``thing`` to send: it is copied once for all workers of a machine."""
+
+    def launch(self, settings: Any, sink: EventSink[Any]) -> WorkerHandle:
+        """Start a worker with :class:`LoopSettings`, or with a reference to them, whose messages go to ``sink``.
+
+        Raises :func:`no_room` if no worker can be started just now.
+        """
+
+    def close(self) -> None:
+        """Release what the workers share."""
+
+
+def no_room(table: str, text: str, **details: object) -> EdgeflError:
+    """Return the error for missing resources: a server waits for them (StoreError), a simulation ends (ConfigError).
+
+    Args:
+        table: Configuration table that sets the number of workers: ``server`` or ``simulation``.
+        text: Message of the error.
+        details: Values of the message.
+    """
+    return (StoreError if table == "server" else ConfigError)(text, **details)

@@ -1,0 +1,62 @@
+"""Memory with many arrays that processes share.
+
+It is written once and mapped by each process. It has no name, so it is freed with the last process that holds it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+_ALIGNED = 64
+_COUNT = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Open shared memory. Its ``file`` has a descriptor, which can be sent to another process for :func:`mapped`."""
+
+    file: BinaryIO
+
+    @classmethod
+    def of(cls, thing: object) -> SharedMemory:
+        """Return memory with the pickled ``thing`` and its arrays."""
+        buffers: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
+        file = _nameless()
+        for part in (memoryview(head), *(buffer.raw() for buffer in buffers)):
+            file.write(_COUNT.pack(part.nbytes))
+            file.write(bytes(-file.tell() % _ALIGNED))
+            file.write(part)
+        file.flush()
+        return cls(file)
+
+    def close(self) -> None:
+        """Close it here. Processes that mapped it keep it."""
+        self.file.close()
+
+
+def _nameless() -> BinaryIO:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("edgefl"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def mapped(descriptor: int) -> Any:
+    """Return the object that another process wrote, with read-only arrays. Closes the descriptor."""
+    size = os.fstat(descriptor).st_size
+    whole = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
+    os.close(descriptor)
+    parts, at = [], 0
+    while at < size:
+        (count,) = _COUNT.unpack_from(whole, at)
+        at += _COUNT.size
+        at += -at % _ALIGNED
+        parts.append(whole[at : at + count])
+        at += count
+    return pickle.loads(parts[0], buffers=parts[1:])
