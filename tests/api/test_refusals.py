@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from torch import nn
@@ -22,16 +21,11 @@ from edgefl.errors import ConfigError, DataError, EdgeflError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.address import Address
-from edgefl_server.events import RoundClosed, Warned
+from edgefl_server.events import Warned
 from edgefl_server.storage import journal
 from edgefl_server.storage.history import History, rounds_of
 from edgefl_server.storage.places import journal_at, store_at
-
-CLOSED = RoundClosed(
-    **{"round": 1, "outcome": "closed", "accuracy": 0.5, "loss": 1.0, "train_loss": 1.0, "seconds": 2.0},
-    **{"reports": 2, "rejected": 0, "weights_sha256": "0" * 64},
-    **{"down_bytes": 1, "up_bytes": 2, "server_down_bytes": 3},
-)
+from tests.support.events import round_closed
 
 
 def own_method(objective: object, *, mu: float = 0.1) -> None:
@@ -230,13 +224,13 @@ def test_a_running_runs_model_is_its_newest_checkpoint(tmp_path: Path) -> None:
 
 def test_a_history_survives_damage_and_a_full_disk(tmp_path: Path) -> None:
     history = History(tmp_path)
-    assert history.take(CLOSED) is None
+    assert history.take(round_closed()) is None
     with (tmp_path / "history.jsonl").open("ab") as file:
         file.write(b'{"event": "roundclosed", "text": "\xff')
-    history.take(msgspec.structs.replace(CLOSED, round=2))
+    history.take(round_closed(2))
     assert [row.round for row in rounds_of(tmp_path)] == [1, 2]
 
-    problem = History(tmp_path / "gone").take(CLOSED)
+    problem = History(tmp_path / "gone").take(round_closed())
     assert isinstance(problem, Warned) and "history.jsonl" in problem.text
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,29 +14,15 @@ from edgefl.cli.federation.lines import Repeats, line, text_of
 from edgefl_export.compiler import cache
 from edgefl_server import events
 from edgefl_server.events import AwaitedDevice
+from tests.support.events import round_closed
 
 NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 SHA = "a1b2c3d4e5f60789" * 4
 
 
-def closed(
-    outcome: str = "closed", accuracy: float | None = None, loss: float | None = None, text: str = ""
-) -> events.RoundClosed:
-    return events.RoundClosed(
-        round=2,
-        outcome=outcome,
-        accuracy=accuracy,
-        loss=loss,
-        train_loss=1.0,
-        seconds=1.0,
-        reports=1,
-        rejected=0,
-        weights_sha256=SHA,
-        down_bytes=3 << 20,
-        up_bytes=2048,
-        server_down_bytes=1,
-        text=text,
-    )
+def closed(**changes: Any) -> events.RoundClosed:
+    usual = {"accuracy": None, "loss": None, "reports": 1, "weights_sha256": SHA}
+    return round_closed(2, **{**usual, "down_bytes": 3 << 20, "up_bytes": 2048, **changes})
 
 
 LINES: list[tuple[events.Event, str | None]] = [

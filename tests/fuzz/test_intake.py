@@ -12,12 +12,12 @@ from benchmarks.fuzz_messages import mutated, random_topic
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Connected, IncomingMessage
-from edgefl.wire.mqtt.messages import Hello, Progress, Status, Task, UpdateChunk, encode
+from edgefl.wire.mqtt.messages import Hello, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server import events
 from edgefl_server.service import Service
 from tests.fuzz.corpus import golden
-from tests.server.fleet import WEIGHTS, chunks_of, plan_for, trained, update_for
+from tests.server.fleet import WEIGHTS, chunks_of, plan_for, progress, trained, update_for
 
 MESSAGES = 3_000
 NOWHERE = Address("127.0.0.1", 9)
@@ -51,23 +51,12 @@ def genuine(service: Service) -> list[bytes]:
     own = opened.assignments[DEVICE]
     task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
-    progress = Progress(
-        round=1,
-        tier="strong",
-        stage="train",
-        step=1,
-        steps=2,
-        loss=0.5,
-        step_ms=1,
-        peak_bytes=1,
-        down_bytes=1,
-        up_bytes=1,
-    )
+    training = progress("train", step=1, steps=2)
     chunks = [encode(chunk) for chunk in chunks_of(encode(update), own.nonce, 1024)]
     return [
         *chunks,
         encode(task),
-        encode(progress),
+        encode(training),
         *golden("hello*", "status*", "decline*", "update*", "ack*"),
     ]
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+import edgefl
+from edgefl.api.simulate import Simulation
 from edgefl.config import Federation, parse
 from edgefl.simulator.results import RoundRow
 
@@ -31,9 +36,18 @@ class Stopped(Exception):
     """The simulation is stopped here."""
 
 
-def stop_after(number: int) -> Callable[[RoundRow], None]:
+def stop_after(number: int, chosen: Federation, out: Path, **options: Any) -> None:
+    """Simulate, and stop after this round."""
+
     def watch(row: RoundRow) -> None:
         if row.round == number:
             raise Stopped
 
-    return watch
+    with pytest.raises(Stopped):
+        edgefl.simulate(chosen, out, watch=watch, **options)
+
+
+def in_halves(number: int, chosen: Federation, out: Path) -> Simulation:
+    """Simulate until this round, and then the rest."""
+    stop_after(number, chosen, out)
+    return edgefl.simulate(chosen, out, resume=True)

@@ -9,7 +9,7 @@ import pytest
 import edgefl
 from edgefl.api.simulate import Simulation
 from edgefl.errors import ParticipationError
-from tests.simulator.small import Stopped, federation, stop_after
+from tests.simulator.small import federation, in_halves
 
 LOSSY: dict[str, dict[str, object]] = {
     "federation": {"rounds": 6},
@@ -24,9 +24,7 @@ def test_a_stopped_run_selects_the_same_clients(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(**LOSSY)
     whole = edgefl.simulate(chosen, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(3))
-    halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
+    halves = in_halves(3, chosen, tmp_path / "halves")
 
     def told(made: Simulation) -> list[tuple[str, int, float | None]]:
         return [(row.weights_sha256, row.selected, row.fairness) for row in made.history]

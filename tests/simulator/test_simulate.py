@@ -20,7 +20,7 @@ from edgefl.simulator.functions import recorded
 from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
 from tests.rings.rows import mostly_slow
-from tests.simulator.small import Stopped, federation, stop_after
+from tests.simulator.small import Stopped, federation, in_halves
 
 
 def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
@@ -61,9 +61,7 @@ def test_a_stopped_run_ends_the_same(kept: str, tmp_path: Path, monkeypatch: pyt
     }[kept]
     chosen = federation(**changes)
     whole = edgefl.simulate(chosen, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(2))
-    halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True)
+    halves = in_halves(2, chosen, tmp_path / "halves")
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
 
@@ -71,9 +69,7 @@ def test_a_stopped_run_ends_the_same(kept: str, tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 def test_one_that_was_stopped_before_anything_was_saved_begins_again(tmp_path: Path) -> None:
     whole = edgefl.simulate(federation(), tmp_path / "whole")
-    with pytest.raises(Stopped):
-        edgefl.simulate(federation(), tmp_path / "halves", watch=stop_after(2))
-    halves = edgefl.simulate(federation(), tmp_path / "halves", resume=True)
+    halves = in_halves(2, federation(), tmp_path / "halves")
 
     assert [row.weights_sha256 for row in halves.history] == [row.weights_sha256 for row in whole.history]
 
@@ -241,9 +237,7 @@ def test_a_collapsed_round_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyP
         round={"rollback_accuracy": 0.02},
     )
     whole = edgefl.simulate(chosen, tmp_path / "whole").history
-    with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "halves", watch=stop_after(3))
-    halves = edgefl.simulate(chosen, tmp_path / "halves", resume=True).history
+    halves = in_halves(3, chosen, tmp_path / "halves").history
 
     assert [row.outcome for row in whole] == ["closed"] * 3 + ["abandoned"] * 2
     assert {row.weights_sha256 for row in whole[2:]} == {whole[2].weights_sha256}

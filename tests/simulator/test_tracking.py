@@ -17,7 +17,7 @@ from edgefl.config.text import dump
 from edgefl.errors import ConfigError
 from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
-from tests.simulator.small import Stopped, federation, stop_after
+from tests.simulator.small import federation, stop_after
 
 TOLD = {"accuracy", "loss", "train_loss", "reports", "up_bytes", "simulated_s", "energy_j"}
 
@@ -154,8 +154,7 @@ def test_one_that_goes_on_tells_no_round_twice(
     """Where nothing was saved, two rounds are run again: they are there already, or their events are written anew."""
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", every_s)
     chosen = federation(simulation={"mlflow": store, "tensorboard": True})
-    with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "out", watch=stop_after(2))
+    stop_after(2, chosen, tmp_path / "out")
     with next((tmp_path / "out" / "tensorboard").iterdir()).open("ab") as file:
         file.write(b"\x07half an event")
     made = edgefl.simulate(chosen, tmp_path / "out", resume=True)

@@ -24,7 +24,7 @@ from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, Wor
 from edgefl_server.workers.protocol import Died, Stop
 from edgefl_server.workers.shared_memory import SharedMemory, mapped
 from tests.rings.rows import mostly_slow
-from tests.simulator.test_simulate import Stopped, federation, stop_after
+from tests.simulator.test_simulate import federation, stop_after
 
 CASES: dict[str, dict[str, dict[str, object]]] = {
     "mixed tiers, residuals on clients": {
@@ -116,8 +116,7 @@ def test_a_simulation_resumes_with_other_workers(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("edgefl.simulator.folder._SAVE_EVERY_S", 0.0)
     chosen = federation(**CASES["mixed tiers, residuals on clients"])
     whole = edgefl.simulate(chosen, tmp_path / "whole")
-    with pytest.raises(Stopped):
-        edgefl.simulate(chosen, tmp_path / "parts", workers=2, watch=stop_after(2))  # type: ignore[arg-type]
+    stop_after(2, chosen, tmp_path / "parts", workers=2)
     assert nobody_is_left()
     parts = edgefl.simulate(chosen, tmp_path / "parts", resume=True, workers=1)
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import http.client
-import json
 import os
-import ssl
 import subprocess
 import sys
 import time
@@ -14,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from edgefl.lab.broker import free_port
 from edgefl.web.page import PACKED, VARIABLE, WebSettings
+from tests.support.http import Answer, ask
 
 FEDERATION = """
 [federation]
@@ -45,17 +42,6 @@ def page_of_files(folder: Path) -> Path:
         (folder / name).write_text(f"<!doctype html><title>{name}</title>")
     (folder / f"{WASM}{PACKED}").write_bytes(gzip.compress(CODE))
     return folder
-
-
-@dataclass
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
@@ -115,21 +101,7 @@ class WebProcess:
         return self.process.stderr.read().decode()
 
     def get(self, path: str, **headers: str) -> Answer:
-        at = urlsplit(self.url)
-        assert at.hostname is not None
-        if self.authority:
-            context = ssl.create_default_context(cafile=self.authority)
-            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-                at.hostname, at.port, timeout=300, context=context
-            )
-        else:
-            connection = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
-        try:
-            connection.request("GET", path, headers=headers)
-            found = connection.getresponse()
-            return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
-        finally:
-            connection.close()
+        return ask(self.url, "GET", path, headers, authority=self.authority)
 
     def asked(self, path: str) -> Answer:
         """With the secret."""

@@ -20,19 +20,18 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import ClientIds, Role, client_id
 from edgefl.wire.mqtt.envelope import bare
 from edgefl.wire.mqtt.events import Disconnected, Event, IncomingMessage, Refusal
-from edgefl.wire.mqtt.messages import Hello, Progress, Round, Status, Task, UpdateChunk, encode
+from edgefl.wire.mqtt.messages import Hello, Round, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl_server.events import DeviceLost, Offline, Rejected, RoundClosed
 from tests.conftest import SessionFactory
 from tests.e2e.hostile.stage import DEVICES, EVERYTHING, FEDERATION, TOPICS, Stage, Tap, changed, secured
-from tests.server.fleet import chunks_of, trained, update_for
+from tests.server.fleet import chunks_of, progress, trained, update_for
 from tests.wire.mqtt.events import wait_for, wait_until, wait_up
 from tests.wire.mqtt.speakers import speaker_in
 
 HELLO = Hello(agent="t", memory_bytes=1 << 30, cores=1, samples=10, engines={})
 FIRST, SECOND = (TOPICS.device(name) for name in DEVICES)
-NUMBERS = dict.fromkeys(("step", "steps", "peak_bytes", "down_bytes", "up_bytes"), 0)
-PROGRESS = Progress(round=1, tier="strong", stage="train", loss=1.0, step_ms=1.0, **NUMBERS)
+PROGRESS = progress("train")
 
 MakeStage = Callable[..., Stage]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -11,25 +10,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-from urllib.parse import urlsplit
+
+from tests.support.http import Answer, ask
 
 TOKEN = "0123456789abcdef-operator"
-
-
-@dataclass
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def text(self) -> str:
-        return self.body.decode()
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 @dataclass
@@ -76,12 +60,4 @@ class PageProcess:
         return self.ask("POST", "/api/orders", own | headers, json.dumps(content).encode())
 
     def ask(self, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
-        at = urlsplit(self.url)
-        assert at.hostname is not None
-        connection = http.client.HTTPConnection(at.hostname, at.port, timeout=300)
-        try:
-            connection.request(method, path, body, headers)
-            found = connection.getresponse()
-            return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
-        finally:
-            connection.close()
+        return ask(self.url, method, path, headers, body)

@@ -8,9 +8,10 @@ import pytest
 
 from edgefl_server import events
 from edgefl_server.dashboard.known.tail import AnyEvent, FeedEvent, FeedReader, decode_event
-from edgefl_server.events import DeviceSeen, Noted, RoundClosed, UpdateAccepted
+from edgefl_server.events import DeviceSeen, Noted, UpdateAccepted
 from edgefl_server.storage import feed
 from edgefl_server.storage.feed import Feed
+from tests.support.events import round_closed
 
 
 def followed(tail: FeedReader) -> list[FeedEvent]:
@@ -34,21 +35,7 @@ def test_every_kind_of_event_can_be_read_again() -> None:
 
 
 def test_what_is_told_is_read_as_it_was_told(tmp_path: Path) -> None:
-    closed = RoundClosed(
-        round=1,
-        outcome="closed",
-        accuracy=None,
-        loss=0.5,
-        train_loss=None,
-        seconds=2.0,
-        reports=3,
-        rejected=0,
-        weights_sha256="ab",
-        down_bytes=1,
-        up_bytes=2,
-        server_down_bytes=3,
-        metrics={"f1": 0.25},
-    )
+    closed = round_closed(accuracy=None, loss=0.5, train_loss=None, metrics={"f1": 0.25})
     written(tmp_path, closed, Noted(text="a"), seen("reported", 0, variants={"g": "b"}))
 
     first, second, third = followed(FeedReader(tmp_path))

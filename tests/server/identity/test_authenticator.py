@@ -10,8 +10,9 @@ from edgefl.errors import IdentityError
 from edgefl.wire.enrolment import new_token, proof
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import MessageSigner
-from edgefl.wire.mqtt.messages import Decline, Hello, Message, Progress, Status, encode
+from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, encode
 from edgefl_server.identity.registry import Registry
+from tests.server.fleet import progress
 from tests.server.identity.lab import CHUNK, DECLINE, MINE, Lab, hello, topic_of
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -221,17 +222,6 @@ def test_the_same_refusal_is_new_once(lab: Lab) -> None:
 
 
 def test_progress_of_an_unsigned_name_is_as_before(lab: Lab) -> None:
-    progress = Progress(
-        round=1,
-        tier="t",
-        stage="train",
-        step=1,
-        steps=2,
-        loss=0.0,
-        step_ms=0.0,
-        peak_bytes=0,
-        down_bytes=0,
-        up_bytes=0,
-    )
+    training = progress("train")
 
-    assert lab.take(encode(progress), progress) == progress
+    assert lab.take(encode(training), training) == training

@@ -12,6 +12,7 @@ from edgefl.errors import DataError
 from edgefl_server import events
 from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, verify
 from edgefl_server.storage.history import History
+from tests.support.events import round_closed
 
 DEVICES = ("a", "b")
 
@@ -19,23 +20,6 @@ DEVICES = ("a", "b")
 def accepted(device: str, number: int) -> events.UpdateAccepted:
     return events.UpdateAccepted(
         device=device, tier="t", round=number, nonce=f"n{number}", sha256="5" * 64, weight=1
-    )
-
-
-def closed(number: int) -> events.RoundClosed:
-    return events.RoundClosed(
-        round=number,
-        outcome="closed",
-        accuracy=0.5,
-        loss=1.0,
-        train_loss=1.0,
-        seconds=1.0,
-        reports=2,
-        rejected=0,
-        weights_sha256=f"{number}" * 64,
-        down_bytes=1,
-        up_bytes=1,
-        server_down_bytes=1,
     )
 
 
@@ -61,8 +45,8 @@ def log(tmp_path: Path) -> Path:
     told(audit, started())
     for number in (1, 2):
         told(audit, events.RoundOpened(round=number, goal=2, devices=DEVICES, deadline=9.0))
-        told(audit, *(accepted(device, number) for device in DEVICES), closed(number))
-        history.take(closed(number))
+        told(audit, *(accepted(device, number) for device in DEVICES), round_closed(number))
+        history.take(round_closed(number))
     return tmp_path / NAME
 
 
@@ -97,7 +81,7 @@ def test_what_was_done_to_it_is_named(
 def test_half_a_line_of_a_killed_server_goes_and_the_chain_goes_on(log: Path) -> None:
     log.write_bytes(log.read_bytes()[:-30])
 
-    told(Audit(log.parent), closed(2), events.Stopped(next_round=3, rounds=2))
+    told(Audit(log.parent), round_closed(2), events.Stopped(next_round=3, rounds=2))
 
     found = verify(log.parent)
     assert (found.lines, found.problems) == (10, ())
@@ -133,11 +117,11 @@ def test_a_full_disk_is_told_and_the_next_line_stands_whole(log: Path, tmp_path:
     whole = log.read_bytes()
     log.unlink()
     log.symlink_to("/dev/full")
-    assert audit.take(closed(3)) is not None
+    assert audit.take(round_closed(3)) is not None
     log.unlink()
     log.write_bytes(whole)
 
-    told(audit, closed(3))
+    told(audit, round_closed(3))
 
     assert verify(log.parent).problems == ()
 
@@ -152,7 +136,7 @@ def test_what_is_kept_in_memory_is_of_the_open_round(tmp_path: Path) -> None:
     told(audit, started())
     for number in range(1, 20):
         told(audit, events.RoundOpened(round=number, goal=2, devices=DEVICES, deadline=9.0))
-        told(audit, *(accepted(device, number) for device in DEVICES), closed(number))
+        told(audit, *(accepted(device, number) for device in DEVICES), round_closed(number))
     for number in range(100):
         told(audit, rejected(f"stranger-{number}"))
 
