@@ -20,7 +20,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.manifest import ports, segments_of
 from edgefl_export.memory.usage import rewritable
 from edgefl_export.onnx.model import to_onnx

@@ -116,7 +116,7 @@ def op_functions_are_read_once() -> Iterator[None]:
 
     Only where tests export: they have imported the table by now.
     """
-    tables = sys.modules.get("edgefl_export.onnx.op_tables")
+    tables = sys.modules.get("edgefl_export.onnx.model")
     with pytest.MonkeyPatch.context() as patch:
         if tables is not None and tables._from_torchlib is not None:
             patch.setattr(tables._REGISTRY, "from_torchlib", staticmethod(tables._registry))

@@ -46,7 +46,7 @@ from edgefl.system.structs import filled
 from edgefl_device.host import processor_features
 from edgefl_device.round.autotune import suited_variant
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.target import Target

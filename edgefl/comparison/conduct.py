@@ -17,7 +17,7 @@ from edgefl.models.python_state.snapshots import Snapshot, StateChange, snapshot
 from edgefl.models.torch_functions.control_flow import writes
 from edgefl.models.torch_functions.storage import memory_of
 from edgefl.models.user_code import at_line
-from edgefl_export.capture.instead import instead_of
+from edgefl_export.capture.refusals import instead_of
 
 _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore[attr-defined]
 _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]

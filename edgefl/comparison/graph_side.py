@@ -19,8 +19,9 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.system.memory import collecting_later, release_freed
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl_export.capture.checks import check_ops, drop_outside_writes
-from edgefl_export.capture.trace import TracedFunction, trace
+from edgefl_export.capture.graph import TracedFunction
+from edgefl_export.capture.refusals import check_ops, drop_outside_writes
+from edgefl_export.capture.trace import trace
 from edgefl_export.verify.rounding import double_precision
 
 

@@ -42,8 +42,7 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.text import notebook_table
 from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
-from edgefl_export.deploy.preprocessing import Preprocessing, preprocessing_of
-from edgefl_export.deploy.program import INPUT, Subject
+from edgefl_export.deploy.program import INPUT, Preprocessing, Subject, preprocessing_of
 from edgefl_export.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 _SIZES = frozenset({"ratio", "exit", "width", "counts"})

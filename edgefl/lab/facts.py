@@ -22,8 +22,7 @@ from edgefl.system.distribution import NAME, version
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.export import ExportedModel
-from edgefl_export.deploy.preprocessing import Pixels, Preprocessing, Waves, raw_spec
-from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT
+from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, Pixels, Preprocessing, Waves, raw_spec
 
 SCHEMA = 1
 """Version of the facts; grows when a key changes its meaning."""

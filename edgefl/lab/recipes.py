@@ -10,7 +10,7 @@ from edgefl.models.layers.log_mel import FLOOR
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, TableReader, TextReader
 from edgefl.wire.images import DRAFT
-from edgefl_export.deploy.preprocessing import Pixels, Preprocessing
+from edgefl_export.deploy.program import Pixels, Preprocessing
 
 Recipe = dict[str, Any]
 

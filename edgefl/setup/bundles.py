@@ -24,7 +24,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle
 from edgefl_export.compiler.compiler import Compiler, target_of
 from edgefl_export.compiler.request import CompileRequest, Exchange, TierTraining

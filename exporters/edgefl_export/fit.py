@@ -7,11 +7,11 @@ Memory is predicted from the graphs (:mod:`edgefl_export.memory.predict`), all e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 
 import msgspec
 
@@ -31,10 +31,77 @@ from edgefl_export.compiler.algorithm import TrainingChoices
 from edgefl_export.compiler.manifest import batch_size
 from edgefl_export.compiler.request import TierTraining
 from edgefl_export.device import Device
-from edgefl_export.memory.guess import guessed, next_traced, step_bytes
 from edgefl_export.memory.recompute import lean_and_peak
 from edgefl_export.offers import DEAD, Fit, SubmodelOffer
 from edgefl_export.onnx.target import OnnxTarget
+
+# Choice of the sizes of a submodel kind that are traced, if a device names its memory.
+#
+# Memory rises or falls with the size. So sizes between two traced ones on the same side of the device's memory are on that
+# side too, unless a guess puts them near it. Between two on different sides the search continues at the size with the
+# nearest guess. A guess follows :func:`step_bytes`, which needs a run without values and no graph::
+#
+#     while (at := next_traced(bytes_of_sizes, peaks, memory)) is not None:
+#         peaks[at] = traced(at)
+
+NEAR = 1.15
+"""A guess this many times away from what a device has, up or down, is far."""
+
+_WEIGHT_COPIES = 3
+"""Weights, their gradients, and what the optimizer keeps of them."""
+
+
+def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
+    """Return the bytes of all results of a forward pass through the trained units, and of the weights with their copies.
+
+    More of them means more memory; only a trace returns how much.
+    """
+    weights = sum(tensor.nbytes for tensor in submodel.suffix.parameters())
+    return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
+
+
+def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
+    """Return the peak of each size, in order.
+
+    Known ``peaks``, by place, are kept; the first and the last must be among them. Others are interpolated between their
+    neighbours by ``sizes`` (:func:`step_bytes`).
+    """
+    guesses = dict(peaks)
+    for before, after in pairwise(sorted(peaks)):
+        for at in range(before + 1, after):
+            guesses[at] = int(
+                peaks[after] + _share(sizes, before, at, after) * (peaks[before] - peaks[after])
+            )
+    return [guesses[at] for at in range(len(sizes))]
+
+
+def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> int | None:
+    """Return the place of the size to trace next, or None.
+
+    The first and the last size come first, then one between two of which one fits into ``memory``, then sizes near it.
+    """
+    for end in (0, len(sizes) - 1):
+        if end not in peaks:
+            return end
+    guesses = guessed(sizes, peaks)
+    between = [
+        at
+        for before, after in pairwise(sorted(peaks))
+        if (peaks[before] <= memory) != (peaks[after] <= memory)
+        for at in range(before + 1, after)
+    ]
+    near = [
+        at for at, guess in enumerate(guesses) if at not in peaks and memory / NEAR <= guess <= memory * NEAR
+    ]
+    return min(between or near, key=lambda at: abs(guesses[at] - memory), default=None)
+
+
+def _share(sizes: Sequence[int], before: int, at: int, after: int) -> float:
+    """Return the position of ``at`` between its neighbours, from 1 at the one before to 0 at the one after."""
+    if not (whole := sizes[before] - sizes[after]):
+        return (after - at) / (after - before)
+    return min(1.0, max(0.0, (sizes[at] - sizes[after]) / whole))
+
 
 Progress = Callable[[str], None]
 """A user's function, called with a line of text before each size."""

@@ -7,18 +7,21 @@ because 0 * inf is NaN. So only values that :mod:`edgefl_export.value_ranges` kn
 
 from __future__ import annotations
 
+import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from functools import reduce
 from operator import or_
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from edgefl_export.capture.nodes import broadcast_shape, fake_value, node_argument
-from edgefl_export.named import named
-from edgefl_export.value_ranges import LARGEST, ValueRange, guessed_divisor, value_ranges
+import edgefl.models.layers.cells  # noqa: F401 - defines ops
+from edgefl_export.capture.nodes import PORT, argument, broadcast_shape, fake_value, node_argument
+from edgefl_export.operators import AFTER, named
 
 _aten = torch.ops.aten
 _ZEROS = {
@@ -182,3 +185,297 @@ def _spread(
         bits = reduce(or_, (origins[read] for read in node.all_input_nodes), own(node))
         origins[node] = 0 if ends(node) else bits
     return origins
+
+
+# Ranges of the values of a graph before it runs: whether they are finite, and their sign.
+#
+# Inputs are taken to be finite, and sums, products and exponentials to stay within float32: a run that leaves it has
+# diverged. The rules are about the ops that return an infinity for ordinary numbers: roots, logarithms, quotients.
+
+_aten, _ops = torch.ops.aten, torch.ops.edgefl
+_RECURRENT = {_ops.gru_cells.default, _ops.lstm_cells.default}
+_RECURRENT |= {_ops.gru_cells_backward.default, _ops.lstm_cells_backward.default}
+
+
+class ValueRange(IntEnum):
+    """Sets of numbers, each within the one before it. BELOW holds finite numbers and minus infinity, as masked scores."""
+
+    ANY = 0
+    BELOW = 1
+    FINITE = 2
+    NONNEGATIVE = 3
+    POSITIVE = 4
+
+
+MOST_OF_EPS = 1e-2
+"""Largest constant that a normalization adds to a variance."""
+MOST_OF_EXPONENTS = 80.0
+LARGEST = 1e30
+"""Finite values lie below this number: a comparison with a larger one tests for infinity."""
+
+Look = Callable[[Any], ValueRange]
+"""Returns the range of an argument, a node or a number."""
+Rule = Callable[[fx.Node, Look], ValueRange]
+
+
+def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
+    """Return the range of each node's entries, of all its tensors if it has several results; ANY for an op without a rule.
+
+    A placeholder is a running variance if its port, ``meta[PORT]``, is called so. Divisors are guessed
+    (:func:`guessed_divisor`).
+    """
+    ranges: dict[fx.Node, ValueRange] = {}
+
+    def look(value: Any) -> ValueRange:
+        return ranges[value] if isinstance(value, fx.Node) else _of_number(value)
+
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            ranges[node] = _of_constant(getattr(module, str(node.target)))
+        elif node.op != "output":
+            known = _of_type(node)
+            ranges[node] = _of_op(node, look) if known is None else known
+    return ranges
+
+
+def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueRange]) -> fx.Node | None:
+    """Return the divisor of ``node`` if the node's range holds only for a divisor that is not zero, else None.
+
+    Computed single numbers are mostly the row counts of a mean over a batch with masked rows: they are guessed not to be 0.
+    """
+    if node.target is not _aten.div.Tensor or ranges[node] < ValueRange.FINITE:
+        return None
+    divisor = node.args[1]
+    guessed = isinstance(divisor, fx.Node) and ranges[divisor] is not ValueRange.POSITIVE
+    return divisor if guessed else None  # type: ignore[return-value]
+
+
+def _of_type(node: fx.Node) -> ValueRange | None:
+    """Return the range that follows from the dtype, None for floats."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        return None
+    if value.dtype is torch.bool:
+        return ValueRange.NONNEGATIVE
+    if not value.is_floating_point():
+        return ValueRange.FINITE
+    return None
+
+
+def _of_op(node: fx.Node, look: Look) -> ValueRange:
+    if node.op == "placeholder":
+        return ValueRange.FINITE
+    rule = _RULES.get(node.target)
+    return rule(node, look) if rule else ValueRange.ANY
+
+
+def _of_number(value: Any) -> ValueRange:
+    if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
+        return ValueRange.ANY
+    if value == -math.inf:
+        return ValueRange.BELOW
+    return ValueRange.POSITIVE if value > 0 else ValueRange.NONNEGATIVE if value == 0 else ValueRange.FINITE
+
+
+def _of_constant(data: Tensor) -> ValueRange:
+    if not data.numel():
+        return ValueRange.FINITE
+    if data.is_complex():
+        return ValueRange.ANY
+    return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
+
+
+def _passed(node: fx.Node, look: Look) -> ValueRange:
+    """Return the widest range of the arguments: entries, sums and means of values keep it."""
+    return min(map(look, node.all_input_nodes), default=ValueRange.ANY)
+
+
+def _at(*places: int) -> Rule:
+    """Return the rule of :func:`_passed` for these positional arguments alone, numbers included."""
+    return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
+
+
+def _computed(least: ValueRange, made: ValueRange) -> Rule:
+    """Return the rule of an op that maps ``least``, and ranges within it, to ``made``."""
+    return lambda node, look: made if _passed(node, look) >= least else ValueRange.ANY
+
+
+def _at_least(floor: ValueRange, needed: ValueRange) -> Rule:
+    """Return the rule of an op that keeps the range of its first argument within ``needed``, and raises it to ``floor``."""
+
+    def rule(node: fx.Node, look: Look) -> ValueRange:
+        known = look(node.args[0])
+        return max(known, floor) if known >= needed else ValueRange.ANY
+
+    return rule
+
+
+def _added(node: fx.Node, look: Look) -> ValueRange:
+    least, most = sorted(map(look, node.args[:2]))
+    if node.kwargs:
+        return min(least, ValueRange.FINITE)
+    return most if least >= ValueRange.NONNEGATIVE or _is_variance(*node.args[:2]) else least
+
+
+def _is_variance(first: Any, second: Any) -> bool:
+    """Return True for a running variance, which is not negative, plus the epsilon of a norm."""
+    variance = isinstance(first, fx.Node) and first.meta.get(PORT, "").endswith(".running_var")
+    return variance and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
+
+
+def _subtracted(node: fx.Node, look: Look) -> ValueRange:
+    first, second = map(look, node.args[:2])
+    return min(first, ValueRange.FINITE) if second >= ValueRange.FINITE else ValueRange.ANY
+
+
+def _multiplied(node: fx.Node, look: Look) -> ValueRange:
+    first, second = map(look, node.args[:2])
+    if min(first, second) < ValueRange.FINITE:
+        return ValueRange.ANY
+    return max(first, ValueRange.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
+
+
+def _divided(node: fx.Node, look: Look) -> ValueRange:
+    first, second = map(look, node.args[:2])
+    if first < ValueRange.FINITE:
+        return ValueRange.ANY
+    if second is ValueRange.POSITIVE:
+        return first
+    divisor = node.args[1]
+    if isinstance(divisor, (int, float)):
+        return ValueRange.FINITE if divisor else ValueRange.ANY
+    if second < ValueRange.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
+        return ValueRange.ANY
+    return min(first, second)
+
+
+def _powered(node: fx.Node, look: Look) -> ValueRange:
+    known, exponent = look(node.args[0]), node.args[1]
+    if known is ValueRange.POSITIVE:
+        return known
+    if known < ValueRange.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+        return ValueRange.ANY
+    if exponent % 2 == 0:
+        return ValueRange.NONNEGATIVE
+    return known if known is ValueRange.NONNEGATIVE or exponent % 1 == 0 else ValueRange.ANY
+
+
+def _clamped(low: str) -> Rule:
+    def rule(node: fx.Node, look: Look) -> ValueRange:
+        known, bound = look(node.args[0]), argument(node, low)
+        if known < ValueRange.BELOW or bound is None:
+            return min(known, ValueRange.FINITE)
+        return max(look(bound), ValueRange.FINITE)
+
+    return rule
+
+
+def _largest(node: fx.Node, look: Look) -> ValueRange:
+    """Return the range of a maximum. A window of minus infinities alone is taken not to occur."""
+    ranges = [look(value) for value in node.all_input_nodes]
+    return max(*ranges, ValueRange.FINITE) if min(ranges) >= ValueRange.BELOW else ValueRange.ANY
+
+
+def _selected(node: fx.Node, look: Look) -> ValueRange:
+    """Return the range of both branches, or of the first alone if the condition holds for every finite value."""
+    condition, first, second = node.args
+    assert isinstance(condition, fx.Node)
+    if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
+        value, bound = condition.args
+        if look(value) >= ValueRange.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
+            return look(first)
+    return min(look(first), look(second))
+
+
+def _exponential(node: fx.Node, look: Look) -> ValueRange:
+    """Return NONNEGATIVE for a bounded exponent, because exp(89) overflows float32. Underflow to 0 may happen."""
+    read = node.args[0]
+    bounded = isinstance(read, fx.Node) and look(read) >= ValueRange.BELOW and _is_bounded(read, look)
+    return ValueRange.NONNEGATIVE if bounded else ValueRange.ANY
+
+
+def _is_bounded(node: fx.Node, look: Look) -> bool:
+    """Return True for log-softmax, x - max x, -y and -c y of a y that is not negative, and clamped values."""
+    second = node.args[1] if len(node.args) > 1 else None
+    if node.target is _aten._log_softmax.default:
+        return True
+    if node.target is _aten.neg.default:
+        return look(node.args[0]) >= ValueRange.NONNEGATIVE
+    if node.target in (_aten.mul.Tensor, _aten.mul.Scalar):
+        return (
+            look(node.args[0]) >= ValueRange.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+        )
+    if node.target is _aten.clamp.default:
+        most = argument(node, "max")
+        return isinstance(most, (int, float)) and most <= MOST_OF_EXPONENTS
+    if node.target is not _aten.sub.Tensor or node.kwargs or not isinstance(second, fx.Node):
+        return False
+    return second.target is _aten.amax.default and second.args[0] is node.args[0]
+
+
+def _logarithm(node: fx.Node, look: Look) -> ValueRange:
+    operand = look(node.args[0])
+    if operand is ValueRange.POSITIVE:
+        return ValueRange.FINITE
+    return ValueRange.BELOW if operand is ValueRange.NONNEGATIVE else ValueRange.ANY
+
+
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(
+        named(
+            "_to_copy _unsafe_view alias amin avg_pool2d cat clone expand flip mean mean.dim minimum "
+            "permute repeat reshape select.int slice.Tensor split.Tensor split_with_sizes sort squeeze "
+            "squeeze.dim squeeze.dims sum sum.dim_IntList t topk transpose.int unsqueeze view"
+        )
+        | {operator.getitem, AFTER},
+        _passed,
+    ),
+    **dict.fromkeys(
+        (_aten.embedding.default, _aten.gather.default, _aten.index.Tensor, _aten.index_select.default),
+        _at(0),
+    ),
+    **dict.fromkeys((_aten.full.default, _aten.full_like.default), _at(1)),
+    _aten.scalar_tensor.default: _at(0),
+    _aten.constant_pad_nd.default: _at(0, 2),
+    _aten.where.self: _selected,
+    **dict.fromkeys(
+        (_aten.scatter.src, _aten.scatter_add.default), _computed(ValueRange.FINITE, ValueRange.FINITE)
+    ),
+    **dict.fromkeys(
+        named(
+            "addmm bmm ceil convolution cos cumsum elu floor gelu leaky_relu mm "
+            "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training native_group_norm "
+            "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
+        )
+        | _RECURRENT,
+        _computed(ValueRange.FINITE, ValueRange.FINITE),
+    ),
+    # A row of nothing but minus infinity makes NaN.
+    _aten._log_softmax.default: _computed(ValueRange.FINITE, ValueRange.FINITE),
+    _aten._softmax.default: _computed(ValueRange.FINITE, ValueRange.NONNEGATIVE),
+    **dict.fromkeys(
+        (_aten.erf.default, _aten.sign.default, _aten.tanh.default),
+        _computed(ValueRange.BELOW, ValueRange.FINITE),
+    ),
+    _aten.sigmoid.default: _computed(ValueRange.BELOW, ValueRange.NONNEGATIVE),
+    _aten.exp.default: _exponential,
+    _aten.log.default: _logarithm,
+    _aten.log1p.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
+    _aten.sqrt.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
+    **dict.fromkeys(
+        (_aten.reciprocal.default, _aten.rsqrt.default), _computed(ValueRange.POSITIVE, ValueRange.POSITIVE)
+    ),
+    _aten.abs.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.FINITE),
+    _aten.relu.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.BELOW),
+    **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
+    **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _subtracted),
+    **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _multiplied),
+    **dict.fromkeys((_aten.div.Tensor, _aten.div.Scalar), _divided),
+    _aten.pow.Tensor_Scalar: _powered,
+    _aten.clamp.default: _clamped("min"),
+    _aten.clamp_min.default: _clamped("min"),
+    _aten.hardtanh.default: _clamped("min_val"),
+    **dict.fromkeys(
+        (_aten.amax.default, _aten.maximum.default, _aten.max_pool2d_with_indices.default), _largest
+    ),
+}

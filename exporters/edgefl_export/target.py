@@ -12,8 +12,8 @@ from edgefl.contract.algorithm import Function
 from edgefl.wire.bundle.formats import FormatName
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.graph import Table
-from edgefl_export.capture.trace import LoweredGraph, TracedFunction, decompose, trace
+from edgefl_export.capture.graph import LoweredGraph, Table, TracedFunction
+from edgefl_export.capture.trace import decompose, trace
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.verify.graphs import Verification
 

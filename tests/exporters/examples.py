@@ -14,7 +14,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.manifest import ports
 
 BATCH = 4

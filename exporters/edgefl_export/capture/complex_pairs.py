@@ -18,11 +18,11 @@ from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
-from edgefl_export.capture.instead import instead_of
 from edgefl_export.capture.locate import locate_call, refusal
 from edgefl_export.capture.nodes import fake_value, results
+from edgefl_export.capture.refusals import instead_of
 from edgefl_export.decompositions.complex_numbers import RULES, ComplexPair, Operand, as_pair, halves, joined
-from edgefl_export.named import named
+from edgefl_export.operators import named
 
 _aten = torch.ops.aten
 _WRITTEN_OUT = (

@@ -13,7 +13,8 @@ from torch import Tensor, fx
 
 from edgefl.contract.algorithm import Function
 from edgefl.system.memory import collecting_later
-from edgefl_export.capture.trace import TracedFunction, trace
+from edgefl_export.capture.graph import TracedFunction
+from edgefl_export.capture.trace import trace
 
 
 class TraceCache:

@@ -22,8 +22,10 @@ from torch.fx.experimental.proxy_tensor import CONSTANT_NUMEL_LIMIT, disable_aut
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from edgefl.contract.algorithm import Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.torch_functions.layouts import META, ListKey, from_key, layout_key
-from edgefl_export.named import named
+from edgefl_export.operators import named
 
 Table = Mapping[OpOverload, Callable[..., object]]
 """What stands for an op: a function of its arguments. One that returns NotImplemented leaves the op as it is."""
@@ -39,6 +41,39 @@ _BY_DEVICE = frozenset(
 # Products, which take nearly all of a run's time. Nothing reads what they give for one example; its layout is known.
 _PRODUCTS = named("convolution convolution_backward mm addmm bmm baddbmm")
 _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
+
+
+@dataclass(frozen=True)
+class TracedFunction:
+    """Result of the first pass: forward, backward and update of ``function`` as they ran, and the specs of its outputs."""
+
+    function: Function
+    module: fx.GraphModule
+    outputs: Mapping[str, TensorSpec]
+
+
+@dataclass(frozen=True)
+class LoweredGraph:
+    """A function as a functional graph of core ops, which the passes of a target rewrite.
+
+    ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
+    in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
+    """
+
+    function: Function
+    module: fx.GraphModule
+    inputs: Mapping[str, TensorSpec]
+    outputs: Mapping[str, TensorSpec]
+    unused: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.function.name
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """Run the graph in torch; entries of ``tensors`` that are not inputs are ignored."""
+        results = self.module(*(tensors[name] for name in self.inputs))
+        return dict(zip(self.outputs, results, strict=True))
 
 
 def graph_of(

@@ -12,8 +12,7 @@ gone by then, which is why one pass cannot do both. Last, what no output needs i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
@@ -31,23 +30,23 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Function
-from edgefl.contract.tensors import Tensors, TensorSpec, role_of
+from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.errors import EdgeflError, ExportError
 from edgefl.submodels.channels.trace import plain_attention
-from edgefl_export.capture.checks import (
+from edgefl_export.capture.complex_pairs import NoComplexFormError, without_complex
+from edgefl_export.capture.graph import LoweredGraph, Table, TracedFunction, graph_of
+from edgefl_export.capture.nodes import PORT, copy_of, fake_value, read_inputs, results
+from edgefl_export.capture.patches import patched
+from edgefl_export.capture.refusals import (
     check_constants,
     check_ops,
     drop_outside_writes,
     untraceable,
     written_by,
 )
-from edgefl_export.capture.complex_pairs import NoComplexFormError, without_complex
-from edgefl_export.capture.gradients import rewrite_gradients
-from edgefl_export.capture.graph import Table, graph_of
-from edgefl_export.capture.nodes import PORT, copy_of, fake_value, read_inputs, results
-from edgefl_export.capture.patches import patched
+from edgefl_export.capture.rewrites import rewrite_gradients
 from edgefl_export.decompositions import core_table, first_table
-from edgefl_export.named import named
+from edgefl_export.operators import named
 
 _aten = torch.ops.aten
 
@@ -98,39 +97,6 @@ _SAME_VALUE = named("alias clone detach detach_ lift_fresh lift_fresh_copy")
 _FLOAT = 0.5
 
 _Flat = Callable[..., tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True)
-class TracedFunction:
-    """Result of the first pass: forward, backward and update of ``function`` as they ran, and the specs of its outputs."""
-
-    function: Function
-    module: fx.GraphModule
-    outputs: Mapping[str, TensorSpec]
-
-
-@dataclass(frozen=True)
-class LoweredGraph:
-    """A function as a functional graph of core ops, which the passes of a target rewrite.
-
-    ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
-    in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
-    """
-
-    function: Function
-    module: fx.GraphModule
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    unused: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.function.name
-
-    def __call__(self, tensors: Tensors) -> Tensors:
-        """Run the graph in torch; entries of ``tensors`` that are not inputs are ignored."""
-        results = self.module(*(tensors[name] for name in self.inputs))
-        return dict(zip(self.outputs, results, strict=True))
 
 
 def capture(function: Function, table: Table | None = None) -> LoweredGraph:

@@ -17,15 +17,14 @@ from edgefl.wire.bundle.sources import Node
 from edgefl.wire.bundle.variants import folded
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.fingerprint import TraceCache
-from edgefl_export.capture.trace import LoweredGraph, TracedFunction
+from edgefl_export.capture.graph import LoweredGraph, TracedFunction
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle
-from edgefl_export.compiler.manifest import build_manifest, ports, segments_of
+from edgefl_export.compiler.manifest import build_manifest, check_wiring, ports, segments_of
 from edgefl_export.compiler.request import CompileRequest
-from edgefl_export.compiler.wiring import check_wiring
 from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.onnx.target import OnnxTarget
-from edgefl_export.sources.blob import packed_sources
+from edgefl_export.sources import packed_sources
 from edgefl_export.target import Target
 from edgefl_export.verify.graphs import Verification
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -14,11 +16,13 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.graphs import Segment
 from edgefl.wire.bundle.manifest import (
     PLANNED,
+    SAMPLE,
     SEGMENTED,
     Bucket,
     Chunk,
     DataSpec,
     Graph,
+    Input,
     Manifest,
     PhaseSpec,
     Port,
@@ -182,3 +186,237 @@ def trained_entries(algorithm: Algorithm) -> int:
         if weights:
             return sum(math.prod(spec.shape) for spec in weights)
     return 0
+
+
+# Check that the graphs of a manifest fit together: each tensor that one reads, an earlier one or the device provides.
+
+_ALWAYS_FED = ("hyper", "data", "noise")
+_SAMPLES = ("x", "y")
+
+
+@dataclass(frozen=True)
+class _RunStage:
+    """Place where a device runs a graph.
+
+    Attributes:
+        what: the place, for messages.
+        roles: roles of the ports that the device feeds there.
+        remedy: advice for a port that it does not feed.
+        parts: parts of a batch that it feeds.
+        first_only: only the first stream of batches is fed.
+    """
+
+    what: str
+    roles: tuple[str, ...]
+    remedy: str
+    parts: tuple[str, ...] = ()
+    first_only: bool = False
+
+    def feeds(self, port: Port, others: Collection[str] = ()) -> bool:
+        """Return True if a device whose samples have the inputs ``others`` beside x feeds ``port`` here."""
+        if port.role != "batch":
+            return port.role in self.roles
+        stream, _, part = port.label.partition(".")
+        known = part in self.parts or (bool(self.parts) and part in (SAMPLE, *others))
+        return "batch" in self.roles and known and (stream == "0" or not self.first_only)
+
+
+_KEEP_STATE = "return it from start as state.*, which steps read"
+_START = _RunStage("start", ("weights", "carry", *_ALWAYS_FED), "read it in a step")
+_STEP = _RunStage("a step", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, _SAMPLES)
+_PASS = _RunStage("a step over the data", ("state", "batch", *_ALWAYS_FED), _KEEP_STATE, (*_SAMPLES, "mask"))
+_FINISH = _RunStage(
+    "finish", ("weights", "carry", "state", *_ALWAYS_FED), "return what it needs from a step as state.*"
+)
+_EVALUATE = _RunStage(
+    "evaluate",
+    ("weights", "batch"),
+    "evaluate by weights and batch.0 alone",
+    (*_SAMPLES, "mask"),
+    first_only=True,
+)
+_PERSONALIZE = _RunStage(
+    "personalize",
+    ("weights", "batch", *_ALWAYS_FED),
+    "make the step from weights and batch.0 alone",
+    _SAMPLES,
+    first_only=True,
+)
+
+
+def check_wiring(manifest: Manifest) -> None:
+    """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
+    for place, graph in _placed(manifest):
+        _check_fed(place, graph, [each.name for each in manifest.data.others])
+        _check_in_place(graph)
+    steps = [manifest.graph(phase.graph) for phase in manifest.phases]
+    _check_state([manifest.graph(manifest.start), *steps, manifest.graph(manifest.finish)])
+    _check_hyper(manifest)
+    _check_record([manifest.graph(chunk.graph) for chunk in manifest.prefix], steps)
+    for phase in manifest.phases:
+        for bucket in phase.shorter:
+            _check_shorter(manifest.graph(phase.graph), manifest.graph(bucket.graph))
+    for graph in {manifest.graph(name).name: manifest.graph(name) for name in _whole(manifest)}.values():
+        _check_others(graph, manifest.data)
+    for phase in manifest.phases:
+        if phase.over_data:
+            _check_pass(manifest.graph(phase.graph), manifest.data)
+    if manifest.personalize:
+        _check_personalize(manifest.graph(manifest.personalize))
+
+
+def _placed(manifest: Manifest) -> Iterator[tuple[_RunStage, Graph]]:
+    """Yield every graph that a device feeds by roles, with its place. Chunks of a frozen prefix have one port."""
+    yield _START, manifest.graph(manifest.start)
+    for phase in manifest.phases:
+        for name in (phase.graph, *(bucket.graph for bucket in phase.shorter)):
+            yield _PASS if phase.over_data else _STEP, manifest.graph(name)
+    yield _FINISH, manifest.graph(manifest.finish)
+    yield _EVALUATE, manifest.graph(manifest.evaluate)
+    if manifest.personalize:
+        yield _PERSONALIZE, manifest.graph(manifest.personalize)
+
+
+def _check_fed(place: _RunStage, graph: Graph, others: Collection[str]) -> None:
+    for port in graph.inputs:
+        if not place.feeds(port, others):
+            raise ExportError(
+                f"function {graph.name!r} reads {port.name!r}, which no device feeds to {place.what}: "
+                f"{_listed(place, others)}; {place.remedy}",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _check_in_place(graph: Graph) -> None:
+    """Check that state written into the memory of an input has the type and shape of that input."""
+    read = {port.name: port for port in graph.inputs_of("state")}
+    left = {port.name: port for port in graph.outputs_of("state")}
+    for name in graph.in_place:
+        if name not in read or read[name] != left.get(name):
+            raise ExportError(
+                f"function {graph.name!r} is to write {name!r} in place, and reads {_shown(read.get(name))} and leaves "
+                f"{_shown(left.get(name))} there; the exporter of format {graph.format!r} may name only state that stays "
+                "as it is in type and shape",
+                function=graph.name,
+                port=name,
+            )
+
+
+def _whole(manifest: Manifest) -> list[str]:
+    """Return the names of the graphs that read samples of full length."""
+    shorter = {bucket.graph for phase in manifest.phases for bucket in phase.shorter}
+    return [graph.name for graph in manifest.graphs if graph.name not in shorter]
+
+
+def _check_shorter(whole: Graph, shorter: Graph) -> None:
+    """Check that a step for shorter samples reads and returns the same state, and as many rows."""
+    states = [(each.inputs_of("state"), each.outputs_of("state")) for each in (whole, shorter)]
+    rows = [[(port.name, port.shape[:1]) for port in each.inputs_of("batch")] for each in (whole, shorter)]
+    if states[0] != states[1] or rows[0] != rows[1]:
+        raise ExportError(
+            f"function {shorter.name!r}, which {whole.name!r} is for shorter samples, reads or leaves another state or "
+            "other rows: its weights may not depend on the length",
+            function=shorter.name,
+        )
+
+
+def _check_others(graph: Graph, data: DataSpec) -> None:
+    """Check that inputs of samples have the shape and the dtype of the manifest."""
+    listed: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
+    for port in graph.inputs_of("batch"):
+        part = port.label.partition(".")[2]
+        if part in listed and (port.dtype, port.shape[1:]) != (listed[part].dtype, listed[part].shape):
+            raise ExportError(
+                f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, samples have {part} as {listed[part].dtype}"
+                f"{list(listed[part].shape)}; describe the data as the model reads them",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _listed(place: _RunStage, others: Collection[str]) -> str:
+    stream = "batch.0" if place.first_only else "batch.<k>"
+    batches = [f"{stream}.{part}" for part in (*place.parts, *(others if place.parts else ()))]
+    return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"
+
+
+def _and(words: Collection[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _check_state(graphs: list[Graph]) -> None:
+    state: dict[str, Port] = {}
+    for graph in graphs:
+        for port in graph.inputs_of("state"):
+            if state.get(port.name) != port:
+                left = _shown(state.get(port.name))
+                raise ExportError(
+                    f"function {graph.name!r} reads {port.name!r} as {_shown(port)}, the functions before it leave "
+                    f"{left}; return it from them",
+                    function=graph.name,
+                    port=port.name,
+                )
+        state |= {port.name: port for port in graph.outputs_of("state")}
+
+
+def _check_hyper(manifest: Manifest) -> None:
+    read = {port.label for graph in manifest.graphs for port in graph.inputs_of("hyper")}
+    if missing := sorted(read - set(manifest.hyper)):
+        raise ExportError(
+            f"algorithm {manifest.program!r} reads {missing} but gives no default; list them in Algorithm.hyper",
+            algorithm=manifest.program,
+            hyper=missing,
+        )
+
+
+def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
+    """Check that each chunk records rows of the shape that the next chunk, or the first step, reads."""
+    for writer, reader in pairwise([*chunks, *steps[:1]] if chunks else []):
+        left = next(iter(writer.outputs_of("record")), None)
+        read = next((port for port in reader.inputs_of("batch") if port.label == "0.x"), None)
+        if left is None or (read and (left.dtype, left.shape[1:]) != (read.dtype, read.shape[1:])):
+            raise ExportError(
+                f"chunk {writer.name!r} records {_shown(left)}, {reader.name!r} reads {_shown(read)}; cut the model "
+                "at the same place for both",
+                writer=writer.name,
+                reader=reader.name,
+            )
+
+
+def _check_pass(graph: Graph, data: DataSpec) -> None:
+    """Check that a step over all the data has one batch and reads its mask, by which it ignores repeated rows."""
+    labels = {port.label for port in graph.inputs_of("batch")}
+    allowed = {"0.x", "0.y", "0.mask", f"0.{SAMPLE}", *(f"0.{each.name}" for each in data.others)}
+    if "0.mask" not in labels or not labels <= allowed:
+        raise ExportError(
+            f"function {graph.name!r} passes over the data and reads {sorted(labels)} of its batch; it should read 0.x, "
+            "0.y and 0.mask, by which it leaves out the rows that only fill up the last batch, and no other stream",
+            function=graph.name,
+            batch=sorted(labels),
+        )
+
+
+def _check_personalize(graph: Graph) -> None:
+    """Check that the weights that an adaptation returns can be fed to it again, for its next step."""
+    read = {port.name: port for port in graph.inputs_of("weights")}
+    roles = {port.role for port in graph.outputs}
+    if "weights" not in roles or roles - {"weights", "metric"}:
+        raise ExportError(
+            f"function {graph.name!r} returns {sorted(roles)}; one that adapts the model returns weights and may return "
+            "metrics, nothing else",
+            function=graph.name,
+        )
+    for port in graph.outputs_of("weights"):
+        if read.get(port.name) != port:
+            raise ExportError(
+                f"function {graph.name!r} returns {port.name!r} as {_shown(port)} and reads "
+                f"{_shown(read.get(port.name))}; read and return the same weights",
+                function=graph.name,
+                port=port.name,
+            )
+
+
+def _shown(port: Port | None) -> str:
+    return "nothing of that name" if port is None else f"{port.dtype}{list(port.shape)}"

@@ -16,30 +16,13 @@ from edgefl_export.decompositions import (
     convolution,
     indexing,
     layout,
-    linear,
     normalization,
-    padding,
     pooling,
-    reduction,
     resize,
-    strided,
 )
-from edgefl_export.decompositions.rule import Rules
+from edgefl_export.operators import Rules
 
-_FAMILIES = (
-    activation,
-    arithmetic,
-    convolution,
-    indexing,
-    layout,
-    linear,
-    normalization,
-    padding,
-    pooling,
-    reduction,
-    resize,
-    strided,
-)
+_FAMILIES = (activation, arithmetic, convolution, indexing, layout, normalization, pooling, resize)
 
 RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 

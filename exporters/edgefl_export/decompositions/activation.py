@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from edgefl_export.decompositions.rule import Rules
+from edgefl_export.operators import Rules
 
 _aten = torch.ops.aten
 

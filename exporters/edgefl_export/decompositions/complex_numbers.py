@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from edgefl_export.named import named
+from edgefl_export.operators import named
 
 _aten = torch.ops.aten
 

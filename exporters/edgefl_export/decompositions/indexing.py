@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from edgefl_export.decompositions.rule import DECLINED, Rules
+from edgefl_export.operators import DECLINED, Rules
 
 _aten = torch.ops.aten
 

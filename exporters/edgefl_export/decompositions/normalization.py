@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edgefl_export.decompositions.rule import DECLINED, Rules
+from edgefl_export.operators import DECLINED, Rules
 
 _aten = torch.ops.aten
 
@@ -167,7 +167,7 @@ _library.define(
 )
 _library.impl("batch_norm_gradient", batch_norm_gradient, "CompositeExplicitAutograd")
 GRADIENT = torch.ops.edgefl.batch_norm_gradient.default
-"""What a norm gives a convolution that takes the gain into its kernel (:mod:`edgefl_export.capture.gradients`)."""
+"""What a norm gives a convolution that takes the gain into its kernel (:mod:`edgefl_export.capture.rewrites`)."""
 
 RULES: Rules = {
     GRADIENT: batch_norm_gradient,

@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl_export.decompositions.rule import DECLINED, Rules
-from edgefl_export.decompositions.separable import along, taps
-from edgefl_export.named import named
+from edgefl_export.decompositions.pooling import along, taps
+from edgefl_export.operators import DECLINED, Rules, named
 
 _aten = torch.ops.aten
 

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import is_pointwise
-from edgefl_export.named import named
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER, named
 
 _aten = torch.ops.aten
 

@@ -17,6 +17,9 @@ from typing import Any
 
 from edgefl.system.lazy_modules import parts_alone
 
+METHOD = "forward"
+"""Name of the method of a program that runs its function."""
+
 _MODULES = (
     "executorch.exir.schema",
     "executorch.exir.scalar_type",

@@ -18,9 +18,8 @@ from edgefl.system.distribution import install
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES, Outputs
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.graph import Table
-from edgefl_export.capture.storing import store_early
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph, Table
+from edgefl_export.capture.rewrites import store_early
 from edgefl_export.executorch import rules
 from edgefl_export.executorch.layout import move_transpositions
 from edgefl_export.memory.budget import Form, Measures, within
@@ -31,7 +30,7 @@ from edgefl_export.verify.graphs import Verification, agrees
 
 if TYPE_CHECKING:
     from edgefl_export.executorch.check.isolated import IsolatedRunner
-    from edgefl_export.executorch.check.ports import TensorPort
+    from edgefl_export.executorch.check.programs import TensorPort
 
 _aten = torch.ops.aten
 
@@ -104,9 +103,9 @@ class ExecuTorchTarget(Target):
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
         """Write a program.
 
-        The writer recomputes cheap values with or without a budget (:mod:`edgefl_export.executorch.program.keep`); a budget
-        adds products. A relative budget is a share of the plan without one. A program is not cut into segments: each would
-        keep an arena and an XNNPACK workspace of its own.
+        The writer recomputes cheap values with or without a budget (:mod:`edgefl_export.executorch.program.partition`); a
+        budget adds products. A relative budget is a share of the plan without one. A program is not cut into segments: each
+        would keep an arena and an XNNPACK workspace of its own.
         """
         from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 
@@ -159,7 +158,7 @@ class ExecuTorchTarget(Target):
         return {ROWS: form} if agrees(lowered.function, tuple(lowered.outputs), run, verification) else {}
 
     def port_mismatch(self, graph: Graph, model: bytes) -> str:
-        from edgefl_export.executorch.check.ports import read_ports
+        from edgefl_export.executorch.check.programs import read_ports
 
         try:
             inputs, outputs = read_ports(model)

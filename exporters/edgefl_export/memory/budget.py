@@ -20,8 +20,8 @@ from torch import fx
 from edgefl.contract.tensors import role_of
 from edgefl.errors import ExportError
 from edgefl.system.sizes import mebibytes, mebibytes_up
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget, RecomputePlan, beside_tensors, lean, peak_bytes, plans

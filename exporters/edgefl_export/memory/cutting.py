@@ -17,10 +17,10 @@ from torch import Tensor, fx
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl_export.artifact import is_page
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import fake_value, node_argument, read_inputs, results
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 
 _clone = torch.ops.aten.clone.default
 

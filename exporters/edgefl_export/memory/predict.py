@@ -22,11 +22,10 @@ from torch import fx
 
 from edgefl.contract.tensors import role_of
 from edgefl_export.artifact import is_page
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import fake_value, int_argument, ints_argument
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.usage import PRODUCTS, constants, has_many, rewritable, size, timeline, workspace
-from edgefl_export.named import named
-from edgefl_export.ordering import POSITIVE
+from edgefl_export.operators import POSITIVE, named
 
 # onnxruntime's memory arena, run on sizes alone.
 #

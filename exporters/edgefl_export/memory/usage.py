@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, fx
 
 from edgefl.contract.tensors import role_of
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import node_argument, results
-from edgefl_export.capture.trace import LoweredGraph
-from edgefl_export.named import named
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER, named
 
 _aten = torch.ops.aten
 

@@ -1,29 +1,182 @@
-"""Writer of ONNX models: a graph of core ops in, bytes out. No other module calls torch.onnx.
+"""Caches for tables that torch.onnx computes again for each export, and for each node of it.
 
-The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
-shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
-optimizer of torch.onnx stays off, because it folds and renames; the few clean-ups below touch constants only.
+onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
+reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
+core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
+are mixed it runs every op once more, without values; each node has the result already. It writes Python code for graphs
+that are never run, and a description of each node that is never read. It searches every op's source for a name that is the
+same for all, and converts what needs no conversion.
+
+All of it is private to torch.onnx, onnx_ir and Python's typing and may move: then exports are slower, nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
+import importlib
 import logging
+import threading
+import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from edgefl.errors import ExportError
 from edgefl_export.artifact import REWRITTEN
-from edgefl_export.capture.patches import patched
-from edgefl_export.capture.trace import LoweredGraph, exported_program
-from edgefl_export.capture.unsupported import check_floats, unsupported
-from edgefl_export.onnx import op_tables
+from edgefl_export.capture.graph import LoweredGraph, without_values
+from edgefl_export.capture.patches import Patch, patched
+from edgefl_export.capture.refusals import check_floats, unsupported
+from edgefl_export.capture.trace import exported_program
 from edgefl_export.onnx.ops import OPSET, TRANSLATIONS
 from edgefl_export.onnx.passes import PASSES
+
+
+def _module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+def _private(name: str) -> Any:
+    return _module(f"torch.onnx._internal.{name}")
+
+
+_COLLECT = "create_onnx_friendly_decomposition_table"
+_DECOMPOSITIONS = _private("exporter._decomp")
+_REGISTRY: Any = getattr(_private("exporter._registration"), "ONNXRegistry", None)
+_PROMOTION = _private("fx.passes.type_promotion")
+_INTERPRETER: Any = getattr(_PROMOTION, "_TypePromotionInterpreter", None)
+_CORE = _private("exporter._core")
+_SCHEMAS = _private("exporter._schemas")
+_CONVERTER = _module("onnxscript.version_converter")
+_TRACED: Any = getattr(_module("onnxscript.values"), "TracedOnnxFunction", None)
+_SIGNATURE: Any = getattr(getattr(ir, "schemas", None), "OpSignature", None)
+# The library's own functions, which the patches call.
+_collect: Any = getattr(_DECOMPOSITIONS, _COLLECT, None)
+_from_torchlib: Any = getattr(_REGISTRY, "from_torchlib", None)
+_run_node: Any = getattr(_INTERPRETER, "run_node", None)
+_from_op_schema: Any = getattr(_SIGNATURE, "from_op_schema", None)
+_from_function: Any = getattr(_SCHEMAS, "op_signature_from_function", None)
+_convert_version: Any = getattr(_CONVERTER, "convert_version", None)
+_recompile = fx.GraphModule.recompile
+_listed_attrs: Any = getattr(typing, "_get_protocol_attrs", None)
+_signatures: dict[tuple[str, str, int], Any] = {}
+
+
+def protocols() -> Patch:
+    """Return the patch for all work on graphs of onnx_ir."""
+    return Patch(typing, "_get_protocol_attrs", _protocol_attrs)
+
+
+def patches(decomposed: bool) -> Iterator[Patch]:
+    """Yield the patches for one export, which has its own registry; ``decomposed``: of a graph of core ops."""
+    yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
+    yield Patch(_SCHEMAS, "op_signature_from_function", _function_signature)
+    yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
+    yield Patch(_CONVERTER, "convert_version", _converted)
+    if decomposed:
+        yield Patch(fx.GraphModule, "recompile", _no_code(threading.get_ident()))
+        yield Patch(_TRACED, "function_ir", property(_domain_alone))
+        yield Patch(_REGISTRY, "from_torchlib", staticmethod(_registry))
+        yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
+        yield Patch(getattr(_private("fx._pass"), "Transform", None), "_detect_fake_mode", _fake_mode)
+        if hasattr(_PROMOTION, "get_type_promotion_rule") and hasattr(_INTERPRETER, "_maybe_promote_node"):
+            yield Patch(_INTERPRETER, "run_node", _promoted)
+            yield Patch(_INTERPRETER, "_run_node_and_set_meta", _run_again)
+
+
+def _no_decompositions(thread: int) -> Callable[[object], object]:
+    """Return a collector that finds no decompositions for the exporting thread; other threads collect their own."""
+    return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
+
+
+def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
+    """Return a compiler that writes no code for the exporting thread: no graph of an export runs."""
+    return lambda module: None if threading.get_ident() == thread else _recompile(module)
+
+
+def _converted(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
+    """To another version of ONNX's ops, where the model does not have that one yet."""
+    if model.functions or model.opset_imports.get("") != target_version:
+        _convert_version(model, target_version, fallback)
+
+
+def _domain_alone(function: Any) -> Any:
+    """Return the only attribute of an op's function that the registry reads."""
+    return SimpleNamespace(domain=function.opset.domain)
+
+
+def _fake_mode(transform: Any) -> FakeTensorMode | None:
+    """Return the fake mode of the inputs, which all have one. Asking torch for it would import its own compiler."""
+    values = (node.meta.get("val") for node in transform.module.graph.nodes)
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+
+
+def _promoted(interpreter: Any, node: fx.Node) -> Any:
+    """Casts before an op of mixed types, and the op's result."""
+    if node.op != "call_function" or "val" not in node.meta:
+        return _run_node(interpreter, node)
+    with interpreter._set_current_node(node):
+        rule = _PROMOTION.get_type_promotion_rule(node, interpreter.type_promotion_table)
+        if rule:
+            interpreter._maybe_promote_node(node, rule)
+    return node.meta["val"]
+
+
+def _run_again(interpreter: Any, node: fx.Node) -> Any:
+    """A node whose arguments have other types now, without values; a fake tensor of torch's would import its compiler."""
+    with unset_fake_temporarily():
+        result = without_values(node.target, *interpreter.fetch_args_kwargs_from_env(node))
+    interpreter.env[node] = node.meta["val"] = result
+    return result
+
+
+def _registry(**options: int) -> Any:
+    """A registry for one export, which adds translations to it."""
+    known = _torchlib(**options)
+    own = copy.copy(known)
+    own.functions = {op: list(functions) for op, functions in known.functions.items()}
+    return own
+
+
+@functools.cache
+def _torchlib(**options: int) -> Any:
+    return _from_torchlib(**options)
+
+
+@functools.cache
+def _protocol_attrs(protocol: type) -> Any:
+    return _listed_attrs(protocol)
+
+
+def _signature(schema: onnx.defs.OpSchema) -> Any:
+    key = (schema.domain, schema.name, schema.since_version)
+    if key not in _signatures:
+        _signatures[key] = _from_op_schema(schema)
+    return _signatures[key]
+
+
+@functools.cache
+def _function_signature(function: Callable[..., Any], *names: str, **options: Any) -> Any:
+    """Return the signature of an op's function. torch.onnx reads those of our translations again for each export."""
+    return _from_function(function, *names, **options)
+
+
+# Writer of ONNX models: a graph of core ops in, bytes out. No other module calls torch.onnx.
+#
+# The bytes hold standard ops of the default domain, no weights (they are graph inputs), the port names and static
+# shapes of the function, and nothing of the machine that made them: equal functions give equal bytes. The
+# optimizer of torch.onnx stays off, because it folds and renames; the few clean-ups below touch constants only.
 
 # The version that came with opset 18; an older runtime refuses a newer file even if it knows every op in it.
 IR_VERSION = 9
@@ -35,7 +188,7 @@ def to_onnx(lowered: LoweredGraph) -> bytes:
     Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
     """
     check_floats(lowered)
-    with patched(op_tables.protocols()):
+    with patched(protocols()):
         model = _translate(lowered)
         _clean(model)
         _separate_outputs(model.graph)
@@ -58,7 +211,7 @@ def _translate(lowered: LoweredGraph) -> ir.Model:
 
 
 def _export(lowered: LoweredGraph, decomposed: bool) -> ir.Model:
-    with patched(*op_tables.patches(decomposed)), _without_warnings():
+    with patched(*patches(decomposed)), _without_warnings():
         algorithm = exported_program(lowered)
         if decomposed:
             algorithm.run_decompositions = lambda table=None: algorithm

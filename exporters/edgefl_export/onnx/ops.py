@@ -15,10 +15,9 @@ import torch
 from onnxscript import opset18 as op
 
 from edgefl_export.decompositions import recurrent
-from edgefl_export.decompositions.convolution.moves import per_axis
+from edgefl_export.decompositions.convolution import per_axis
 from edgefl_export.decompositions.pooling import end_padding
-from edgefl_export.named import named
-from edgefl_export.ordering import AFTER, POSITIVE
+from edgefl_export.operators import AFTER, POSITIVE, named
 
 OPSET = 18
 

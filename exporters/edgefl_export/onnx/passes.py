@@ -69,7 +69,7 @@ class ProductsFromTheLeft(GraphRewrite):
     ONNX Runtime repacks the right factor of a product before it multiplies, here all of the matrix for few rows. Turned
     around, it repacks the few rows and reads the matrix once: it takes transposed factors as they are. 5.9 ms instead of 7.3
     for 32 rows of 2048 and a matrix of 2048x3136 (Intel Xeon); the same either way on an AMD EPYC. Forward, the weight is
-    transposed already, and :mod:`edgefl_export.decompositions.linear` does it.
+    transposed already, and :mod:`edgefl_export.decompositions.arithmetic` does it.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -91,7 +91,7 @@ class ProductsFromTheLeft(GraphRewrite):
 class MergeChains(GraphRewrite):
     """Slice of a Slice along other axes -> one Slice; so with Reshape and Transpose: fewer copies and nodes.
 
-    A Reshape that waits for another value (:mod:`edgefl_export.ordering`) keeps waiting: views behind it become part of it.
+    A Reshape that waits for another value (:mod:`edgefl_export.operators`) keeps waiting: views behind it become part of it.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:

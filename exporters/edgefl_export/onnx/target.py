@@ -17,30 +17,28 @@ from edgefl.contract.algorithm import Function
 from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
-from edgefl_export.capture.equal import merge_equal
-from edgefl_export.capture.storing import store_early
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.rewrites import merge_equal, store_early
 from edgefl_export.memory.budget import within_onnx
 from edgefl_export.memory.predict import predicted_arena, predicted_peak
 from edgefl_export.memory.recompute import Budget, lean_and_peak
 from edgefl_export.memory.usage import rewritable
-from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.blocked.images import blocked
 from edgefl_export.onnx.blocked.updates import summed
 from edgefl_export.onnx.ops import OPSET
-from edgefl_export.onnx.rows import by_rows
-from edgefl_export.onnx.tiled import tiled
-from edgefl_export.ordering import POSITIVE
+from edgefl_export.onnx.rows import by_rows, tiled
+from edgefl_export.operators import POSITIVE
 from edgefl_export.releases import least_onnxruntime
 from edgefl_export.select_to_multiply import OPPOSITES, NodeWriter, SelectToMultiply
-from edgefl_export.sources.blob import graph_nodes, onnx_nodes
+from edgefl_export.sources import graph_nodes, onnx_nodes
 from edgefl_export.target import Target
 from edgefl_export.verify.graphs import Verification, agrees, load, verify
 
 _aten = torch.ops.aten
 
 BLOCKED, ROWS = "blocked", "rows"
-"""Names of the other forms of a model: :mod:`edgefl_export.onnx.blocked`; by rows, :mod:`edgefl_export.onnx.rows` and
-:mod:`edgefl_export.onnx.tiled`."""
+"""Names of the other forms of a model: :mod:`edgefl_export.onnx.blocked.images`; by rows, :mod:`edgefl_export.onnx.rows` and
+:mod:`edgefl_export.onnx.rows`."""
 
 
 class MultiplyMasks(SelectToMultiply):
@@ -54,7 +52,7 @@ class MultiplyMasks(SelectToMultiply):
         """Return positive(distance) if one selection reads the condition, else a cast of the comparison.
 
         A condition with several readers, as the mask of dropout, waits as booleans: one byte for each entry
-        (:mod:`edgefl_export.capture.storing`).
+        (:mod:`edgefl_export.capture.rewrites`).
         """
         distance = _distance(condition, negated, writer) if len(condition.users) == 1 else None
         if distance is not None:

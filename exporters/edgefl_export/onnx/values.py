@@ -34,7 +34,7 @@ class GraphValues:
     """Values of a graph by name.
 
     ``types``: 0 if unknown. ``shapes``: of values with known sizes, among them those that wait
-    (:mod:`edgefl_export.ordering`), of which ONNX knows only the rank, and those that follow from them by ops that keep the
+    (:mod:`edgefl_export.operators`), of which ONNX knows only the rank, and those that follow from them by ops that keep the
     size.
     """
 

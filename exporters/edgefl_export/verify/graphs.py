@@ -17,8 +17,7 @@ from edgefl.errors import ExportError
 from edgefl.wire.bundle.graphs import RowRange, rows_in
 from edgefl.wire.bundle.variants import strays
 from edgefl_export.artifact import REWRITTEN, artifacts_in, is_page
-from edgefl_export.verify import wide as wide_samples
-from edgefl_export.verify.rounding import Array, Rounding, distance
+from edgefl_export.verify.rounding import Array, Rounding, distance, judge_wide, wide_example
 
 # Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
 RELATIVE = 1e-4
@@ -118,13 +117,13 @@ def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> 
 
 
 def _compare_wide(function: Function, run: Run, seed: int) -> None:
-    """Raise ExportError if the graph is wrong on samples of several magnitudes (:mod:`edgefl_export.verify.wide`)."""
-    if (wide := wide_samples.expected_of(function, seed)) is None:
+    """Raise ExportError if the graph is wrong on samples of several magnitudes (:mod:`edgefl_export.verify.rounding`)."""
+    if (wide := wide_example(function, seed)) is None:
         return
     example, yardstick = wide
     outputs = in_order(run({name: value.numpy() for name, value in example.items()}), yardstick.plain)
     for name, found in zip(yardstick.plain, outputs, strict=False):
-        wide_samples.judge(function, name, found, yardstick)
+        judge_wide(function, name, found, yardstick)
 
 
 def _compared(function: Function, run: Run, seed: int, care: Care, redraws: int = REDRAWS) -> Verification:

@@ -11,7 +11,8 @@ from torch import nn
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from tests.exporters.examples import pointwise, small_net, step_of
 
 

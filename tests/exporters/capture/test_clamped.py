@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import Tensors
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise, step_of

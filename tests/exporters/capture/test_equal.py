@@ -9,7 +9,7 @@ from torch import fx
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl_export.capture.equal import merge_equal
+from edgefl_export.capture.rewrites import merge_equal
 from edgefl_export.onnx.target import OnnxTarget
 
 _aten = torch.ops.aten

@@ -12,8 +12,9 @@ from torch.nn import functional
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.formats import FormatName
-from edgefl_export.capture.gradients import _FACTORS, rewrite_gradients
-from edgefl_export.capture.trace import LoweredGraph, capture, trace
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.rewrites import _FACTORS, rewrite_gradients
+from edgefl_export.capture.trace import capture, trace
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.decompositions import core_table
 

@@ -15,7 +15,6 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl_export.capture.patches import Patch, patched
 from edgefl_export.capture.trace import capture
-from edgefl_export.onnx import op_tables
 from edgefl_export.onnx.model import to_onnx
 
 ROWS = TensorSpec((3, 4))
@@ -89,7 +88,9 @@ def test_exports_are_the_same_without_what_they_are_spared(monkeypatch: pytest.M
         return {"metric.loss": torch.special.i0(tensors["batch.0.x"]).sum()}
 
     functions = [Function(fn.__name__, fn, {"batch.0.x": ROWS}) for fn in (core, beyond, core, beyond)]
-    monkeypatch.setattr(op_tables._REGISTRY, "from_torchlib", op_tables._from_torchlib)
+    monkeypatch.setattr(
+        edgefl_export.onnx.model._REGISTRY, "from_torchlib", edgefl_export.onnx.model._from_torchlib
+    )
     spared = [_exported(function) for function in functions]
     monkeypatch.setattr(edgefl_export.onnx.model, "patched", lambda *_: contextlib.nullcontext())
 

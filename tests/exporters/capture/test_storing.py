@@ -14,15 +14,15 @@ from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.capture.storing import stores
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.rewrites import stores
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.executorch.graph import to_kernel_ops
-from edgefl_export.executorch.program.keep import end_of_forward, recomputed
+from edgefl_export.executorch.program.partition import end_of_forward, recomputed
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.memory.usage import SMALL_BYTES, size, timeline
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 from tests.parity.forms import checked
 from tests.rings.rows import mostly_slow
 

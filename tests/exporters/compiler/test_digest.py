@@ -191,7 +191,7 @@ def test_source_digest_covers_what_makes_a_bundle(packages: dict[str, Path], fil
 
 def test_source_digest_changes_with_a_new_name(packages: dict[str, Path]) -> None:
     before = source_digest(packages)
-    file = packages["edgefl_export"] / "ordering.py"
+    file = packages["edgefl_export"] / "operators.py"
     file.rename(file.with_name("renamed.py"))
 
     assert source_digest(packages) != before

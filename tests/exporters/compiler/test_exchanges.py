@@ -17,7 +17,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl_device.data.samples import Batches
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph, TracedFunction
+from edgefl_export.capture.graph import LoweredGraph, TracedFunction
 from edgefl_export.compiler.manifest import batch_size, trained_entries
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.onnx.target import OnnxTarget

@@ -16,9 +16,8 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, Graph, decode_manifest, encode_manifest
 from edgefl_export.compiler.compiler import check_installed, target_of
-from edgefl_export.compiler.manifest import ports
+from edgefl_export.compiler.manifest import check_wiring, ports
 from edgefl_export.compiler.verify import verify_bundle
-from edgefl_export.compiler.wiring import check_wiring
 from tests.exporters.compiler.test_bundle import DATA, algorithm_of
 from tests.exporters.examples import step_of
 from tests.pairs import by_default

@@ -18,7 +18,7 @@ from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.variants import unfolded
 from edgefl_export.onnx import target
-from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.blocked.images import blocked
 from edgefl_export.verify.graphs import verify
 from tests.support.bundles import build_bundle
 

@@ -12,9 +12,9 @@ from edgefl.errors import ExportError
 from edgefl.submodels.cost import TRAINING, RoundCost
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
+from edgefl_export.compiler.manifest import check_wiring
 from edgefl_export.compiler.request import CompileRequest
 from edgefl_export.compiler.verify import verify_bundle
-from edgefl_export.compiler.wiring import check_wiring
 from edgefl_export.fit import round_work
 from tests.device_runtime import tiny
 from tests.exporters.compiler.test_exchanges import ADAPT, ALGORITHM, SWEEP, SWEEPING, build

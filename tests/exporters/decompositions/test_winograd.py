@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import capture
-from edgefl_export.decompositions.convolution import winograd
+from edgefl_export.decompositions import winograd
 from edgefl_export.onnx.model import to_onnx
 
 CHANNELS, SIDE, BATCH = 192, 8, 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_export.executorch.xnnpack.arena import ALIGNMENT, Lifetime, aligned, planned
+from edgefl_export.executorch.xnnpack.memory import ALIGNMENT, Lifetime, aligned, planned
 
 spans = st.builds(
     lambda size, first, length: Lifetime(size, first, first + length),

@@ -24,8 +24,7 @@ from edgefl.wire.bundle.manifest import BlobRef, Graph
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports
 from edgefl_export.executorch.check.isolated import IsolatedRunner
-from edgefl_export.executorch.check.ports import TENSOR, read_ports
-from edgefl_export.executorch.check.programs import verify_isolated
+from edgefl_export.executorch.check.programs import TENSOR, read_ports, verify_isolated
 from edgefl_export.executorch.target import ExecuTorchTarget
 from tests.exporters.examples import step_of
 

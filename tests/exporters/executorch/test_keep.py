@@ -8,12 +8,11 @@ from torch import Tensor, fx, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.executorch.check.programs import verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.emit import EmittedProgram, emit
-from edgefl_export.executorch.program.keep import HELD, end_of_forward, recomputed
-from edgefl_export.executorch.program.partition import steps_of
+from edgefl_export.executorch.program.partition import HELD, end_of_forward, recomputed, steps_of
 from edgefl_export.executorch.program.write import to_executorch
 from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.executorch.xnnpack.region import costs, delegate, supported

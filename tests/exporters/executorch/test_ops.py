@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ExportError
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.executorch.check.programs import verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program import partition

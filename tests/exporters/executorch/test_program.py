@@ -13,13 +13,14 @@ from torch.nn import functional as F
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.executorch.check.programs import load, verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 from edgefl_export.executorch.target import ExecuTorchTarget
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 from edgefl_export.verify.graphs import compare
 from tests.exporters.examples import pointwise, small_net, step_of
 from tests.parity.forms import runner_of

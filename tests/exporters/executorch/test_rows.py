@@ -30,10 +30,10 @@ from edgefl_device.engine.executorch.binding import NativeProgram as Loaded
 from edgefl_device.engine.executorch.places import places
 from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.trace import LoweredGraph
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports
-from edgefl_export.executorch.check.ports import read_ports
+from edgefl_export.executorch.check.programs import read_ports
 from edgefl_export.executorch.program import rows
 from edgefl_export.executorch.program.write import in_rows, to_executorch
 from edgefl_export.executorch.target import ROWS

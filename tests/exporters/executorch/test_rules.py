@@ -13,10 +13,8 @@ from torch import Tensor
 from edgefl_export.decompositions import core_table
 from edgefl_export.executorch.rules import (
     RULES,
-    activation,
     arithmetic,
     convolution,
-    dense,
     normalization,
     pooling,
     table,
@@ -67,7 +65,7 @@ def test_a_convolution_and_its_gradients_are_torchs(case: dict[str, object], see
     rest = (grad, x, w, [w.shape[0]], *moves, [True] * 3)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "MOST_AT_ONCE", most)
+        patch.setattr(convolution, "MOST_AT_ONCE", most)
         _close([convolution.convolution(x, w, bias, *moves)], [expected])
         _close(convolution.convolution_backward(*rest), _aten.convolution_backward(*rest))
 
@@ -188,9 +186,9 @@ ENTRIES = torch.cat(
 @pytest.mark.parametrize(
     ("rule", "op", "arguments"),
     [
-        (activation.hardtanh_backward, _aten.hardtanh_backward, (0.0, 6.0)),
-        (activation.leaky_relu_backward, _aten.leaky_relu_backward, (0.1, False)),
-        (activation.gelu_backward, _aten.gelu_backward, ()),
+        (arithmetic.hardtanh_backward, _aten.hardtanh_backward, (0.0, 6.0)),
+        (arithmetic.leaky_relu_backward, _aten.leaky_relu_backward, (0.1, False)),
+        (arithmetic.gelu_backward, _aten.gelu_backward, ()),
     ],
 )
 def test_gradients_of_activations_are_torchs(rule: object, op: object, arguments: tuple[object, ...]) -> None:
@@ -205,7 +203,7 @@ def test_a_softmax_row_that_is_masked_throughout_is_zero() -> None:
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
     x[0], x[1, 2] = -float("inf"), -float("inf")
 
-    _close([activation.safe_softmax(x, -1)], [_aten._safe_softmax(x, -1)])
+    _close([arithmetic.safe_softmax(x, -1)], [_aten._safe_softmax(x, -1)])
 
 
 def test_rules_for_executorch_stand_in_front_of_those_for_onnx() -> None:

@@ -8,7 +8,7 @@ import edgefl
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.memory.guess import guessed, next_traced, step_bytes
+from edgefl_export.fit import guessed, next_traced, step_bytes
 from edgefl_export.offers import Fit, SubmodelOffer
 
 PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]

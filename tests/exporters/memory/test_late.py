@@ -19,11 +19,11 @@ from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
-from edgefl_export.memory.late import updated_last
 from edgefl_export.memory.predict import predicted_peak
-from edgefl_export.memory.recompute import lean
+from edgefl_export.memory.recompute import lean, updated_last
 from edgefl_export.memory.usage import rewritable
 from tests.exporters.examples import entry_of
 

@@ -13,7 +13,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl_export.capture.trace import capture
 from edgefl_export.memory.usage import is_pointwise, rewritable, size, timeline
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 
 aten = torch.ops.aten
 

@@ -26,7 +26,8 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports, segments_of
 from edgefl_export.memory.budget import cuts, within_onnx

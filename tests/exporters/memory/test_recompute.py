@@ -22,14 +22,15 @@ from edgefl.errors import ConfigError, ExportError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_export.capture.trace import LoweredGraph, capture
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.budget import within_onnx
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import WORTH, Budget, beside_tensors, lean, peak_bytes
 from edgefl_export.memory.usage import around_products, timeline
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import pointwise
 from tests.pairs import by_default

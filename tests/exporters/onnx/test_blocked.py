@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from torch import nn
 
-from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.blocked.images import blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT

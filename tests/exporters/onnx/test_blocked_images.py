@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl.models.layers.recurrent import Gru
-from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.blocked.images import blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import GraphValues, live_peak

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
-from edgefl_export.onnx.blocked import blocked
+from edgefl_export.onnx.blocked.images import blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT

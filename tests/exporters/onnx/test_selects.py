@@ -21,7 +21,7 @@ from edgefl_export.memory.recompute import _is_expensive
 from edgefl_export.onnx import model as model_module
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
-from edgefl_export.ordering import POSITIVE
+from edgefl_export.operators import POSITIVE
 
 SMALLEST = float(np.finfo(np.float32).tiny)
 LARGEST = float(np.finfo(np.float32).max)

@@ -14,8 +14,8 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl_export.onnx.model import to_onnx
+from edgefl_export.onnx.rows import chains, tiled
 from edgefl_export.onnx.target import OnnxTarget
-from edgefl_export.onnx.tiled import chains, tiled
 from edgefl_export.onnx.values import GraphValues, read_by
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import step_of

@@ -23,7 +23,7 @@ from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import plans
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.sources.blob import Nodes, OpNode, graph_nodes, onnx_nodes, packed_sources
+from edgefl_export.sources import Nodes, OpNode, graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3

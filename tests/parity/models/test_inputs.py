@@ -14,7 +14,7 @@ from edgefl.errors import BundleError, DataError, ExportError
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_device.data.samples import LabelSpec, LocalData
-from edgefl_export.compiler.wiring import check_wiring
+from edgefl_export.compiler.manifest import check_wiring
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, reader
 from tests.parity.rounds import Exported, exported, in_torch, local_data, on_device
 

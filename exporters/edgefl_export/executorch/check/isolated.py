@@ -22,8 +22,7 @@ import torch
 
 from edgefl.errors import ExportError
 from edgefl.system.processes import module_command
-from edgefl_export.executorch.check.ports import METHOD
-from edgefl_export.executorch.silent_import import portable_lib
+from edgefl_export.executorch.silent_import import METHOD, portable_lib
 from edgefl_export.verify.rounding import Array
 
 LIMIT_S = 120.0

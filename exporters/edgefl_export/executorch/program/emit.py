@@ -15,12 +15,16 @@ from torch import Tensor, fx
 
 from edgefl_export.capture.nodes import results
 from edgefl_export.executorch.graph import base_of
-from edgefl_export.executorch.program.kernels import arguments_of, kernel_of, results_of
-from edgefl_export.executorch.program.missing import LEAVING, TYPES
-from edgefl_export.executorch.program.partition import ProgramStep
-from edgefl_export.executorch.xnnpack.arena import ALIGNMENT, Lifetime, planned
+from edgefl_export.executorch.program.kernels import (
+    LEAVING,
+    TYPES,
+    ProgramStep,
+    arguments_of,
+    kernel_of,
+    results_of,
+)
+from edgefl_export.executorch.xnnpack.memory import ALIGNMENT, FLOAT, Lifetime, planned
 from edgefl_export.executorch.xnnpack.region import Region, delegate
-from edgefl_export.executorch.xnnpack.workspace import FLOAT
 
 Slot = tuple[fx.Node, int]
 """One of the tensors that a node makes."""

@@ -1,33 +1,159 @@
-"""Partition of a graph into steps: regions of nodes for XNNPACK, the rest on kernels, in an order with few regions.
+"""Recomputation of cheap values between forward and backward pass, instead of keeping them.
 
-The captured order holds within a region and within a row of kernels; between them, whatever is ready goes along
-with its kind, so that regions become large and few. Views belong nowhere: they are names for memory.
+The turn is where the forward pass ends. What is read behind it must be kept, or be computed again from what is kept:
+element-wise ops and movements may, products and what runs on kernels may not. The fewest bytes that separate what may
+not from what is read behind the turn are a minimum cut, each value an edge as wide as its bytes.
+
+Whatever is behind the turn and needs no gradient could run long before it. It is held back: ``meta[HELD]`` names the
+node that must have run, which :mod:`.partition` obeys.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from torch import fx
+import networkx
+from torch import Tensor, fx
 
+from edgefl.contract.tensors import role_of
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.nodes import results
 from edgefl_export.executorch.graph import is_name
-from edgefl_export.executorch.program.keep import HELD
-from edgefl_export.executorch.program.kernels import kernel_of
+from edgefl_export.executorch.program.kernels import ProgramStep, kernel_of
+from edgefl_export.executorch.xnnpack.products import is_long_sum
 from edgefl_export.executorch.xnnpack.region import costs, supported
-from edgefl_export.executorch.xnnpack.sums import is_long_sum
+from edgefl_export.memory.usage import SMALL_BYTES, around_products
+
+HELD = "edgefl_after"
+PRODUCT = 10.0
+"""From this work on (:func:`edgefl_export.executorch.xnnpack.region.costs`) a node is not computed twice."""
+
+
+def end_of_forward(lowered: LoweredGraph, module: fx.GraphModule) -> fx.Node | None:
+    """Return the first metric of ``module``, the loss: nodes behind it in the trace are the backward pass."""
+    made = dict(zip(lowered.outputs, results(module.graph), strict=True))
+    metrics = {node for name, node in made.items() if role_of(name) == "metric"}
+    return next((node for node in module.graph.nodes if node in metrics), None)
+
+
+def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
+    """Rewrite ``module`` in place; ``last`` is the last node of the forward pass. Without one, nothing happens."""
+    nodes = list(module.graph.nodes)
+    if last is None or last.op != "call_function":
+        return
+    turn = nodes.index(last)
+    early = {node for node in nodes[: turn + 1] if node.op == "call_function"}
+    late = nodes[turn + 1 :]
+    crossing = _kept(nodes[: turn + 1], early, late)
+    again = _Recomputation(module.graph, early, crossing)
+    for node in late:
+        again.read_by(node)
+    module.graph.eliminate_dead_code()
+    _hold_back(module.graph, early)
+
+
+def owner_of(node: fx.Node) -> fx.Node:
+    """Return the node that makes the memory of ``node``."""
+    while is_name(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _size(node: fx.Node) -> int:
+    """Return the bytes of a tensor; 0 for several results, which are not computed again."""
+    value = node.meta["val"]
+    return value.numel() * value.itemsize if isinstance(value, Tensor) else 0
+
+
+def _is_repeatable(node: fx.Node) -> bool:
+    return supported(node) and costs(node) < PRODUCT
+
+
+def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set[fx.Node]:
+    """Return the large values to keep, by a minimum cut."""
+    flow = networkx.DiGraph()
+    flow.add_nodes_from(("source", "sink"))
+    lasting = around_products(
+        order, owner_of, lambda node: node in early and supported(node) and costs(node) >= PRODUCT
+    )
+    for node in order:
+        if not _is_large(node, early):
+            continue
+        flow.add_edge((node, 0), (node, 1), capacity=_size(node))
+        if node in lasting or not _is_repeatable(node):
+            flow.add_edge("source", (node, 0))
+            continue
+        for read in {owner_of(value) for value in node.all_input_nodes}:
+            if _is_large(read, early):
+                flow.add_edge((read, 1), (node, 0))
+    for node in late:
+        for read in {owner_of(value) for value in node.all_input_nodes}:
+            if _is_large(read, early):
+                flow.add_edge((read, 1), "sink")
+    _, (before, _) = networkx.minimum_cut(flow, "source", "sink")
+    return {node for node in order if (node, 0) in before and (node, 1) not in before}
+
+
+def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
+    return node in early and owner_of(node) is node and _size(node) >= SMALL_BYTES
+
+
+class _Recomputation:
+    """Copies of dropped values behind the turn."""
+
+    def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
+        self._graph, self._early, self._kept = graph, early, kept
+        self._position = {node: at for at, node in enumerate(graph.nodes)}
+        self._copies: dict[fx.Node, fx.Node] = {}
+
+    def read_by(self, node: fx.Node) -> None:
+        """Make ``node`` read copies, which are inserted right before it."""
+        with self._graph.inserting_before(node):
+            copies = {read: self._copy(read) for read in node.all_input_nodes}
+        for read, copy in copies.items():
+            if copy is not read:
+                node.replace_input_with(read, copy)
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        waiting, more = [node], set[fx.Node]()
+        while waiting:  # no recursion: a chain may be longer than Python's stack
+            each = waiting.pop()
+            if each not in self._copies and each not in more:
+                more.add(each)
+                waiting += [] if self._stays(each) else each.all_input_nodes
+        for each in sorted(more, key=self._position.__getitem__):
+            stays = self._stays(each)
+            self._copies[each] = each if stays else self._graph.node_copy(each, self._copies.__getitem__)
+        return self._copies[node]
+
+    def _stays(self, node: fx.Node) -> bool:
+        owner = owner_of(node)
+        return not _is_large(owner, self._early) or owner in self._kept or not _is_repeatable(owner)
+
+
+def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
+    """Name, for each node behind the turn that reads nothing from behind it, the gradient that has come furthest."""
+    depth: dict[fx.Node, int] = {}
+    furthest: fx.Node | None = None
+    for node in graph.nodes:
+        if node.op != "call_function" or node in early:
+            continue
+        behind = [depth[read] for read in node.all_input_nodes if read in depth]
+        depth[node] = 1 + max(behind) if behind else 0
+        if not behind and furthest is not None:
+            node.meta[HELD] = furthest
+        if not is_name(node) and (furthest is None or depth[node] >= depth[furthest]):
+            furthest = node
+
+
+# Partition of a graph into steps: regions of nodes for XNNPACK, the rest on kernels, in an order with few regions.
+#
+# The captured order holds within a region and within a row of kernels; between them, whatever is ready goes along
+# with its kind, so that regions become large and few. Views belong nowhere: they are names for memory.
 
 LEAST = 4.0
 """Work of a region that is worth the call: an element-wise node counts 1, a product more (``xnnpack.region.costs``)."""
-
-
-@dataclass(frozen=True)
-class ProgramStep:
-    """Nodes that run together: on XNNPACK if ``delegated``, else one node, on its kernel."""
-
-    nodes: tuple[fx.Node, ...]
-    delegated: bool
 
 
 def steps_of(module: fx.GraphModule) -> tuple[ProgramStep, ...]:

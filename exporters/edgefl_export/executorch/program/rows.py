@@ -17,8 +17,8 @@ from torch import fx
 
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.wire.bundle.graphs import rows_of_port
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import fake_value, node_argument, results
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.executorch.xnnpack.region import supported
 from edgefl_export.memory.usage import is_pointwise
 

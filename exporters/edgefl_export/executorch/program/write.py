@@ -2,8 +2,8 @@
 
 The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
 of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`edgefl_export.executorch.xnnpack`), our arena
-(:mod:`edgefl_export.executorch.xnnpack.arena`). It has one method, ``forward``; inputs and outputs are those of the captured
-function, in order, in memory that the caller gives. Equal functions give equal bytes.
+(:mod:`edgefl_export.executorch.xnnpack.memory`). It has one method, ``forward``; inputs and outputs are those of the
+captured function, in order, in memory that the caller gives. Equal functions give equal bytes.
 
 A runtime's interface that only loads and executes, such as ExecuTorch's own for Android, has no way to give memory for
 outputs. For it they are planned: they lie in the arena, and the caller copies them out after each call.
@@ -20,18 +20,17 @@ from torch import fx
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.wire.bundle.graphs import rows_in
 from edgefl_export.artifact import Artifact
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import LoweredGraph
-from edgefl_export.capture.unsupported import check_floats
+from edgefl_export.capture.refusals import check_floats
 from edgefl_export.executorch.graph import VIEWS, base_of, to_kernel_ops
 from edgefl_export.executorch.program.emit import EmittedProgram, emit
-from edgefl_export.executorch.program.keep import end_of_forward, recomputed
-from edgefl_export.executorch.program.missing import check
-from edgefl_export.executorch.program.partition import ProgramStep, steps_of
+from edgefl_export.executorch.program.kernels import ProgramStep, check
+from edgefl_export.executorch.program.partition import end_of_forward, recomputed, steps_of
 from edgefl_export.executorch.program.rows import by_rows, has_large_state
 from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.releases import least_executorch
-from edgefl_export.sources.blob import program_nodes
+from edgefl_export.sources import program_nodes
 
 # State may be written where it was read if no reader of the old value runs after the write begins.
 

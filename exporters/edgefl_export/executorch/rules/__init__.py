@@ -8,22 +8,20 @@ from __future__ import annotations
 import torch
 
 from edgefl_export.decompositions import core_table
-from edgefl_export.decompositions.rule import Rules
 from edgefl_export.executorch.rules import (
-    activation,
     arithmetic,
     normalization,
     pooling,
     positions,
     recurrent,
-    volumes,
 )
+from edgefl_export.operators import Rules
 
 _aten = torch.ops.aten
 # Products: XNNPACK takes a right factor that is transposed as it is.
 _AS_IS = frozenset({_aten.mm.default, _aten.addmm.default})
 
-_FAMILIES = (activation, arithmetic, normalization, pooling, positions, recurrent, volumes)
+_FAMILIES = (arithmetic, normalization, pooling, positions, recurrent)
 
 RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.items()}
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from edgefl_export.decompositions import arithmetic as plain
 from edgefl_export.decompositions.arithmetic import Number, operands, rules_of
-from edgefl_export.decompositions.rule import DECLINED, Rules
+from edgefl_export.executorch.rules.shifts import in_parts
+from edgefl_export.operators import DECLINED, Rules
 
 _aten = torch.ops.aten
 
@@ -78,10 +79,75 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return x
 
 
+# Activations and softmax without comparisons, which XNNPACK lacks: a step is the ceiling of what is clamped to [0, 1].
+
+# Below this, and not at minus infinity, no logit is.
+LOWEST = -1e38
+# What x^2 is divided by must not be zero; beside this it is another number only where P(x) is 1/2 to the last digit.
+TINY = 1e-20
+# Beyond it GELU is a line, and from 1e19 on x^2 is infinite.
+LARGEST = 1e9
+
+
+def step(x: Tensor) -> Tensor:
+    """1 where x > 0, else 0; exact, since the ceiling of any positive number up to 1 is 1."""
+    return x.clamp(0.0, 1.0).ceil()
+
+
+def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """dL/dx = dL/dy where low < x < high: selections, which become products where dL/dy is finite (``passes.selects``)."""
+    zero = torch.zeros((), dtype=grad.dtype)
+    return torch.where(x <= low, zero, torch.where(x >= high, zero, grad))
+
+
+def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, of_result: bool) -> Tensor:
+    """dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere."""
+    return grad * (step(x) * (1.0 - slope) + slope)
+
+
+def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """dL/dx = dL/dy (P(x) + x p(x)), P and p the normal distribution and its density.
+
+    There is no erf, but GELU itself, which the forward pass has computed: P(x) = GELU(x) x / x^2, and 1/2 at 0.
+    """
+    if approximate == "tanh":
+        return in_parts(_tanh_gelu_backward, grad, x)
+    return in_parts(_gelu_backward, grad, x)
+
+
+def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    x = x.clamp(-LARGEST, LARGEST)
+    square = x * x
+    below = (_aten.gelu(x) * x + 0.5 * TINY) / (square + TINY)
+    density = (square * -0.5).exp() * (1.0 / math.sqrt(2.0 * math.pi))
+    gradient: Tensor = grad * (below + x * density)
+    return gradient
+
+
+def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of y = x/2 (1 + t), t = tanh(c (x + a x^3)): dL/dy (1/2 (1 + t) + x/2 (1 - t^2) c (1 + 3 a x^2))."""
+    c, a = math.sqrt(2.0 / math.pi), 0.044715
+    square = x * x
+    t = torch.tanh(x * (square * (a * c) + c))
+    return grad * ((t + 1.0) * 0.5 + x * 0.5 * (1.0 - t * t) * (square * (3.0 * a * c) + c))
+
+
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax, and 0 at minus infinity also where a whole row is: torch's softmax with a mask."""
+    if dtype not in (None, torch.float32) or x.dtype != torch.float32:
+        return DECLINED
+    shares: Tensor = _aten._softmax(x.clamp_min(LOWEST), dim, False)
+    return shares * (x - LOWEST).clamp(0.0, 1.0)
+
+
 RULES: Rules = {
     **rules_of("floor_divide", floor_divide),
     _aten.div.Tensor_mode: divide,
     _aten.div.Scalar_mode: divide,
     _aten.cumprod.default: cumprod,
     _aten.linalg_vector_norm.default: vector_norm,
+    _aten._safe_softmax.default: safe_softmax,
+    _aten.gelu_backward.default: gelu_backward,
+    _aten.hardtanh_backward.default: hardtanh_backward,
+    _aten.leaky_relu_backward.default: leaky_relu_backward,
 }

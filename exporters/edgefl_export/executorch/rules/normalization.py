@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl_export.decompositions.normalization import GRADIENT, Gradient, backward_of
-from edgefl_export.decompositions.rule import Rules
+from edgefl_export.operators import Rules
 
 _aten = torch.ops.aten
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from edgefl_export.decompositions import pooling as plain
+from edgefl_export.decompositions.convolution import ConvolutionArgs
 from edgefl_export.decompositions.pooling import Windows
-from edgefl_export.decompositions.rule import Rules
-from edgefl_export.executorch.rules.activation import step
-from edgefl_export.executorch.rules.dense import Moves
-from edgefl_export.executorch.rules.shifts import place, taps, total
+from edgefl_export.executorch.rules import convolution as flat
+from edgefl_export.executorch.rules.arithmetic import step
+from edgefl_export.executorch.rules.convolution import Moves
+from edgefl_export.executorch.rules.shifts import cut, interleave, place, taps, total, window
+from edgefl_export.operators import DECLINED, Rules
 
 _aten = torch.ops.aten
 _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
@@ -128,9 +130,173 @@ def _maximum(parts: Sequence[Tensor]) -> Tensor:
     return first
 
 
+# Convolutions and maxima over three axes for ExecuTorch, whose CPU backend knows two.
+#
+# The kernel's positions in depth lie side by side as channels. With x_k the input that position k reads, y[n, o, d] = sum_k
+# w[o, :, k] * x_k[n, :, d]. That is one two-dimensional convolution of planes [N D', C K, H, W]. Its gradients are put back
+# to the places that each position read.
+
+
+def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
+    """y = x * w + bias with x [N, C, D, H, W] and w [O, C / groups, K, *], or [C, O / groups, K, *] transposed."""
+    if not _covers_volume(x, w):
+        return flat.convolution(x, w, bias, *args)
+    how = ConvolutionArgs.of(3, *args)
+    depth, plane = _split(how)
+    planes = planes_of(x) if how.transposed else spread(x, w.shape[2], _count(x, w, depth), depth)
+    y = flat.convolution(planes, _side_by_side(w), None, *plane)
+    if how.transposed:
+        reach = depth.dilation[0] * (w.shape[2] - 1)
+        size = (x.shape[2] - 1) * depth.stride[0] - 2 * depth.padding[0] + reach + how.output_padding[0] + 1
+        y = put_back(y, w.shape[2], len(x), size, depth)
+    else:
+        y = volumes_of(y, len(x))
+    return y if bias is None else y + bias.view(-1, 1, 1, 1)
+
+
+def convolution_backward(
+    grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
+    if not _covers_volume(x, w):
+        return flat.convolution_backward(grad, x, w, bias_sizes, *args)
+    *given, output_mask = args
+    how = ConvolutionArgs.of(3, *given)
+    transposed, (depth, plane) = how.transposed, _split(how)
+    small, large = (x, grad) if transposed else (grad, x)
+    met = spread(large, w.shape[2], small.shape[2], depth)
+    first, second = (met, planes_of(small)) if transposed else (planes_of(small), met)
+    wanted = [*output_mask[:2], False]
+    dx, dw, _ = flat.convolution_backward(first, second, _side_by_side(w), None, *plane, wanted)
+    if dx is not None and transposed:
+        dx = volumes_of(dx, len(x))
+    elif dx is not None:
+        dx = put_back(dx, w.shape[2], len(x), x.shape[2], depth)
+    db = grad.sum([0, 2, 3, 4]) if output_mask[2] else None
+    return dx, None if dw is None else dw.reshape(w.shape), db
+
+
+def _covers_volume(x: Tensor, w: Tensor) -> bool:
+    return w.dim() == 5 and x.dim() == 5 and x.dtype == torch.float32
+
+
+def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
+    """Return the moves in depth (the first axis of Moves), and the arguments of the convolution over a plane."""
+    stride, padding, dilation = how.stride, how.padding, how.dilation
+    depth = Moves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
+    plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
+    return depth, plane
+
+
+def _count(x: Tensor, w: Tensor, depth: Moves) -> int:
+    """Planes of the result."""
+    reach = depth.dilation[0] * (w.shape[2] - 1)
+    return int(x.shape[2] + 2 * depth.padding[0] - reach - 1) // depth.stride[0] + 1
+
+
+def _side_by_side(w: Tensor) -> Tensor:
+    """[O, C, K, KH, KW] -> [O, C K, KH, KW]."""
+    return w.reshape(w.shape[0], -1, *w.shape[3:])
+
+
+def planes_of(x: Tensor) -> Tensor:
+    """[N, C, D, H, W] -> [N D, C, H, W]."""
+    return x.transpose(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
+
+
+def volumes_of(x: Tensor, rows: int) -> Tensor:
+    """The inverse of :func:`planes_of`."""
+    return x.view(rows, -1, *x.shape[1:]).transpose(1, 2).contiguous()
+
+
+def spread(x: Tensor, kernel: int, count: int, depth: Moves) -> Tensor:
+    """Return the input of each kernel position in depth: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
+    parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
+    side = torch.stack([planes_of(part) for part in parts], 2)
+    return side.view(side.shape[0], -1, *x.shape[3:])
+
+
+def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tensor:
+    """The adjoint of :func:`spread`: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
+    side = x.view(len(x), -1, kernel, *x.shape[2:])
+    parts = [volumes_of(side[:, :, place], rows) for place in range(kernel)]
+    stride = depth.stride[0]
+    lines: list[Tensor | None] = []
+    for phase in range(stride):
+        met = depth.met(kernel, phase, 0)
+        moved = [window(parts[place], 2, start, -(-size // stride)) for place, start in met]
+        lines.append(total(moved, ()) if any(part is not None for part in moved) else None)
+    whole = interleave(lines, 2, size)
+    shape = (rows, side.shape[1], size, *x.shape[2:])
+    return torch.zeros(shape) if whole is None else whole
+
+
+def _padded(x: Tensor, where: Windows, value: float) -> Tensor:
+    """x [N, C, D, H, W] with ``value`` around it, as far as windows stick out."""
+    pairs = zip(reversed(where.padding), reversed(where.ends(x)), strict=True)
+    around: Tensor = _aten.constant_pad_nd(x, [side for pair in pairs for side in pair], value)
+    return around
+
+
+def _volume_moves(where: Windows) -> tuple[Moves, Moves]:
+    """Return the moves of windows over padded input in depth (the first axis of Moves), and over a plane."""
+    (deep, *stride), (far, *dilation) = where.stride, where.dilation
+    plane = Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+    return Moves((deep, 1), (0, 0), (far, 1)), plane
+
+
+def _windows(padded: Tensor, where: Windows) -> list[Tensor]:
+    """The entries of all windows at one place of them, [N D', H', W', C], by depth, row and column."""
+    (deep, *kernel), (depth, plane) = where.kernel, _volume_moves(where)
+    count = (padded.shape[2] - depth.dilation[0] * (deep - 1) - 1) // depth.stride[0] + 1
+    slices = taps(padded, 2, deep, count, depth.stride[0], 0, depth.dilation[0])
+    planes = [planes_of(part).permute(_LAST) for part in slices]
+    return [part for each in planes for row in windows_of(each, kernel, plane) for part in row]
+
+
+def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """y = max over each window, with its place in the volume, which nothing is left of unless somebody reads it."""
+    if x.dim() != 5:
+        return DECLINED
+    where, volume = Windows.of(3, *args), x.shape[2:]
+    places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
+    values = _windows(_padded(x, where, -math.inf), where)
+    best, ranks = first_maximum(values, _windows(_padded(places, where, 0), where))
+    return (
+        volumes_of(best.permute(_FIRST).contiguous(), len(x)),
+        volumes_of(ranks.permute(_FIRST).contiguous(), len(x)),
+    )
+
+
+def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    if x.dim() != 5:
+        return DECLINED
+    where = Windows.of(3, *args[:-1])
+    padded = _padded(x, where, -math.inf)
+    (deep, tall, wide), (depth, plane) = where.kernel, _volume_moves(where)
+    met = plane.all_met((tall, wide))
+    lines = planes_of(grad).permute(_LAST)
+    shares = rows_of(shared(lines, _windows(padded, where)), wide)
+    size = padded.shape[3:]
+    parts = [
+        place(shares[start : start + tall], size, met).permute(_FIRST)
+        for start in range(0, len(shares), tall)
+    ]
+    side = torch.stack(parts, 2)
+    whole = put_back(side.view(len(side), -1, *size), deep, len(x), padded.shape[2], depth)
+    for axis, (before, length) in enumerate(zip(where.padding, x.shape[2:], strict=True), 2):
+        whole = cut(whole, axis, before, before + length)
+    return whole.contiguous()
+
+
 RULES: Rules = {
     _aten.avg_pool2d.default: avg_pool2d,
     _aten.avg_pool2d_backward.default: avg_pool2d_backward,
     _aten.max_pool2d_with_indices.default: max_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+    _aten.max_pool3d_with_indices.default: max_pool3d,
+    _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
 }

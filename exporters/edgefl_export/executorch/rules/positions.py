@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl_export.decompositions import indexing, reduction, strided
+from edgefl_export.decompositions import arithmetic, indexing, layout
 from edgefl_export.decompositions.resize import KEYS, LINEAR
-from edgefl_export.decompositions.rule import DECLINED, Rules
-from edgefl_export.named import named
+from edgefl_export.operators import DECLINED, Rules, named
 
 _aten = torch.ops.aten
 
@@ -26,7 +25,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
     """
     if not x.dim() or not x.shape[dim]:
         return DECLINED
-    if (narrow := reduction.sort(x, dim, descending)) is not NotImplemented:
+    if (narrow := arithmetic.sort(x, dim, descending)) is not NotImplemented:
         return narrow
     size = x.shape[dim]
     values, places = torch.topk(x, size, dim, descending, True)
@@ -116,14 +115,14 @@ def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tenso
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
     """Entries at flat positions offset + sum_i k_i stride_i of x in row order."""
-    return strided.as_strided(x.contiguous(), size, stride, offset)
+    return layout.as_strided(x.contiguous(), size, stride, offset)
 
 
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """x with what :func:`as_strided` reads replaced by ``source``."""
-    return strided.as_strided_scatter(x.contiguous(), source, size, stride, offset)
+    return layout.as_strided_scatter(x.contiguous(), source, size, stride, offset)
 
 
 RULES: Rules = {

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import edgefl.models.layers.cells  # noqa: F401 - registers the operators
 from edgefl.errors import ExportError
-from edgefl_export.decompositions.rule import Rules
+from edgefl_export.operators import Rules
 
 STEPS = 512
 """Longest sequence that is written out. A step of an LSTM, forward and back, is some 45 nodes of the graph, and 128 of them

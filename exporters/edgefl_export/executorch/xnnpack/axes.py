@@ -11,9 +11,8 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument, ints_argument, nodes_argument
-from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
-from edgefl_export.executorch.xnnpack.emitter import Emitter, shape_of
-from edgefl_export.executorch.xnnpack.workspace import NONE
+from edgefl_export.executorch.xnnpack.builder import Builder, Emitter, TensorValue, shape_of
+from edgefl_export.executorch.xnnpack.memory import NONE
 
 _aten = torch.ops.aten
 

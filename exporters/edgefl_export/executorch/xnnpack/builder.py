@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import Tensor, fx
 
 from edgefl_export.capture.nodes import fake_value
-from edgefl_export.executorch.xnnpack.workspace import FLOAT, NONE, workspace_bytes
+from edgefl_export.executorch.xnnpack.memory import FLOAT, NONE, workspace_bytes
 
 _INPUT, _OUTPUT = 1, 2
 _CONSTANT_ALIGNMENT = 64
@@ -245,3 +245,28 @@ class Builder:
     def workspace(self) -> int:
         """Bytes that XNNPACK takes for the graph beside its arguments."""
         return workspace_bytes(self.nodes, self.values)
+
+
+# Emitters of ops for XNNPACK, and the arguments of nodes that they read.
+
+TRANSPOSE = 1
+"""XNN_FLAG_TRANSPOSE_WEIGHTS of a product, XNN_FLAG_TRANSPOSE_B of a batched one."""
+
+
+def always(node: fx.Node) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """``emit`` writes a node that ``accepts`` says yes to, whose operands and result are of ``types``; ``work`` is what it
+    costs, in element-wise passes."""
+
+    emit: Callable[[Builder, fx.Node], None]
+    accepts: Callable[[fx.Node], bool] = always
+    work: float = 1.0
+    types: Collection[torch.dtype] = (torch.float32,)
+
+
+def shape_of(node: Any) -> tuple[int, ...]:
+    return tuple(node.meta["val"].shape)

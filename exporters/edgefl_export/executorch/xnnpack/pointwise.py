@@ -12,9 +12,15 @@ from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument
 from edgefl_export.executorch.graph import VIEWS
-from edgefl_export.executorch.xnnpack.builder import DATATYPES, Builder, TensorValue
-from edgefl_export.executorch.xnnpack.emitter import Emitter, always, shape_of
-from edgefl_export.named import named
+from edgefl_export.executorch.xnnpack.builder import (
+    DATATYPES,
+    Builder,
+    Emitter,
+    TensorValue,
+    always,
+    shape_of,
+)
+from edgefl_export.operators import named
 
 _aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Products of matrices on XNNPACK. Either operand may be computed, given or constant; the right one may be transposed."""
+"""Products of matrices, sums and means on XNNPACK."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import torch
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 from torch import fx
 
-from edgefl_export.capture.nodes import argument
-from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
-from edgefl_export.executorch.xnnpack.emitter import TRANSPOSE, Emitter, shape_of
-from edgefl_export.executorch.xnnpack.workspace import NONE
+from edgefl_export.capture.nodes import argument, ints_argument, node_argument
+from edgefl_export.executorch.xnnpack.axes import TRANSPOSITIONS, axes_of
+from edgefl_export.executorch.xnnpack.builder import TRANSPOSE, Builder, Emitter, TensorValue, shape_of
+from edgefl_export.executorch.xnnpack.memory import NONE
+
+# Products of matrices on XNNPACK. Either operand may be computed, given or constant; the right one may be transposed.
 
 _aten = torch.ops.aten
 
@@ -112,9 +114,150 @@ def _batched_product(builder: Builder, node: fx.Node) -> None:
     builder.add(xnn.XNNBatchMatrixMultiply(builder.id(left), id_, builder.result(node).id, flag))
 
 
+# Sums and means on XNNPACK.
+
+KEEP_AXES = 0x40
+"""XNN_FLAG_KEEP_DIMS."""
+LONG = 256
+"""From so many terms on, a sum is one of partial sums."""
+MOST_TERMS, MOST_POOLED, MOST_TURNED = LONG, 1 << 10, 1 << 12
+"""Terms that are added one after another: along the last axes, of an image, and, as in the weight's gradient beside them, of
+the rows of a matrix."""
+MOST_ONES = 1 << 14
+"""Entries of the constant that an odd count of terms may take."""
+
+
+def is_long_sum(node: fx.Node) -> bool:
+    """Return True for so many terms that ExecuTorch's own kernel, which adds one after another, loses digits."""
+    return node.target in EMITTERS and _count(node) >= MOST_ONES
+
+
+def _mean(builder: Builder, node: fx.Node) -> None:
+    _reduced(builder, node, 1.0 / _count(node))
+
+
+def _sum(builder: Builder, node: fx.Node) -> None:
+    _reduced(builder, node, 1.0)
+
+
+def _axes(node: fx.Node) -> list[int]:
+    rank = len(shape_of(node.args[0]))
+    axes = node.args[1] if len(node.args) > 1 else None
+    if not rank or axes is None or axes == []:
+        return list(range(rank))
+    return sorted(axis % rank for axis in ([axes] if isinstance(axes, int) else ints_argument(node, 1)))
+
+
+def _count(node: fx.Node) -> int:
+    return math.prod(shape_of(node.args[0])[axis] for axis in _axes(node))
+
+
+def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
+    """The sum over each run of neighbouring axes, seen as [before, run, behind]; then times ``factor``.
+
+    A sum of 2^k terms is their mean, which XNNPACK pools, times 2^k: without rounding, so that whole numbers stay whole.
+    An odd count of terms is a product with ones, unless it takes too many of them; so is a count along the last axes, which
+    XNNPACK pools a number at a time.
+    """
+    shape, runs = list(shape_of(node.args[0])), _runs(_axes(node))
+    value = source = builder.stored(node.args[0])
+    turned = _turned(builder, node)
+    if turned is not None:
+        value, runs = _ones_times(builder, turned, turned.shape[0], turned.shape[1], 1), []
+    for first, last in reversed(runs):
+        before, run = math.prod(shape[:first]), math.prod(shape[first : last + 1])
+        behind = math.prod(shape[last + 1 :])
+        shape[first : last + 1] = [1] * (last + 1 - first)
+        if behind == 1 < before and run <= MOST_ONES:
+            for part in [run] if 1 < run <= MOST_TERMS else _parts(run):
+                run //= part
+                value = _ones_times(builder, value, before * run, part, behind)
+            continue
+        odd = run // (run & -run)
+        if (before if behind > 1 else 1) * odd > MOST_ONES:
+            odd = 1  # pooled with the rest
+        if _is_image(value, before, run, behind) and odd == 1:
+            images = value.shape[0]
+            pooled = builder.value((images, 1, 1, behind))
+            builder.add(xnn.XNNGlobalAvgPooling2d(value.id, pooled.id, KEEP_AXES))
+            value, factor, run = pooled, factor * (run // images), images
+        for part in _parts(run // odd):
+            run //= part
+            pooled = builder.value((before * run, 1, 1, behind))
+            image = builder.reshaped(value, (before * run, part, 1, behind))
+            builder.add(xnn.XNNGlobalAvgPooling2d(image.id, pooled.id, KEEP_AXES))
+            value, factor = pooled, factor * part
+        if odd > 1:
+            value = _ones_times(builder, value, before, odd, behind)
+    if factor != 1.0:
+        scaled = builder.value(value.shape)
+        builder.add(xnn.XNNMultiply(value.id, builder.number(factor).id, scaled.id, 0))
+        value = scaled
+    if value is source:  # another name for what is read would be read later than its node runs
+        value = builder.result(node)
+        builder.add(xnn.XNNStaticReshape(len(value.shape), list(value.shape), source.id, value.id, 0))
+    builder.define(node, value)
+
+
+def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
+    """Return the matrix whose rows are summed, transposed, if a weight's gradient reads it; else None."""
+    matrix = node_argument(node, 0)
+    shape = shape_of(matrix)
+    if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= MOST_TURNED:
+        return None
+    turns = (user for user in matrix.users if user.target in TRANSPOSITIONS and axes_of(user, 2) == [1, 0])
+    known = next((user for user in turns if builder.known(user) is not None), None)
+    return None if known is None else builder.plain(builder.read(known))
+
+
+def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
+    """Return True if the sum is one over images [N, H, W, C] that can be pooled as they are."""
+    if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
+        return False
+    return 1 < run // value.shape[0] <= MOST_POOLED
+
+
+def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, behind: int) -> TensorValue:
+    """The sum over the middle of [before, run, behind]."""
+    if behind > 1:
+        ones = builder.constant(None, torch.ones(before, 1, run))
+        source, made = builder.reshaped(value, (before, run, behind)), builder.value((before, 1, behind))
+        builder.add(xnn.XNNBatchMatrixMultiply(ones.id, source.id, made.id, 0))
+        return made
+    # As it is, where it can be: another shape of a value that more is done with is a copy.
+    fits = len(value.shape) > 1 and value.shape[-1] == run
+    source = value if fits else builder.reshaped(value, (before, 1, run))
+    made = builder.value((*source.shape[:-1], 1))
+    ones = builder.constant(None, torch.ones(1, run))
+    builder.add(xnn.XNNFullyConnected(source.id, ones.id, NONE, made.id, 0))
+    return made
+
+
+def _parts(run: int) -> list[int]:
+    """A long run as two factors: sums of sums round less than one long sum."""
+    if run < LONG:
+        return [run] if run > 1 else []
+    first = next(part for part in range(math.isqrt(run), 0, -1) if run % part == 0)
+    return [part for part in (first, run // first) if part > 1]
+
+
+def _runs(axes: list[int]) -> list[tuple[int, int]]:
+    """Neighbouring axes as (first, last)."""
+    runs: list[tuple[int, int]] = []
+    for axis in axes:
+        if runs and runs[-1][1] == axis - 1:
+            runs[-1] = (runs[-1][0], axis)
+        else:
+            runs.append((axis, axis))
+    return runs
+
+
 EMITTERS: dict[Any, Emitter] = {
     _aten.mm.default: Emitter(_product, work=10.0),
     _aten.addmm.default: Emitter(_biased_product, _is_unscaled, work=10.0),
     _aten.linear.default: Emitter(_linear, work=10.0),
     _aten.bmm.default: Emitter(_batched_product, work=10.0),
+    _aten.mean.dim: Emitter(_mean),
+    _aten.mean.default: Emitter(_mean),
+    _aten.sum.dim_IntList: Emitter(_sum),
 }

@@ -19,18 +19,15 @@ from torch import Tensor, fx
 
 from edgefl_export.capture.patches import Patch, patched
 from edgefl_export.executorch.graph import base_of, is_name
-from edgefl_export.executorch.xnnpack import axes, pointwise, products, sums
-from edgefl_export.executorch.xnnpack.builder import Builder, TensorValue
-from edgefl_export.executorch.xnnpack.emitter import Emitter
+from edgefl_export.executorch.xnnpack import axes, pointwise, products
+from edgefl_export.executorch.xnnpack.builder import Builder, Emitter, TensorValue
 
 # Which ops XNNPACK runs, and what each becomes there. An emitter says whether it accepts a node (the dtype and the rank
 # are checked before) and writes it; what it does not accept runs on ExecuTorch's kernels.
-
 EMITTERS: dict[Any, Emitter] = {
     **axes.EMITTERS,
     **pointwise.EMITTERS,
     **products.EMITTERS,
-    **sums.EMITTERS,
 }
 
 

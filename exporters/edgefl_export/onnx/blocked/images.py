@@ -16,10 +16,13 @@ import math
 from collections.abc import Callable, Sequence, Set
 from typing import Any
 
-from onnx import NodeProto
+import onnx
+from onnx import NodeProto, helper
 
-from edgefl_export.onnx.blocked.layout import BlockedLayout
-from edgefl_export.onnx.values import Shape, attributes
+from edgefl_export.onnx.blocked.convolution import Convolutions
+from edgefl_export.onnx.blocked.layout import ROOM, BlockedLayout
+from edgefl_export.onnx.blocked.products import with_products
+from edgefl_export.onnx.values import LAYOUT, GraphValues, Shape, attributes, live_peak
 
 ENTRIES = {"Relu", "LeakyRelu", "HardSigmoid", "Sigmoid", "Tanh", "Neg", "Abs", "Clip"}
 """Ops whose every entry is made of the same entry of their first input; what others they have are numbers."""
@@ -251,3 +254,43 @@ class Images:
             return False
         self._layout.emit("Reshape", [self._layout.twin(x), shape], node.output[0], domain="")
         return True
+
+
+def blocked(model: bytes, room: float = ROOM) -> bytes | None:
+    """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None.
+
+    Ops between them are on it too if values then need at most ``room`` times their memory. Products:
+    :mod:`edgefl_export.onnx.blocked.products`. None if nothing fits.
+    """
+    most = room * live_peak(GraphValues(onnx.load_from_string(model).graph))
+    for through, products in ((True, True), (True, False), (False, True)):
+        if form := _written(model, most, through=through, products=products):
+            return form
+    return _written(model, math.inf, through=False, products=False)
+
+
+def _written(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
+    """Return the model on the layout, with ops ``through`` and with ``products``; None if nothing fits within ``most``
+    numbers.
+    """
+    left = set[Norm]()
+    while True:
+        proto = onnx.load_from_string(model)
+        layout = BlockedLayout(proto.graph)
+        convolutions = Convolutions(layout)
+        images = Images(proto.graph.node if through else (), layout, convolutions.fits, left)
+        for node in proto.graph.node:
+            taken = node.output[0] in layout.done or convolutions.add(node)
+            if not (taken or (through and images.add(node))):
+                layout.nodes.append(node)
+        if not (torn := images.torn()):
+            break
+        left |= torn
+    nodes = layout.finished({value.name for value in proto.graph.output})
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    count = convolutions.count + (with_products(proto.graph) if products else 0)
+    if not count or live_peak(GraphValues(proto.graph)) > most:
+        return None
+    proto.opset_import.append(helper.make_opsetid(LAYOUT, 1))
+    return bytes(proto.SerializeToString(deterministic=True))

@@ -1,9 +1,10 @@
-"""Checks of traced functions. Each refused op is named with its module and source line."""
+"""Refusals of functions that cannot be compiled: each op or type is named with its module, its source line and a remedy."""
 
 from __future__ import annotations
 
+import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -14,9 +15,89 @@ from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
 from edgefl.models.spec import CONSTANT
 from edgefl.models.user_code import cause_of, user_line_of
-from edgefl_export.capture.instead import DECOMPOSITION, FORMLESS, name_of
-from edgefl_export.capture.locate import is_compiler, locate, refusal
+from edgefl_export.capture.graph import LoweredGraph
+from edgefl_export.capture.locate import is_compiler, locate, locate_type, refusal
 from edgefl_export.capture.nodes import schema_arguments
+from edgefl_export.operators import AFTER
+
+# Replacements to suggest for ops that no engine can run: the last sentence of a refusal.
+
+_DETERMINANT = (
+    "For a matrix with a determinant in closed form, such as a triangular one, write the sum of the logarithms of its "
+    "diagonal; write determinants of 2x2 and 3x3 matrices out"
+)
+DECOMPOSITION = (
+    "Compute the decomposition once outside of the model and pass it as a buffer, or parametrize the model by its "
+    "factors"
+)
+_GAMMA = (
+    "Write Stirling's series, for x above 7 (x - 0.5) * x.log() - x + 0.918939 + 1 / (12 * x), and below it "
+    "lgamma(x) = lgamma(x + 1) - log(x)"
+)
+_SAMPLING = (
+    "Write the interpolation by gather: positions below and above with floor(), their weights as products; or detach the "
+    "image and the grid, so that nothing before them is trained"
+)
+_SPECIAL = "Write the series or the approximation that the model needs"
+
+FORMLESS = {
+    "_ctc_loss": "Use loss=edgefl.losses.CTC(length) with labels padded by its blank, instead of F.ctc_loss in a "
+    "loss of your own",
+    "grid_sampler_2d_backward": _SAMPLING,
+    "grid_sampler_3d_backward": _SAMPLING,
+    "lgamma": _GAMMA,
+    "digamma": _GAMMA.replace("lgamma(x) = lgamma(x + 1) - log(x)", "its derivative"),
+    "polygamma": _SPECIAL,
+    "igamma": _SPECIAL,
+    "igammac": _SPECIAL,
+    "erfinv": _SPECIAL,
+    "i0": _SPECIAL,
+    "special_i0e": _SPECIAL,
+    "special_log_ndtr": "Write log(0.5 * erfc(-x / sqrt(2))) for x above -5 and -x * x / 2 - log(-x) - 0.918939 below",
+    "_linalg_slogdet": _DETERMINANT,
+    "_linalg_det": _DETERMINANT,
+    "linalg_matrix_exp": "Write the series I + A + A @ A / 2 + ... for A / 2^k, and square the result k times",
+    "linalg_lu_solve": DECOMPOSITION,
+    "linalg_lu_factor_ex": DECOMPOSITION,
+    "linalg_inv_ex": DECOMPOSITION,
+    "_linalg_solve_ex": DECOMPOSITION,
+    "linalg_cholesky_ex": DECOMPOSITION,
+    "linalg_qr": DECOMPOSITION,
+    "_linalg_svd": DECOMPOSITION,
+    "_linalg_eigh": DECOMPOSITION,
+    "linalg_eig": DECOMPOSITION,
+    "linalg_lstsq": DECOMPOSITION,
+    "linalg_pinv": DECOMPOSITION,
+}
+"""By the name of an op without overload: ops without a form for any engine."""
+
+_FOURIER = (
+    "Transform frames of at most 2,048 samples, or write the transform as products with constant matrices: of n samples to "
+    "k frequencies, real and imaginary part are x @ torch.cos(a) and -(x @ torch.sin(a)) with a[n, k] = 2 pi n k / len(x)"
+)
+_OTHERS = {
+    "_fft_r2c": _FOURIER,
+    "_fft_c2r": _FOURIER,
+    "_fft_c2c": _FOURIER,
+    "embedding_renorm": "Leave max_norm out and divide the rows that are read: e / (e.norm(dim=-1, keepdim=True) / max_norm)"
+    ".clamp_min(1)",
+    "mode": "Count equal entries with comparisons and take the most frequent one by argmax",
+}
+
+
+def name_of(op: object) -> str:
+    """Return the name of ``aten.<name>.<overload>``."""
+    parts = str(op).split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def instead_of(op: object, otherwise: str) -> str:
+    """Return the suggestion for ``op``, or ``otherwise`` if there is none."""
+    name = name_of(op)
+    return FORMLESS.get(name) or _OTHERS.get(name.removesuffix("_"), otherwise)
+
+
+# Checks of traced functions. Each refused op is named with its module and source line.
 
 # A tensor found in the closure of a function is a constant only while it is clearly no weight.
 MAX_CONSTANT_ELEMENTS = 4096
@@ -238,3 +319,101 @@ def _line(error: Exception) -> str:
         if path.exists() and not is_compiler(path):
             return f"at {frame.filename}:{frame.lineno}"
     return "place unknown"
+
+
+# Errors for functions without an ONNX form: the op or the type that has none, its module and its source line.
+
+FLOATS = (torch.float32, torch.float64)
+"""What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
+
+float16 may leave a graph, as an output that is rounded to it for the way to the server, and wait in one for the backward
+pass.
+"""
+
+_NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
+
+
+def check_floats(lowered: LoweredGraph) -> None:
+    """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
+    node = _first(lowered, _narrow, but=_is_stored_as_float16)
+    if node is None:
+        return
+    remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
+    dtype = str(_types(node, _narrow)[0]).removeprefix("torch.")
+    if node.op == "placeholder":
+        nodes = lowered.module.graph.find_nodes(op="placeholder")
+        name = dict(zip(nodes, lowered.inputs, strict=True))[node]
+        raise ExportError(
+            f"input {name!r} of function {lowered.name!r} is {dtype}. {remedy} declare the port as float32",
+            function=lowered.name,
+            input=name,
+        )
+    place = locate_type(lowered.function, _narrow)
+    raise refusal(
+        lowered.function,
+        place.op or str(node.target),
+        place,
+        f"makes a {dtype} tensor ({place}). {remedy} leave out the conversion or autocast",
+    )
+
+
+def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
+    """Return the error for a failure of torch.onnx."""
+    texts = _texts(error)
+    match = _NODE.search("\n".join(texts))
+    if match is None:
+        return ExportError(
+            f"function {lowered.name!r} has no ONNX form: {texts[-1]}. Express it with other ops, or add a rule in "
+            "exporters/edgefl_export/decompositions",
+            function=lowered.name,
+        )
+    place = locate(lowered.function, match[1])
+    return refusal(
+        lowered.function,
+        place.op or match[1],
+        place,
+        f"has no ONNX form ({place}). "
+        + instead_of(
+            match[1],
+            "Use other ops there, or add a rule that rewrites it to core ops in exporters/edgefl_export/decompositions",
+        ),
+    )
+
+
+def _texts(error: BaseException) -> list[str]:
+    """Return the messages of ``error`` and of its causes, the first cause last."""
+    texts = []
+    cause: BaseException | None = error
+    while cause is not None:
+        texts.append(str(cause))
+        cause = cause.__cause__
+    return texts
+
+
+def _narrow(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point and dtype not in FLOATS
+
+
+def _first(
+    lowered: LoweredGraph,
+    types: Callable[[torch.dtype], bool],
+    but: Callable[[fx.Node], bool] = lambda _: False,
+) -> fx.Node | None:
+    nodes = (node for node in lowered.module.graph.nodes if _types(node, types) and not but(node))
+    return next(nodes, None)
+
+
+def _is_stored_as_float16(node: fx.Node) -> bool:
+    """Return True if no op computes with a rounded result: it is an output, or is made float32 again."""
+    halves = _types(node, _narrow) == [torch.float16]
+    return halves and node.op == "call_function" and all(map(_stores, node.users))
+
+
+def _stores(user: fx.Node) -> bool:
+    return user.op == "output" or user.target in (AFTER, torch.ops.aten._to_copy.default)
+
+
+def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:
+    """Return those of ``types`` that results of ``node`` have."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    return [value.dtype for value in values if isinstance(value, Tensor) and types(value.dtype)]

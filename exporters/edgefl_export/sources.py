@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from edgefl.wire.blobs import BlobRef, compress
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.sources import Node, Phase
+from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
-from edgefl_export.capture.trace import LoweredGraph
 from edgefl_export.memory.recompute import flops
 
 # Module and phase of each node of a training graph, inferred from the graph itself.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl_export.ordering import AFTER
+from edgefl_export.operators import AFTER
 
 _KERNEL, _TILE, _POINTS = (3, 3), 2, 4
 _B = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))  # transposed

@@ -1,0 +1,261 @@
+"""Rewrites of captured graphs: cheaper gradients, early storing of halves, merge of equal nodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from edgefl_export.capture.nodes import argument, fake_value, node_argument
+from edgefl_export.capture.refusals import is_written_to
+from edgefl_export.decompositions.normalization import GRADIENT
+from edgefl_export.operators import AFTER, POSITIVE
+
+# Cheaper forms of gradients, while a graph is forward, backward and update in torch's own ops.
+
+_aten = torch.ops.aten
+_POOLING = _aten.max_pool2d_with_indices.default
+_FACTORS = {
+    _aten.threshold_backward.default: 1,
+    _aten.tanh_backward.default: 1,
+    _aten.sigmoid_backward.default: 1,
+}
+"""Gradients of ops by entry that are dL/dy times a factor of what the op gives: the place of that argument."""
+
+
+def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
+    """Rewrite each gradient below into its cheapest form, with the same result but for rounding.
+
+    ``table``: ops that have a rule. Without a rule, a norm's gradient stays torch's own.
+    """
+    for node in list(joint.graph.nodes):
+        if node.target is _aten.max_pool2d_with_indices_backward.default:
+            _of_maximum(node)
+        elif node.target is _aten.native_batch_norm_backward.default and GRADIENT in table:
+            _of_norm(joint.graph, node)
+    joint.recompile()
+
+
+def _of_maximum(node: fx.Node) -> None:
+    """Give the gradient of a maximum the pooled tensor, and apply an activation's gradient before it.
+
+    The factor of an activation at a maximum is that of the maximum, so the pooled values decide instead of its input, which
+    has some four times as many entries. Autograd does not keep the pooled values, so a model may write to them; then nothing
+    is changed.
+
+    torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
+    that finds the maxima again, without positions, must read the tensor itself.
+    """
+    positions = argument(node, "indices")
+    pooling = positions.args[0] if positions.target is operator.getitem else positions
+    if pooling.target is not _POOLING:
+        return
+    pooled = pooling.args[0]
+    node.update_arg(1, pooled)
+    best = next(_parts(pooling, 0), None)
+    if best is None or len(node.users) != 1 or is_written_to(best):
+        return
+    (reader,) = node.users
+    for target, place in _FACTORS.items():
+        own = reader.target is target and reader.args[0] is node
+        if own and _value(node_argument(reader, place)) is _value(pooled):
+            with node.graph.inserting_before(node):
+                arguments = (node.args[0], best, *reader.args[2:])
+                first = node.graph.call_function(target, arguments, reader.kwargs)
+            node.update_arg(0, first)
+            reader.replace_all_uses_with(node)
+            node.graph.erase_node(reader)
+            return
+
+
+def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """Move the gain of a norm into the kernel of the convolution before it, if the kernel has fewer entries than the images.
+
+    dL/dx = gain h * w = h * (gain w);  dL/dw = gain dL/dw of h;  dL/db = gain dL/db of h.
+    """
+    gradients = list(_parts(node, 0))
+    if len(gradients) != 1 or len(gradients[0].users) != 1:
+        return
+    (reader,) = gradients[0].users
+    if reader.target is not _aten.convolution_backward.default or reader.args[0] is not gradients[0]:
+        return
+    kernel = argument(reader, "weight")
+    if argument(reader, "transposed") or 2 * fake_value(kernel).numel() > fake_value(gradients[0]).numel():
+        return
+    with graph.inserting_before(node):
+        parts = graph.call_function(GRADIENT, (*node.args[:9],))
+        before, gain, slope, level = (graph.call_function(operator.getitem, (parts, at)) for at in range(4))
+        scale = graph.call_function(_aten.view.default, (gain, [-1, *[1] * (fake_value(kernel).dim() - 1)]))
+    with graph.inserting_before(reader):
+        scaled = graph.call_function(_aten.mul.Tensor, (kernel, scale))
+    reader.update_arg(2, scaled)
+    for at, factor in ((1, scale), (2, gain)):
+        for each in list(_parts(reader, at)):
+            users = list(each.users)
+            if users:  # unused gradients are not computed
+                with graph.inserting_after(each):
+                    product = graph.call_function(_aten.mul.Tensor, (each, factor))
+                for user in users:
+                    user.replace_input_with(each, product)
+    for at, part in ((0, before), (1, slope), (2, level)):
+        for each in list(_parts(node, at)):
+            each.replace_all_uses_with(part)
+            graph.erase_node(each)
+    graph.erase_node(node)
+
+
+def _value(node: fx.Node) -> fx.Node:
+    """Return the value behind ``detach``."""
+    while node.target in (_aten.detach.default, _aten.alias.default):
+        node = node_argument(node, 0)
+    return node
+
+
+def _parts(node: fx.Node, at: int) -> Iterator[fx.Node]:
+    """Return the nodes that take result ``at`` out of a node with several results."""
+    return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)
+
+
+# Early storing of values that wait for the backward pass in half precision (:mod:`edgefl.algorithms.activations`).
+#
+# onnxruntime computes values in the order in which they are needed. Only the backward pass needs a waiting value, so it
+# would be stored then, and have waited in full precision. Therefore all other readers read the value behind the store
+# (:mod:`edgefl_export.operators`). A store that both passes read is restored twice, once for each. So are masks of floats,
+# which wait as booleans: a byte for each entry.
+
+WAITING = 0.03
+"""A value waits if no node reads it for this share of the nodes."""
+
+_TO_COPY = torch.ops.aten._to_copy.default
+
+
+def stores(graph: fx.Graph) -> list[fx.Node]:
+    """Return the nodes that make the half of a value, which waits for the backward pass."""
+    halves = [node for node in graph.nodes if _converts(node, torch.float16)]
+    made = [node for node in halves if node_argument(node, 0).op == "call_function"]
+    return [node for node in made if any(map(_restores, node.users))]
+
+
+def store_early(module: fx.GraphModule) -> None:
+    """Rewrite ``module`` in place: each store comes right behind its value, whatever order a runtime chooses."""
+    graph = module.graph
+    found = stores(graph)
+    if not found:
+        return
+    position = {node: place for place, node in enumerate(graph.nodes)}
+    for node in list(position):
+        if _restores(node) or _is_mask(node):
+            _restored_again(graph, node, position)
+    for store in found:
+        _moved_up(graph, store, position)
+
+
+def _converts(node: fx.Node, dtype: torch.dtype) -> bool:
+    return node.target is _TO_COPY and fake_value(node).dtype is dtype
+
+
+def _restores(node: fx.Node) -> bool:
+    return _converts(node, torch.float32) and fake_value(node.args[0]).dtype is torch.float16
+
+
+def _is_mask(node: fx.Node) -> bool:
+    return _converts(node, torch.float32) and fake_value(node.args[0]).dtype is torch.bool
+
+
+def _moved_up(graph: fx.Graph, store: fx.Node, position: Mapping[fx.Node, int]) -> None:
+    value = node_argument(store, 0)
+    others = [user for user in value.users if user is not store and user.op == "call_function"]
+    value.append(store)
+    with graph.inserting_after(store):
+        behind = _after(graph, value, store)
+    for user in others:
+        if position[user] > position[value]:
+            user.replace_input_with(value, behind)
+
+
+def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Node, int]) -> None:
+    late = _late(restored, position)
+    if not late:
+        return
+    with graph.inserting_before(late[0]):
+        kept = node_argument(restored, 0)
+        held = _after(graph, kept, _before(late[0]))
+        again = graph.node_copy(restored, _in_place_of(kept, held))
+    for user in late:
+        user.replace_input_with(restored, again)
+
+
+def _in_place_of(old: fx.Node, new: fx.Node) -> Callable[[fx.Node], fx.Node]:
+    return lambda node: new if node is old else node
+
+
+def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """Return the readers of ``node`` behind the longest stretch without a reader; none if it does not wait."""
+    readers = sorted((user for user in node.users if user in position), key=position.__getitem__)
+    places = [position[node], *(position[user] for user in readers)]
+    gaps = [later - earlier for earlier, later in pairwise(places)]
+    if max(gaps, default=0) <= WAITING * len(position):
+        return []
+    first = gaps.index(max(gaps))
+    return readers[first:] if first else []
+
+
+def _before(node: fx.Node) -> fx.Node:
+    """Return the last number computed before ``node``: once it exists, ``node`` may run."""
+    while True:
+        node = node.prev
+        value = node.meta.get("val")
+        floats = isinstance(value, Tensor) and value.dtype is torch.float32 and value.numel() > 0
+        if node.op != "call_function" or (floats and node.target not in (_TO_COPY, AFTER, POSITIVE)):
+            return node
+
+
+def _after(graph: fx.Graph, node: fx.Node, trigger: fx.Node) -> fx.Node:
+    call = graph.call_function(AFTER, (node, trigger))
+    call.meta["val"] = node.meta["val"]
+    return call
+
+
+# Merge of equal nodes of a captured graph.
+#
+# onnxruntime merges them when it loads a graph. Here it happens first, so that recomputation and predictions of memory
+# (:mod:`edgefl_export.memory`) see how long each value waits.
+
+_SLICE = torch.ops.aten.slice.Tensor
+
+
+def merge_equal(module: fx.GraphModule) -> None:
+    """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay.
+
+    Slices stay, too: the export joins a slice and the one slice that reads it.
+    """
+    graph = module.graph
+    first: dict[Hashable, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is _SLICE or not _is_pure(node.target):
+            continue
+        key = (node.target, _key(node.args), _key(node.kwargs))
+        found = first.setdefault(key, node)
+        if found is not node:
+            node.replace_all_uses_with(found)
+            graph.erase_node(node)
+
+
+def _is_pure(target: Any) -> bool:
+    """Return True if two calls with the same arguments return the same."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return target is operator.getitem
+    return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
+
+
+def _key(item: Any) -> Hashable:
+    """Return an argument as something that can be compared. 1, 1.0 and True are three arguments, and so are 0.0 and -0.0."""
+    if isinstance(item, tuple | list):
+        return tuple(map(_key, item))
+    if isinstance(item, dict):
+        return tuple((name, _key(value)) for name, value in item.items())
+    return item if isinstance(item, fx.Node) else (type(item), repr(item))

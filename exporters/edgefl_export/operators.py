@@ -1,0 +1,55 @@
+"""Operators: those of torch by name, our own, and the type of rules that rewrite them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Never, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+# Ops by their names, for tables.
+
+
+def named(names: str) -> frozenset[OpOverload]:
+    """Return the ops of ``aten`` with these names: ``mm`` for its default overload, ``add.Tensor`` for another one."""
+    parts = (name.partition(".") for name in names.split())
+    return frozenset(getattr(getattr(torch.ops.aten, op), overload or "default") for op, _, overload in parts)
+
+
+# Operators of our own.
+#
+# ``edgefl::after(x, trigger)`` is x, but not before ``trigger`` has been computed. Runtimes reorder and merge what has no
+# data dependence; :mod:`edgefl_export.onnx.ops` writes it as a Reshape whose shape is known only once the trigger is, which
+# copies nothing.
+#
+# ``edgefl::positive(x)`` is 1 where x > 0, else 0, of any shape, in the dtype of x. A comparison and a cast would be two
+# ops, which runtimes run on one thread; :mod:`edgefl_export.onnx.ops` writes it as one that they divide.
+
+_library = torch.library.Library("edgefl", "FRAGMENT")
+_library.define("after(Tensor x, Tensor trigger) -> Tensor")
+_library.define("positive(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+
+
+def _after(x: Tensor, trigger: Tensor) -> Tensor:
+    return x.clone()
+
+
+def _positive(x: Tensor) -> Tensor:
+    return x.gt(0).to(x.dtype)
+
+
+_library.impl("after", _after, "CompositeExplicitAutograd")
+_library.impl("positive", _positive, "CompositeExplicitAutograd")
+AFTER = torch.ops.edgefl.after.default
+POSITIVE = torch.ops.edgefl.positive.default
+
+
+# Rules of the compiler: a rule is a function that replaces an op, and may leave some cases of it to PyTorch.
+
+Rules = dict[OpOverload, Callable[..., object]]
+"""By op: what takes the op's arguments and returns what the op returns."""
+
+DECLINED: Never = cast(Never, NotImplemented)
+"""What a rule returns in a case that it leaves to PyTorch: torch's own sign for that, of no type that a result has."""

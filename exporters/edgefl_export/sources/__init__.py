@@ -1,1 +1,0 @@
-"""Source modules and lines of the nodes of a bundle's graphs."""
