@@ -129,7 +129,7 @@ MOST_ONES = 1 << 14
 
 def is_long_sum(node: fx.Node) -> bool:
     """Return True for so many terms that ExecuTorch's own kernel, which adds one after another, loses digits."""
-    return node.target in EMITTERS and _count(node) >= MOST_ONES
+    return node.target in _SUMS and _count(node) >= MOST_ONES
 
 
 def _mean(builder: Builder, node: fx.Node) -> None:
@@ -252,12 +252,15 @@ def _runs(axes: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
+_SUMS = {
+    _aten.mean.dim: Emitter(_mean),
+    _aten.mean.default: Emitter(_mean),
+    _aten.sum.dim_IntList: Emitter(_sum),
+}
 EMITTERS: dict[Any, Emitter] = {
     _aten.mm.default: Emitter(_product, work=10.0),
     _aten.addmm.default: Emitter(_biased_product, _is_unscaled, work=10.0),
     _aten.linear.default: Emitter(_linear, work=10.0),
     _aten.bmm.default: Emitter(_batched_product, work=10.0),
-    _aten.mean.dim: Emitter(_mean),
-    _aten.mean.default: Emitter(_mean),
-    _aten.sum.dim_IntList: Emitter(_sum),
+    **_SUMS,
 }
