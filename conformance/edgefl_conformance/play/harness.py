@@ -492,14 +492,19 @@ class RoundHarness(AgentHarness):
         self.good_round(what)  # what is fetched and loaded once takes its time, too
         steps, took = _FEW, 0.0
         while took < _TELLING_S:
-            begun = time.monotonic()
-            self.good_round(what.with_steps(steps))
-            took = max(1e-6, time.monotonic() - begun - self.usual_s / 2)
+            # A busy machine slows a round's messages as much as its steps: the difference of two rounds are the steps.
+            took = max(1e-6, self._timed_round(what.with_steps(steps)) - self._timed_round(what))
             if took < _TELLING_S:
                 if steps >= _MANY:
                     break
                 steps = min(_MANY, 8 * steps)
         return max(_FEW, min(_MANY, int(seconds * steps / took)))
+
+    def _timed_round(self, what: Material) -> float:
+        """Return the seconds of a whole round."""
+        begun = time.monotonic()
+        self.good_round(what)
+        return time.monotonic() - begun
 
     def chunks(self, play: Play, mark: int, wanted: set[int], within_s: float = 10.0) -> None:
         """Wait for these chunks of a task's update after ``mark``. Raises CaseFailed on timeout."""
