@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.algorithms.catalog import (
@@ -54,57 +54,6 @@ if TYPE_CHECKING:
     from edgefl.objective.objective import Objective
     from edgefl.objective.parts import SCALAR, begun, evaluate, finish, held_ports, step_ports
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.algorithms.catalog": (
-        "SGD",
-        "FedAvg",
-        "FedAvgUpdate",
-        "FedAvgMatched",
-        "PerFedAvg",
-        "LocalOnly",
-        "FedProx",
-        "Scaffold",
-        "FAFED",
-        "STEM",
-        "NaiveAdaptive",
-        "LocalAMSGrad",
-        "MimeAdam",
-        "MimeLite",
-        "AdamW",
-        "TCBGD",
-        "MultiExit",
-        "SWAT",
-        "Binary",
-        "FedBAT",
-        "own",
-    ),
-    "edgefl.contract": (
-        "Algorithm",
-        "CarryRule",
-        "Function",
-        "Phase",
-        "Scalars",
-        "ServerOpt",
-        "Tensors",
-        "TensorSpec",
-        "beside",
-        "prefixed",
-        "role_of",
-        "select",
-        "state_of",
-    ),
-    "edgefl.objective.derivatives": ("gradient",),
-    "edgefl.objective.objective": ("Objective",),
-    "edgefl.objective.parts": (
-        "SCALAR",
-        "begun",
-        "evaluate",
-        "finish",
-        "held_ports",
-        "step_ports",
-    ),
-    "edgefl.errors": ("ConfigError",),
-}
 __all__ = [
     "FAFED",
     "SCALAR",
@@ -150,7 +99,18 @@ __all__ = [
     "state_of",
     "step_ports",
 ]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(
+    __name__,
+    __all__,
+    (
+        "edgefl.errors",
+        "edgefl.contract",
+        "edgefl.objective.derivatives",
+        "edgefl.objective.objective",
+        "edgefl.objective.parts",
+        "edgefl.algorithms.catalog",
+    ),
+)
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:

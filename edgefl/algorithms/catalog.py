@@ -24,7 +24,7 @@ from edgefl.algorithms.quantized.swat import swat
 from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import AlgorithmChoice, built_upon
+from edgefl.contract.choice import AlgorithmChoice, built_upon, factories_among
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.user_code import user_errors
@@ -32,30 +32,28 @@ from edgefl.models.user_factory import address_of, factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = {
-    "sgd": sgd,
-    "fedavg": fedavg,
-    "fedavg_update": fedavg_update,
-    "fedavg_matched": fedavg_matched,
-    "per_fedavg": per_fedavg,
-    "local": local,
-    "fedprox": fedprox,
-    "scaffold": scaffold,
-    "fafed": fafed,
-    "stem": stem,
-    "naive_adaptive": naive_adaptive,
-    "local_amsgrad": local_amsgrad,
-    "mimeadam": mimeadam,
-    "mimelite": mimelite,
-    "adamw": adamw,
-    "tcbgd": tcbgd,
-    "multi_exit": multi_exit,
-    "swat": swat,
-    "binary": binary,
-    "fedbat": fedbat,
-}
+SGD = built_upon(AlgorithmChoice, "sgd", "SGD", sgd)
+FedAvg = built_upon(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
+FedAvgUpdate = built_upon(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
+FedAvgMatched = built_upon(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
+PerFedAvg = built_upon(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+LocalOnly = built_upon(AlgorithmChoice, "local", "LocalOnly", local)
+FedProx = built_upon(AlgorithmChoice, "fedprox", "FedProx", fedprox)
+Scaffold = built_upon(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
+FAFED = built_upon(AlgorithmChoice, "fafed", "FAFED", fafed)
+STEM = built_upon(AlgorithmChoice, "stem", "STEM", stem)
+NaiveAdaptive = built_upon(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
+LocalAMSGrad = built_upon(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
+MimeAdam = built_upon(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
+MimeLite = built_upon(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
+AdamW = built_upon(AlgorithmChoice, "adamw", "AdamW", adamw)
+TCBGD = built_upon(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
+MultiExit = built_upon(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
+SWAT = built_upon(AlgorithmChoice, "swat", "SWAT", swat)
+Binary = built_upon(AlgorithmChoice, "binary", "Binary", binary)
+FedBAT = built_upon(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
 
-
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = factories_among(globals())
 PERSONAL = "personal"
 """Option of every algorithm: the step size of a graph that adapts the model to one user."""
 
@@ -100,28 +98,6 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
             option=PERSONAL,
         )
     return adapted(algorithm, objective, alpha=personal)
-
-
-SGD = built_upon(AlgorithmChoice, "sgd", "SGD", sgd)
-FedAvg = built_upon(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
-FedAvgUpdate = built_upon(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
-FedAvgMatched = built_upon(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
-PerFedAvg = built_upon(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
-LocalOnly = built_upon(AlgorithmChoice, "local", "LocalOnly", local)
-FedProx = built_upon(AlgorithmChoice, "fedprox", "FedProx", fedprox)
-Scaffold = built_upon(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
-FAFED = built_upon(AlgorithmChoice, "fafed", "FAFED", fafed)
-STEM = built_upon(AlgorithmChoice, "stem", "STEM", stem)
-NaiveAdaptive = built_upon(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
-LocalAMSGrad = built_upon(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
-MimeAdam = built_upon(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
-MimeLite = built_upon(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
-AdamW = built_upon(AlgorithmChoice, "adamw", "AdamW", adamw)
-TCBGD = built_upon(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
-MultiExit = built_upon(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
-SWAT = built_upon(AlgorithmChoice, "swat", "SWAT", swat)
-Binary = built_upon(AlgorithmChoice, "binary", "Binary", binary)
-FedBAT = built_upon(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
 
 
 def own(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:

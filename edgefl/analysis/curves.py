@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from edgefl.analysis import charts
 from edgefl.analysis.charts import COUNT, FREE, SHARE
 from edgefl.simulator.results import RoundRow
+from edgefl.wire.text import SHARES
 
 Line = list[tuple[float, float]]
-_SHARES = frozenset({"accuracy", "f1", "iou"})
-"""Metrics that lie between 0 and 1."""
 _CHANCE = "chance"
 
 
@@ -38,7 +37,7 @@ def curves(rows: Sequence[RoundRow], title: str, classes: int = 0) -> Mapping[st
     for name, series in shown.items():
         lines = {label: line for label, line in series.items() if line}
         if lines:
-            span = SHARE if name in _SHARES else FREE
+            span = SHARE if name in SHARES else FREE
             if name == "accuracy" and classes > 1:
                 lines[_CHANCE] = [(0.0, 1 / classes), (float(rows[-1].round), 1 / classes)]
             drawn[name] = charts.line_chart(

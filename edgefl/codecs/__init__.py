@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.codecs.catalog import (
@@ -28,24 +28,6 @@ if TYPE_CHECKING:
         ZeroFL,
     )
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.codecs.catalog": (
-        "Dense",
-        "Float16",
-        "BFloat16",
-        "Int8",
-        "FedPAQ",
-        "SignSGD",
-        "ScaledSign",
-        "EFSignSGD",
-        "NoisySignSGD",
-        "StocSignSGD",
-        "TopK",
-        "ZeroFL",
-        "BiFL",
-        "BiFLFull",
-    ),
-}
 __all__ = [
     "BFloat16",
     "BiFL",
@@ -62,4 +44,4 @@ __all__ = [
     "TopK",
     "ZeroFL",
 ]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(__name__, __all__, ("edgefl.codecs.catalog",))

@@ -19,7 +19,7 @@ from edgefl.codecs.coders import (
     StochasticLevels,
     StochasticSign,
 )
-from edgefl.contract.choice import CodecChoice, built_upon
+from edgefl.contract.choice import CodecChoice, built_upon, factories_among
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import CHANGE_LIMIT, FloatValues, Sparse
@@ -205,23 +205,23 @@ def fedbat(
     return Codec(name, training=CodecTraining("fedbat", options))
 
 
-CODECS: Mapping[str, Callable[..., Codec]] = {
-    "dense": dense,
-    "float16": half,
-    "bfloat16": half,
-    "int8": int8,
-    "fedpaq": fedpaq,
-    "signsgd": signsgd,
-    "scaled_sign": scaled_sign,
-    "ef_signsgd": ef_signsgd,
-    "noisy_signsgd": noisy_signsgd,
-    "stoc_signsgd": stoc_signsgd,
-    "fedbat": fedbat,
-    "topk": topk,
-    "zerofl": zerofl,
-    "bifl": bifl,
-    "bifl_full": bifl_full,
-}
+Dense = built_upon(CodecChoice, "dense", "Dense", dense)
+Float16 = built_upon(CodecChoice, "float16", "Float16", half)
+BFloat16 = built_upon(CodecChoice, "bfloat16", "BFloat16", half)
+Int8 = built_upon(CodecChoice, "int8", "Int8", int8)
+FedPAQ = built_upon(CodecChoice, "fedpaq", "FedPAQ", fedpaq)
+SignSGD = built_upon(CodecChoice, "signsgd", "SignSGD", signsgd)
+ScaledSign = built_upon(CodecChoice, "scaled_sign", "ScaledSign", scaled_sign)
+EFSignSGD = built_upon(CodecChoice, "ef_signsgd", "EFSignSGD", ef_signsgd)
+NoisySignSGD = built_upon(CodecChoice, "noisy_signsgd", "NoisySignSGD", noisy_signsgd)
+StocSignSGD = built_upon(CodecChoice, "stoc_signsgd", "StocSignSGD", stoc_signsgd)
+_FedBAT = built_upon(CodecChoice, "fedbat", "FedBAT", fedbat)
+TopK = built_upon(CodecChoice, "topk", "TopK", topk)
+ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", zerofl)
+BiFL = built_upon(CodecChoice, "bifl", "BiFL", bifl)
+BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", bifl_full)
+
+CODECS: Mapping[str, Callable[..., Codec]] = factories_among(globals())
 
 
 def build(name: str, **options: object) -> Codec:
@@ -251,19 +251,3 @@ def _sparse(codec: str, share: float) -> Sparse:
             f"codec {codec!r} sends a share of the entries in (0, 1], found {share}", codec=codec
         )
     return Sparse(share)
-
-
-Dense = built_upon(CodecChoice, "dense", "Dense", dense)
-Float16 = built_upon(CodecChoice, "float16", "Float16", half)
-BFloat16 = built_upon(CodecChoice, "bfloat16", "BFloat16", half)
-Int8 = built_upon(CodecChoice, "int8", "Int8", int8)
-FedPAQ = built_upon(CodecChoice, "fedpaq", "FedPAQ", fedpaq)
-SignSGD = built_upon(CodecChoice, "signsgd", "SignSGD", signsgd)
-ScaledSign = built_upon(CodecChoice, "scaled_sign", "ScaledSign", scaled_sign)
-EFSignSGD = built_upon(CodecChoice, "ef_signsgd", "EFSignSGD", ef_signsgd)
-NoisySignSGD = built_upon(CodecChoice, "noisy_signsgd", "NoisySignSGD", noisy_signsgd)
-StocSignSGD = built_upon(CodecChoice, "stoc_signsgd", "StocSignSGD", stoc_signsgd)
-TopK = built_upon(CodecChoice, "topk", "TopK", topk)
-ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", zerofl)
-BiFL = built_upon(CodecChoice, "bifl", "BiFL", bifl)
-BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", bifl_full)

@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
     from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
     from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.contract.algorithm": ("Algorithm", "CarryRule", "Function", "Phase"),
-    "edgefl.contract.server": ("Scalars", "ServerOpt", "beside", "state_of"),
-    "edgefl.contract.tensors": ("TensorSpec", "Tensors", "prefixed", "role_of", "select"),
-}
 __all__ = [
     "Algorithm",
     "CarryRule",
@@ -34,4 +29,12 @@ __all__ = [
     "select",
     "state_of",
 ]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(
+    __name__,
+    __all__,
+    (
+        "edgefl.contract.server",
+        "edgefl.contract.tensors",
+        "edgefl.contract.algorithm",
+    ),
+)

@@ -111,6 +111,11 @@ class Named(Generic[P, C]):
         return f"{self.label}{parameters}"
 
 
+def factories_among(names: Mapping[str, object]) -> dict[str, Any]:
+    """Return the factories of the catalog entries among ``names``, such as a module's globals, in their order."""
+    return {each.name: each.factory for each in names.values() if isinstance(each, Named)}
+
+
 def chosen(argument: str, kind: type[C], value: object) -> C:
     """Return the choice that an argument denotes.
 

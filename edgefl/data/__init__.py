@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset, OtherInput
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.data.dataset": (
-        "Dataset",
-        "OtherInput",
-    ),
-}
 __all__ = ["Dataset", "OtherInput"]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(__name__, __all__, ("edgefl.data.dataset",))

@@ -134,9 +134,9 @@ def _digits_table() -> npt.NDArray[np.int64]:
         raise DataError(f"{DIGITS} cannot be read: {error}", path=str(DIGITS)) from error
 
 
-def random_images(samples: int = 8192) -> Dataset:
+def random_images() -> Dataset:
     """Return noise in CIFAR-10's shape with random labels, for benchmarks in which only sizes matter."""
-    rng = np.random.default_rng(0)
+    rng, samples = np.random.default_rng(0), 8192
     x = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
     y = rng.integers(0, 10, samples)
     held_out = samples // 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.models.layers.log_mel import LogMel
 
 __all__ = ["LogMel"]
-__getattr__ = lazily(__name__, {"edgefl.models.layers.log_mel": ("LogMel",)})
+__getattr__ = lazily_from(__name__, __all__, ("edgefl.models.layers.log_mel",))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.optimizers.catalog import (
@@ -21,18 +21,6 @@ if TYPE_CHECKING:
         with_optimizer,
     )
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.optimizers.catalog": (
-        "OPTIMIZERS",
-        "build",
-        "with_optimizer",
-        "FedAdam",
-        "FedYogi",
-        "FedAdagrad",
-        "FedAMS",
-        "ServerMomentum",
-    )
-}
 __all__ = [
     "OPTIMIZERS",
     "FedAMS",
@@ -43,4 +31,4 @@ __all__ = [
     "build",
     "with_optimizer",
 ]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(__name__, __all__, ("edgefl.optimizers.catalog",))

@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import OptimizerChoice, built_alone
+from edgefl.contract.choice import OptimizerChoice, built_alone, factories_among
 from edgefl.contract.options import check_options
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.optimizers.server import fedadagrad, fedadam, fedams, fedyogi, server_momentum
 
-OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = {
-    "fedadam": fedadam,
-    "fedyogi": fedyogi,
-    "fedadagrad": fedadagrad,
-    "fedams": fedams,
-    "server_momentum": server_momentum,
-}
+FedAdam = built_alone(OptimizerChoice, "fedadam", "FedAdam", fedadam)
+FedYogi = built_alone(OptimizerChoice, "fedyogi", "FedYogi", fedyogi)
+FedAdagrad = built_alone(OptimizerChoice, "fedadagrad", "FedAdagrad", fedadagrad)
+FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", fedams)
+ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)
+
+OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = factories_among(globals())
 NONE = "none"
 """Name in a federation file for the algorithm's own server step, which is the mean by default."""
 
@@ -57,10 +57,3 @@ def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm
             optimizer=name,
         )
     return replace(algorithm, server=optimizer)
-
-
-FedAdam = built_alone(OptimizerChoice, "fedadam", "FedAdam", fedadam)
-FedYogi = built_alone(OptimizerChoice, "fedyogi", "FedYogi", fedyogi)
-FedAdagrad = built_alone(OptimizerChoice, "fedadagrad", "FedAdagrad", fedadagrad)
-FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", fedams)
-ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)

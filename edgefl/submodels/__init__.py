@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily
+from edgefl.system.lazy_modules import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.contract.tensors import TensorSpec
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
     from edgefl.models.split import split
     from edgefl.submodels.catalog import EarlyExit, Importance, ImportanceStructured, OutputSide, Width
 
-_PLACES: dict[str, tuple[str, ...]] = {
-    "edgefl.submodels.catalog": (
-        "OutputSide",
-        "Width",
-        "Importance",
-        "ImportanceStructured",
-        "EarlyExit",
-    ),
-    "edgefl.models.spec": ("ModelSpec",),
-    "edgefl.models.split": ("split",),
-    "edgefl.contract.tensors": ("TensorSpec",),
-}
 __all__ = [
     "EarlyExit",
     "Importance",
@@ -40,4 +28,13 @@ __all__ = [
     "Width",
     "split",
 ]
-__getattr__ = lazily(__name__, _PLACES)
+__getattr__ = lazily_from(
+    __name__,
+    __all__,
+    (
+        "edgefl.contract.tensors",
+        "edgefl.models.spec",
+        "edgefl.models.split",
+        "edgefl.submodels.catalog",
+    ),
+)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl.contract.choice import SubmodelChoice, built_upon
+from edgefl.contract.choice import SubmodelChoice, built_upon, factories_among
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
@@ -19,13 +19,15 @@ from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import width
 
-KINDS: Mapping[str, Callable[..., Submodel]] = {
-    "early_exit": early_exit,
-    "output_side": output_side,
-    "width": width,
-    "importance": importance,
-    "importance_structured": importance_structured,
-}
+EarlyExit = built_upon(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
+OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
+Width = built_upon(SubmodelChoice, "width", "Width", width)
+Importance = built_upon(SubmodelChoice, "importance", "Importance", importance)
+ImportanceStructured = built_upon(
+    SubmodelChoice, "importance_structured", "ImportanceStructured", importance_structured
+)
+
+KINDS: Mapping[str, Callable[..., Submodel]] = factories_among(globals())
 
 
 def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
@@ -40,15 +42,6 @@ def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
         raise ConfigError(f"no submodel kind {kind!r}; there are: {', '.join(sorted(KINDS))}", kind=kind)
     check_options(f"submodel kind {kind!r}", factory, options)
     return factory(spec, **options)
-
-
-OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
-Width = built_upon(SubmodelChoice, "width", "Width", width)
-Importance = built_upon(SubmodelChoice, "importance", "Importance", importance)
-ImportanceStructured = built_upon(
-    SubmodelChoice, "importance_structured", "ImportanceStructured", importance_structured
-)
-EarlyExit = built_upon(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
 
 
 GAMMAS: tuple[float, ...] = tuple(sorted({*FOUR_SIZES, *FIVE_SIZES}))

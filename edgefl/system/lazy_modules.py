@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
@@ -152,6 +152,22 @@ class _Loaded(MetaPathFinder, Loader):
         """It has run; whoever imports a module gives it a specification, and it has its own."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
+
+
+def lazily_from(package: str, names: Collection[str], modules: Sequence[str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of ``package``, whose ``names`` come from the first of ``modules`` that has them."""
+
+    def attribute(name: str) -> Any:
+        for module in modules if name in names else ():
+            if hasattr(import_module(module), name):
+                value = getattr(import_module(module), name)
+                setattr(sys.modules[package], name, value)
+                return value
+        raise AttributeError(
+            f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
+        )
+
+    return attribute
 
 
 def lazily(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

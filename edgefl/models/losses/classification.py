@@ -195,7 +195,7 @@ class SequenceCrossEntropy:
 
 
 @dataclass(frozen=True)
-class CausalLM:
+class CausalLM(SequenceCrossEntropy):
     """Language modelling: the next token of a sequence.
 
     Logits (B, T, V) at a token predict the next one, and labels y (B, T) int64 are the tokens themselves. The loss compares
@@ -215,39 +215,26 @@ class CausalLM:
     label_smoothing: float = 0.0
     shift: bool = True
 
-    def __post_init__(self) -> None:
-        check_smoothing(self.label_smoothing)
-
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        return self._tokens.each(*self._pair(out, y))
+        return super().each(*self._pair(out, y))
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        return self._tokens.correct(*self._pair(out, y))
+        return super().correct(*self._pair(out, y))
 
     def weight(self, y: Tensor) -> Tensor | None:
-        return self._tokens.weight(y[:, 1:] if self.shift else y)
-
-    def logits(self, out: Tensor) -> Tensor:
-        return out
-
-    def output(self, logits: Tensor) -> Tensor:
-        return logits
+        return super().weight(y[:, 1:] if self.shift else y)
 
     def label(self, out: TensorSpec) -> TensorSpec:
         if len(out.shape) != 2 or out.shape[0] < 2:
             raise output_error(self, out, f"{_READS} of two tokens at least")
-        return self._tokens.label(out)
+        return super().label(out)
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
         return ("perplexity", "accuracy")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return self._tokens.sums(*self._pair(out, y))
+        return super().sums(*self._pair(out, y))
 
     def _pair(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits, and the tokens that they predict."""
         return (out[:, :-1], y[:, 1:]) if self.shift else (out, y)
-
-    @property
-    def _tokens(self) -> SequenceCrossEntropy:
-        return SequenceCrossEntropy(self.ignore_index, self.label_smoothing)

@@ -9,8 +9,7 @@ import copyreg
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from contextvars import ContextVar
-from types import AsyncGeneratorType, CellType, FunctionType, GeneratorType, ModuleType
+from types import AsyncGeneratorType, GeneratorType, ModuleType
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -78,13 +77,17 @@ class DictSpace:
                 self._holder[key] = value
 
 
-class _Attributes:
+class _HolderSpace:
+    """Space of the values that one object holds."""
+
+    def __init__(self, holder: Any) -> None:
+        self.holder = holder
+
+
+class _Attributes(_HolderSpace):
     """Attributes of ``holder``, which the methods of ``_kind`` set and delete, since its own may compute or refuse."""
 
     _kind: ClassVar[Any]
-
-    def __init__(self, holder: Any) -> None:
-        self._holder = holder
 
     def read(self) -> dict[str, Any]:
         """Return the present values."""
@@ -92,13 +95,13 @@ class _Attributes:
 
     def write(self, key: str, value: object) -> None:
         """Replace one value."""
-        self._kind.__setattr__(self._holder, key, value)
+        self._kind.__setattr__(self.holder, key, value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Make the values those of ``before``."""
         now = self.read()
         for name in now.keys() - before.keys():
-            self._kind.__delattr__(self._holder, name)
+            self._kind.__delattr__(self.holder, name)
         for name, value in before.items():
             if now.get(name, _MISSING) is not value:
                 self.write(name, value)
@@ -111,13 +114,13 @@ class SlotSpace(_Attributes):
 
     def read(self) -> dict[str, Any]:
         """Return the present values."""
-        names = slots_of(type(self._holder))
+        names = slots_of(type(self.holder))
         return {name: value for name in names if (value := self._value(name)) is not _MISSING}
 
     def _value(self, name: str) -> Any:
         # Not getattr: a module has a method for names that are absent.
         try:
-            return object.__getattribute__(self._holder, name)
+            return object.__getattribute__(self.holder, name)
         except AttributeError:
             return _MISSING
 
@@ -127,36 +130,30 @@ def slots_of(kind: type) -> list[str]:
     return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
-class SequenceSpace:
+class SequenceSpace(_HolderSpace):
     """A list, deque, bytearray or array."""
-
-    def __init__(self, holder: Any) -> None:
-        self._holder = holder
 
     def read(self) -> dict[int, Any]:
         """Return the present items by index."""
-        return dict(enumerate(self._holder))
+        return dict(enumerate(self.holder))
 
     def write(self, key: int, value: object) -> None:
         """Replace one item."""
-        self._holder[key] = value
+        self.holder[key] = value
 
     def restore(self, before: Mapping[int, Any]) -> None:
         """Make the items those of ``before``."""
         if _is_same(self.read(), before):
             return
-        if isinstance(self._holder, deque):
-            self._holder.clear()
+        if isinstance(self.holder, deque):
+            self.holder.clear()
         else:
-            del self._holder[:]
-        self._holder.extend(before.values())
+            del self.holder[:]
+        self.holder.extend(before.values())
 
 
-class ArraySpace:
+class ArraySpace(_HolderSpace):
     """Entries of a numpy array, as bytes; one by one if they are objects."""
-
-    def __init__(self, holder: np.ndarray[Any, Any]) -> None:
-        self.holder = holder
 
     def read(self) -> dict[Any, Any]:
         """Return the present entries."""
@@ -267,24 +264,21 @@ def _at(position: Any) -> Any:
     return tuple(map(_at, position))
 
 
-class SetSpace:
+class SetSpace(_HolderSpace):
     """A set; its items have no other key than themselves."""
-
-    def __init__(self, holder: set[Any]) -> None:
-        self._holder = holder
 
     def read(self) -> dict[Any, Any]:
         """Return the present items."""
-        return {each: None for each in self._holder}
+        return {each: None for each in self.holder}
 
     def write(self, key: Any, value: object) -> None:
         """Do nothing, because an item cannot be replaced under its own key."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
         """Make the items those of ``before``."""
-        if self._holder != before.keys():
-            self._holder.clear()
-            self._holder.update(before)
+        if self.holder != before.keys():
+            self.holder.clear()
+            self.holder.update(before)
 
 
 class ClassSpace(_Attributes):
@@ -294,49 +288,43 @@ class ClassSpace(_Attributes):
 
     def read(self) -> dict[str, Any]:
         """Return the present attributes as they are stored, not bound."""
-        return {name: value for name, value in vars(self._holder).items() if not name.startswith("__")}
+        return {name: value for name, value in vars(self.holder).items() if not name.startswith("__")}
 
 
-class CellSpace:
+class CellSpace(_HolderSpace):
     """The variable of a closure."""
-
-    def __init__(self, holder: CellType) -> None:
-        self._holder = holder
 
     def read(self) -> dict[str, Any]:
         """Return the present value; empty if the variable has none."""
         try:
-            return {"": self._holder.cell_contents}
+            return {"": self.holder.cell_contents}
         except ValueError:
             return {}
 
     def write(self, key: str, value: object) -> None:
         """Replace the value."""
-        self._holder.cell_contents = value
+        self.holder.cell_contents = value
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Make the value that of ``before``."""
         if _is_same(self.read(), before):
             return
         if before:
-            self._holder.cell_contents = before[""]
+            self.holder.cell_contents = before[""]
         else:
-            del self._holder.cell_contents
+            del self.holder.cell_contents
 
 
-class ContextSpace:
+class ContextSpace(_HolderSpace):
     """The value of a context variable in this thread."""
-
-    def __init__(self, holder: ContextVar[Any]) -> None:
-        self._holder = holder
 
     def read(self) -> dict[str, Any]:
         """Return the present value; empty if the variable has none."""
-        return {} if (value := self._holder.get(_MISSING)) is _MISSING else {"": value}
+        return {} if (value := self.holder.get(_MISSING)) is _MISSING else {"": value}
 
     def write(self, key: str, value: object) -> None:
         """Replace the value."""
-        self._holder.set(value)
+        self.holder.set(value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
         """Make the value that of ``before``. A variable without a value then keeps its own, because none can be emptied."""
@@ -344,26 +332,23 @@ class ContextSpace:
             self.write("", before[""])
 
 
-class DefaultsSpace:
+class DefaultsSpace(_HolderSpace):
     """Default values of a function's arguments."""
-
-    def __init__(self, holder: FunctionType) -> None:
-        self._holder = holder
 
     def read(self) -> dict[int, Any]:
         """Return the present defaults by index."""
-        return dict(enumerate(self._holder.__defaults__ or ()))
+        return dict(enumerate(self.holder.__defaults__ or ()))
 
     def write(self, key: int, value: object) -> None:
         """Replace one default."""
-        defaults = list(self._holder.__defaults__ or ())
+        defaults = list(self.holder.__defaults__ or ())
         defaults[key] = value
-        self._holder.__defaults__ = tuple(defaults)
+        self.holder.__defaults__ = tuple(defaults)
 
     def restore(self, before: Mapping[int, Any]) -> None:
         """Make the defaults those of ``before``."""
         if not _is_same(self.read(), before):
-            self._holder.__defaults__ = tuple(before.values())
+            self.holder.__defaults__ = tuple(before.values())
 
 
 def _is_same(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:

@@ -14,7 +14,7 @@ from edgefl.errors import ModelError
 from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.submodels.importance.strategy import Strategy, maskable
-from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, ImportanceCut, cut, scales
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, ImportanceCut, cut, layer_of, scales
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8
@@ -81,7 +81,7 @@ def liveness(
     with torch.no_grad():
         reads_input = not torch.equal(_logits(module, tensors, first), _logits(module, tensors, second))
     classifier = _classifier(spec, submodel)
-    below = [name for name in submodel.masks if _layer(name) != _layer(classifier)]
+    below = [name for name in submodel.masks if layer_of(name) != layer_of(classifier)]
     return Liveness(
         kept=submodel.fractions,
         classifier=classifier,
@@ -127,7 +127,7 @@ def own_weights(spec: ModelSpec) -> Arrays:
 
 def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
     kernels = [name for name in names if weights[name].ndim > 1]
-    ends = tuple(dict.fromkeys((_layer(kernels[0]), _layer(kernels[-1])))) if kernels else ()
+    ends = tuple(dict.fromkeys((layer_of(kernels[0]), layer_of(kernels[-1])))) if kernels else ()
     for least in _MIN_KEEPS:
         yield Strategy(), Guards(min_keep=least)
     yield Strategy(), Guards(dense=ends[-1:])
@@ -202,7 +202,3 @@ def _classifier(spec: ModelSpec, submodel: ImportanceCut) -> str:
     if not kernels:
         raise ModelError(f"{spec.name} has no kernel that could be its classifier", model=spec.name)
     return kernels[-1]
-
-
-def _layer(name: str) -> str:
-    return name.rpartition(".")[0]

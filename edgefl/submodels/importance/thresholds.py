@@ -67,14 +67,15 @@ def scales(initial: Mapping[str, Array]) -> dict[str, float]:
     """
     layers: dict[str, list[Array]] = {}
     for name, values in initial.items():
-        layers.setdefault(_layer(name), []).append(values)
+        layers.setdefault(layer_of(name), []).append(values)
     return {
-        name: _spread([values]) or _spread(layers[_layer(name)]) or _spread(list(initial.values())) or 1.0
+        name: _spread([values]) or _spread(layers[layer_of(name)]) or _spread(list(initial.values())) or 1.0
         for name, values in initial.items()
     }
 
 
-def _layer(name: str) -> str:
+def layer_of(name: str) -> str:
+    """Return the path of the layer that holds a tensor."""
     return name.rpartition(".")[0]
 
 

@@ -20,16 +20,19 @@ SPAN = TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"graphs": example_profile(ops=profiles.OPS + 1).graphs}, "13 ops of a graph, 12 at most"),
+        ({"graphs": example_profile(ops=profiles.OPS + 1).graphs}, r"length <= 12 .*\.ops"),
         (
             {"timeline": example_profile(points=profiles.MOMENTS + 1).timeline},
-            "201 points of time, 200 at most",
+            r"length <= 200 .*\.moments",
         ),
-        ({"timeline": MemoryTimeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))}, "257 spans"),
-        ({"graphs": (GRAPH,) * (profiles.GRAPHS + 1)}, "257 graphs"),
-        ({"io": (CHUNK,) * (profiles.CHUNKS + 1)}, "257 chunks"),
-        ({"io": (replace(CHUNK, units=("u",) * (profiles.UNITS + 1)),)}, "1025 units"),
-        ({"graphs": ()}, "of no graph"),
+        (
+            {"timeline": MemoryTimeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))},
+            r"length <= 256 .*\.spans",
+        ),
+        ({"graphs": (GRAPH,) * (profiles.GRAPHS + 1)}, r"length <= 256 .*\.graphs"),
+        ({"io": (CHUNK,) * (profiles.CHUNKS + 1)}, r"length <= 256 .*\.io"),
+        ({"io": (replace(CHUNK, units=("u",) * (profiles.UNITS + 1)),)}, r"length <= 1024 .*\.units"),
+        ({"graphs": ()}, r"length >= 1 .*\.graphs"),
         ({"open_ms": math.nan}, "number of a profile is nan"),
         ({"graphs": (replace(GRAPH, energy_j=-math.inf),)}, "number of a profile is -inf"),
         ({"timeline": MemoryTimeline(moments=(Moment(1e300, 1),), spans=())}, "number of a profile is 1e"),
