@@ -164,14 +164,6 @@ def test_23_the_naive_method_leaves_and_fafed_comes() -> None:
         assert away[30] > away[5] > 10 > towards[5] > towards[30]
 
 
-@pytest.mark.slow
-def test_23_a_large_constant_step_leaves_the_bias_that_the_spec_names() -> None:
-    made = together(practical(lr=0.1), 3)
-    for alpha in (0.9, 0.1):
-        alphas = {f"alpha.{k}": alpha for k in range(1, 6)}
-        assert walked(made, 1000, **alphas)[1000] == pytest.approx(LIMITS[0.1, alpha], abs=6e-5)
-
-
 @pytest.mark.parametrize(("eta", "alpha"), mostly_slow(LIMITS, [max(LIMITS)]))
 def test_23_the_bias_of_a_constant_step_shrinks_with_it(eta: float, alpha: float) -> None:
     """The whole run in plain numbers, and the algorithm itself on stretches from its beginning to its end."""

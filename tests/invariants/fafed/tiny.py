@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from edgefl.algorithms.adaptive.storm import scaled, stepped
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
@@ -168,46 +167,6 @@ def with_step(algorithm: Algorithm, fn: Callable[[Tensors], Tensors]) -> Algorit
 def with_start(algorithm: Algorithm, fn: Callable[[Tensors], Tensors]) -> Algorithm:
     """``algorithm`` with another start, for wrong variants of what a round begins with."""
     return replace(algorithm, start=replace(algorithm.start, fn=fn))
-
-
-def with_own_v(made: Algorithm, *, private: bool = False) -> Algorithm:
-    """FAFED whose clients go on from their own v; what they send is averaged all the same.
-
-    ``private``: they also scale their steps by it, the wrong variant in which every client has a preconditioner of its own.
-    """
-    port, spec = f"carry.v.{X}", made.start.inputs[f"carry.previous.{X}"]
-
-    def start(given: Tensors) -> Tensors:
-        own = {f"state.v.{X}": given[port]}
-        if private:
-            own[f"state.scale.{X}"] = scaled(given[port], given["hyper.rho"])
-        return made.start.fn(given) | own
-
-    def finish(given: Tensors) -> Tensors:
-        return made.finish.fn(given) | {port: given[f"state.v.{X}"]}
-
-    (opening,) = made.opening
-
-    def opened(given: Tensors) -> Tensors:
-        out = opening.finish.fn(given)
-        return out | {port: out[f"update.m/{X}"].square()}
-
-    return replace(
-        made,
-        start=replace(made.start, fn=start, inputs={**made.start.inputs, port: spec}),
-        finish=replace(made.finish, fn=finish),
-        opening=(replace(opening, finish=replace(opening.finish, fn=opened)),),
-    )
-
-
-def with_old_preconditioner(made: Algorithm) -> Algorithm:
-    """FAFED whose step at a synchronisation still divides by the A of before it, another wrong variant."""
-    last = f"eta.{made.phases[0].steps}"
-
-    def step(before: Tensors, mean: Tensors, hyper: Mapping[str, float]) -> Tensors:
-        return stepped(mean | {f"v/{X}": before[f"v/{X}"]}, hyper[last], hyper["rho"])
-
-    return replace(made, server=replace(made.server, step=step))
 
 
 def close(found: Tensor, expected: Tensor | Sequence[float], tolerance: float = 1e-9) -> bool:

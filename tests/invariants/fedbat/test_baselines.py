@@ -234,7 +234,7 @@ def test_i25_stochastic_sign_can_be_the_operator_of_fedbat() -> None:
     )
 
 
-# -- 26: levels, the largest entries, and zero ------------------------------------------------------------------
+# -- 26 --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])

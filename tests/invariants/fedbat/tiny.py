@@ -168,11 +168,10 @@ def other_tail(zeta: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plain:
-    """One binarized step by autograd through :func:`floor_form`, in float64. ``wrong``: with this mistake."""
+    """One binarized step by autograd through :func:`floor_form`, in float64."""
 
     spec: ModelSpec
     rho: float = 6.0
-    wrong: str = ""
     decay: float = 0.0
 
     def __call__(self, state: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -180,43 +179,24 @@ class Plain:
         names = sorted(name for name, _ in self.spec.module.named_parameters())
         m = {name: state[f"change.{name}"].double().requires_grad_() for name in names}
         alpha_e, scale = state["log_scale"].double().requires_grad_(), state["scale"].double()
-        if self.wrong == "alpha' again":
-            scale = torch.stack([m[name].detach().abs().mean() for name in names])
+
         alpha = dict(zip(names, scale * torch.exp(self.rho * alpha_e), strict=True))
         lr = given["hyper.lr"].double()
 
-        loss, ends = self._loss(
-            state,
-            given,
-            {name: self._binarized(m[name], alpha[name], given[f"noise.{name}"]) for name in names},
+        zeta = {name: other_tail(given[f"noise.{name}"].double()) for name in names}
+        loss = self._loss(
+            state, given, {name: floor_form(m[name], alpha[name], zeta[name]) for name in names}
         )
-        *grads, pull = torch.autograd.grad(loss, [*m.values(), alpha_e], retain_graph=True)
-        after = (alpha_e - lr * pull).detach()
-        if self.wrong == "m by the new alpha":
-            new = scale * torch.exp(self.rho * after)
-            full = torch.autograd.grad(loss, ends)
-            grads = [torch.where(m[n].abs() <= a, g, 0.0) for n, a, g in zip(names, new, full, strict=True)]
-        if self.wrong == "clipped entries move":
-            grads = list(torch.autograd.grad(loss, ends))
+        *grads, pull = torch.autograd.grad(loss, [*m.values(), alpha_e])
         moved = {f"change.{n}": (m[n] - lr * g).detach() for n, g in zip(names, grads, strict=True)}
-        return moved | {"log_scale": after}
+        return moved | {"log_scale": (alpha_e - lr * pull).detach()}
 
-    def _binarized(self, m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
-        zeta = other_tail(zeta.double())
-        s = floor_form(m, alpha, zeta)
-        if self.wrong != "another draw backward":
-            return s
-        other = floor_form(m, alpha, other_tail(zeta))
-        return other + (s - other).detach()
-
-    def _loss(
-        self, state: Mapping[str, Tensor], given: Mapping[str, Tensor], s: Tensors
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The loss at w + S, and the tensors w + S."""
+    def _loss(self, state: Mapping[str, Tensor], given: Mapping[str, Tensor], s: Tensors) -> Tensor:
+        """The loss at w + S."""
         at = {name: tensor.double() for name, tensor in select(dict(state), "weights").items()}
         at |= {name: at[name] + s[name] for name in s}
         out = torch.func.functional_call(self.spec.module, at, (given["batch.0.x"].double(),))
         y = given["batch.0.y"]
         losses = self.spec.loss.each(out, y.double() if y.is_floating_point() else y)
         decayed = sum(at[name].square().sum() for name in s if at[name].dim() >= 2)
-        return losses.mean() + self.decay / 2 * decayed, [at[name] for name in s]
+        return losses.mean() + self.decay / 2 * decayed

@@ -6,15 +6,29 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import nn
 
+from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.spec import ModelSpec
+from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.learnable import own_weights
-from edgefl.submodels.importance.strategy import Strategy, consecutive, maskable, stages
-from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES, Groups, Guards, count, cut, scales
+from edgefl.submodels.importance.strategy import Strategy, consecutive, dense, maskable, stages
+from edgefl.submodels.importance.submodel import importance
+from edgefl.submodels.importance.thresholds import (
+    FIVE_SIZES,
+    FOUR_SIZES,
+    Groups,
+    Guards,
+    check_gamma,
+    count,
+    cut,
+    scales,
+    top,
+)
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, small_models, vector
@@ -131,12 +145,6 @@ def test_inv03_ties_go_to_the_lowest_index(gamma: float, theta: float, kept: lis
     assert np.flatnonzero(mask).tolist() == kept
 
 
-def test_inv03_the_comparison_alone_would_exceed_the_budget() -> None:
-    theta, mask = cut_vector(TIED, 3 / 8)
-    assert np.flatnonzero(np.abs(TIED) >= theta).tolist() == [1, 3, 4, 7]
-    assert int(mask.sum()) == 3
-
-
 @pytest.mark.parametrize("value", [0.0, 0.7, -0.7])
 def test_inv03_equal_entries_still_keep_exactly_k(value: float) -> None:
     theta, mask = cut_vector(np.full(8, value, np.float32), 3 / 8)
@@ -236,7 +244,6 @@ def test_inv07_units_are_grouped_into_runs_or_as_listed() -> None:
 @pytest.mark.parametrize(
     ("shards", "message"),
     [
-        (9, r"1\.\.3 shards; found 9"),
         ((("dense1",), ("dense2",)), r"'head\.dense\.weight' lies in 0 shards"),
         ((("dense1", "dense2"), ("dense2", "head")), r"'dense2\.dense\.weight' lies in 2 shards"),
         ((("dense1", "dense2", "head"), ("dense",)), r"shard \('dense',\) holds no weights"),
@@ -282,3 +289,367 @@ def test_inv08_a_size_outside_0_to_1_is_refused(gamma: float) -> None:
 def test_inv08_what_cannot_be_ranked_is_refused(weights, groups, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         cut(weights, 0.5, groups)
+
+
+# -- fiarse.md 2.3, 2.6 and A9 at their edges ------------------------------------------------------------------
+
+
+SMALL_AND_LARGE = {"a": vector(1.0, 2.0, 0.5), "b": vector(-5.0, 6.0, 0.25)}
+ONE_GROUP = (("a", "b"),)
+
+
+def test_inv02_every_tensor_of_a_group_has_the_group_s_threshold() -> None:
+    made = cut(SMALL_AND_LARGE, 4 / 6, ONE_GROUP)
+    assert made.masks["a"].tolist() == [True, True, False]
+    assert made.masks["b"].tolist() == [True, True, False]
+    assert dict(made.theta) == {"a": 1.0, "b": 1.0}
+    assert [(group.names, group.entries, group.kept, group.theta) for group in made.groups] == [
+        (("a", "b"), 6, 4, 1.0)
+    ]
+
+
+def test_inv02_parts_come_in_the_order_of_the_model() -> None:
+    made = cut(SMALL_AND_LARGE | {"bias": vector(9.0)}, 0.5, (("b",), ("a",)))
+    assert list(made.masks) == list(made.theta) == ["a", "b"]
+    assert [group.names for group in made.groups] == [("b",), ("a",)]
+    assert made.kept == 2
+    assert made.entries.positions.tolist() == [1, 4] and made.entries.positions.dtype == np.int64
+    assert made.fractions == {"a": pytest.approx(1 / 3), "b": pytest.approx(1 / 3)}
+    applied = made.apply(SMALL_AND_LARGE | {"bias": vector(9.0)})
+    assert {name: values.tolist() for name, values in applied.items()} == {
+        "a": [0.0, 2.0, 0.0],
+        "b": [0.0, 6.0, 0.0],
+        "bias": [9.0],
+    }
+
+
+def test_inv06_the_whole_group_counts_as_kept() -> None:
+    (group,) = cut(SMALL_AND_LARGE, 1.0, ONE_GROUP).groups
+    assert (group.names, group.entries, group.kept, group.theta) == (("a", "b"), 6, 6, 0.0)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 5])
+def test_inv03_ties_of_the_top_come_from_the_left(k: int) -> None:
+    assert np.flatnonzero(top(np.array([1.0, 3.0, 1.0, 2.0, 1.0]), k)).tolist() == sorted([1, 3, 0, 2, 4][:k])
+
+
+def test_inv01_a_count_just_below_a_whole_number_is_not_rounded_up() -> None:
+    assert count(0.5 - 1e-6, 4) == 1
+    assert count(0.5, 4) == 2
+    assert count(1e-12, 10) == 1
+    check_gamma(1.0)
+    check_gamma(5e-324)
+    with pytest.raises(ModelError) as refused:
+        check_gamma(0.0)
+    assert refused.value.details["gamma"] == 0.0
+
+
+@pytest.mark.parametrize("scale", [1.9, 0.3, 7.7])
+def test_a_relative_threshold_is_the_largest_that_takes_nothing(scale: float) -> None:
+    weights = {"x": vector(0.1, 0.7, 0.3, 1.3), "y": vector(0.2, 0.9, 0.6, 1.1)}
+    factors = {"x": scale, "y": 1.0}
+    made = cut(weights, 0.5, (("x", "y"),), Guards(relative=True), factors)
+    importance = {name: np.abs(w).astype(np.float64) / factors[name] for name, w in weights.items()}
+    smallest = np.sort(np.concatenate(list(importance.values())))[-4]
+    (group,) = made.groups
+    assert group.theta == np.float32(group.theta) <= smallest
+    assert float(np.nextafter(np.float32(group.theta), np.float32(np.inf))) > smallest
+    for name, w in weights.items():
+        assert np.array_equal(np.abs(w) >= made.theta[name], made.masks[name])
+        if made.masks[name].any():
+            assert made.theta[name] <= np.abs(w)[made.masks[name]].min()
+
+
+def test_guards_that_take_the_budget_leave_the_largest_threshold() -> None:
+    weights = {"low": vector(0.1, 0.2), "high": vector(1.0, -4.0, 2.0, 3.0)}
+    made = cut(weights, 2 / 6, (("low", "high"),), Guards(dense=("low",)))
+    assert made.masks["low"].all() and not made.masks["high"].any()
+    assert made.groups[0].theta == 4.0
+    assert dict(made.theta) == {"low": 0.0, "high": 4.0}
+
+
+def test_a_guarded_entry_does_not_lower_the_threshold() -> None:
+    weights = {"low": vector(0.1, 0.3), "high": vector(1.0, 2.0, 3.0)}
+    made = cut(weights, 3 / 5, (("low", "high"),), Guards(min_keep=1))
+    assert made.masks["low"].tolist() == [False, True]
+    assert made.masks["high"].tolist() == [False, True, True]
+    assert made.groups[0].theta == 2.0
+    assert dict(made.theta) == {"low": float(np.float32(0.3)), "high": 2.0}
+
+
+def test_a_guard_may_fill_the_budget_exactly() -> None:
+    weights = {"low": vector(0.1, 0.2), "high": vector(1.0, 2.0)}
+    assert cut(weights, 0.5, (("low", "high"),), Guards(min_keep=1)).kept == 2
+    assert cut(weights, 0.5, (("low", "high"),), Guards(dense=("low",))).kept == 2
+    with pytest.raises(ModelError) as refused:
+        cut(weights, 0.5, (("low", "high"),), Guards(dense=("low",), min_keep=1))
+    assert dict(refused.value.details) == {
+        "guard": "dense with min_keep",
+        "k": 2,
+        "needed": 3,
+        "gamma": 0.5,
+        "smallest_gamma": 0.75,
+    }
+    assert "keeps 3 of the 4 entries of the 2 tensors that begin with 'low', but gamma=0.5 keeps k=2" in str(
+        refused.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("guards", "guilty"),
+    [
+        (Guards(dense=("low",)), "dense"),
+        (Guards(min_keep=1), "min_keep"),
+        (Guards(dense=("low",), min_keep=1), "dense"),
+    ],
+)
+def test_the_guard_that_asks_too_much_is_named(guards: Guards, guilty: str) -> None:
+    weights = {"low": vector(0.1, 0.2), "high": vector(1.0, 2.0)}
+    with pytest.raises(ModelError) as refused:
+        cut(weights, 0.25, (("low", "high"),), guards)
+    assert refused.value.details["guard"] == guilty
+
+
+def test_the_size_that_would_do_is_rounded_up_so_that_it_does() -> None:
+    weights = {"a": vector(0.1), "b": vector(1.0, 2.0)}
+    with pytest.raises(ModelError) as refused:
+        cut(weights, 0.4, ONE_GROUP, Guards(min_keep=1))
+    assert refused.value.details["smallest_gamma"] == 0.666667
+    assert cut(weights, 0.666667, ONE_GROUP, Guards(min_keep=1)).kept == 2
+    with pytest.raises(ModelError):
+        cut(weights, 0.666666, ONE_GROUP, Guards(min_keep=1))
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan, None])
+def test_a_scale_that_is_no_scale_is_refused_by_name(scale: float | None) -> None:
+    given = {"a": 1.0} if scale is None else {"a": 1.0, "b": scale}
+    with pytest.raises(ModelError, match="positive scale of 'b'") as refused:
+        cut(SMALL_AND_LARGE, 0.5, ONE_GROUP, Guards(relative=True), given)
+    assert refused.value.details["name"] == "b"
+    plain = cut(SMALL_AND_LARGE, 0.5, ONE_GROUP, Guards(), given)
+    assert plain.theta == cut(SMALL_AND_LARGE, 0.5, ONE_GROUP).theta, "scales are read where they matter"
+
+
+def test_several_patterns_hold_all_that_any_of_them_fits() -> None:
+    names = ("stem.weight", "stemless.weight", "head.weight")
+    assert Guards(dense=("stem", "head.*")).whole(names) == {"stem.weight", "head.weight"}
+    assert Guards(dense=("stem*",)).whole(names) == {"stem.weight", "stemless.weight"}
+    assert Guards().whole(names) == frozenset()
+    assert Guards() == Guards(min_keep=0, dense=(), relative=False)
+
+
+def test_spread_is_that_of_the_population() -> None:
+    initial: Arrays = {
+        "one.weight": vector(1.0, 3.0),
+        "one.bias": vector(2.0, 2.0),
+        "two.weight": vector(7.0, 7.0),
+        "two.bias": vector(5.0, 5.0),
+    }
+    assert scales(initial) == {
+        "one.weight": 1.0,
+        "one.bias": pytest.approx(math.sqrt(0.5)),
+        "two.weight": 1.0,
+        "two.bias": 1.0,
+    }
+    assert scales({"a": vector(0.0), "b": vector(4.0)}) == {"a": 2.0, "b": 2.0}
+    assert scales({"x": np.zeros(3, np.float32)}) == {"x": 1.0}
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_inv07_as_many_shards_as_units_and_a_single_one(shards: int) -> None:
+    spec = build_model("mlp", size=4, hidden=(5, 5))
+    runs = consecutive(spec, shards)
+    assert len(runs) == shards and [unit for run in runs for unit in run] == ["dense1", "dense2", "head"]
+    assert len(Strategy("shard", shards).groups(spec)) == shards
+
+
+@pytest.mark.parametrize("shards", [0, 4, -1])
+def test_inv07_more_shards_than_units_or_none_are_refused(shards: int) -> None:
+    with pytest.raises(ModelError, match=rf"1\.\.3 shards; found {shards}"):
+        consecutive(build_model("mlp", size=4, hidden=(5, 5)), shards)
+
+
+def test_inv07_a_strategy_that_is_none_and_shards_of_another_are_refused() -> None:
+    with pytest.raises(ModelError, match="one of model, layer, shard; found 'tensor'"):
+        Strategy("tensor")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="belong to the strategy 'shard', found 'layer'"):
+        Strategy("layer", 2)
+    with pytest.raises(ModelError, match="belong to the strategy 'shard', found 'model'"):
+        Strategy(shards=0)
+
+
+# -- fiarse.md A9: guards against submodels whose layers keep nothing --------------------------------------
+
+
+# Guards (A9)
+
+
+def pair() -> Arrays:
+    """A tensor of small entries beside one of large ones."""
+    generator = np.random.default_rng(0)
+    return {
+        "low.weight": generator.uniform(-0.1, 0.1, (20, 10)).astype(np.float32),
+        "high.weight": generator.uniform(-1.0, 1.0, 300).astype(np.float32),
+    }
+
+
+GROUP: Groups = (("low.weight", "high.weight"),)
+
+
+def test_guard_min_keep_holds_the_largest_of_every_tensor() -> None:
+    weights = pair()
+    plain, guarded = cut(weights, 0.1, GROUP), cut(weights, 0.1, GROUP, Guards(min_keep=7))
+    assert not plain.masks["low.weight"].any()
+    assert plain.kept == guarded.kept == 50
+    low = np.abs(weights["low.weight"])
+    assert guarded.masks["low.weight"].sum() == 7
+    assert low[guarded.masks["low.weight"]].min() >= low[~guarded.masks["low.weight"]].max()
+    assert guarded.theta["low.weight"] == low[guarded.masks["low.weight"]].min()
+    assert guarded.theta["high.weight"] == np.sort(np.abs(weights["high.weight"]))[-43]
+
+
+def test_guard_min_keep_that_changes_nothing_leaves_the_thresholds_alone() -> None:
+    weights = pair()
+    plain, guarded = cut(weights, 0.6, GROUP), cut(weights, 0.6, GROUP, Guards(min_keep=5))
+    assert plain.masks["low.weight"].sum() > 5
+    assert all(np.array_equal(plain.masks[name], guarded.masks[name]) for name in weights)
+    assert plain.theta == guarded.theta
+
+
+def test_guard_min_keep_keeps_all_of_a_tensor_that_has_fewer() -> None:
+    weights = {"bias": vector(0.0, 0.01), "weight": pair()["high.weight"]}
+    found = cut(weights, 0.2, (("bias", "weight"),), Guards(min_keep=5))
+    assert found.masks["bias"].all()
+    assert found.theta["bias"] == 0.0
+
+
+@pytest.mark.parametrize("pattern", ["low", "low.weight", "lo*", "*w.weight"])
+def test_guard_dense_holds_a_tensor_whole_at_threshold_zero(pattern: str) -> None:
+    found = cut(pair(), 0.5, GROUP, Guards(dense=(pattern,)))
+    assert found.masks["low.weight"].all()
+    assert found.theta["low.weight"] == 0.0
+    assert found.kept == 250
+    assert found.masks["high.weight"].sum() == 50
+    assert found.theta["high.weight"] == np.sort(np.abs(pair()["high.weight"]))[-50]
+
+
+def test_guard_relative_ranks_by_spread() -> None:
+    weights = pair()
+    spread = scales(weights)
+    found = cut(weights, 0.25, GROUP, Guards(relative=True), spread)
+    importance = {name: np.abs(array).astype(np.float64) / spread[name] for name, array in weights.items()}
+    order = np.sort(np.concatenate([value.ravel() for value in importance.values()]))
+    for name, array in weights.items():
+        assert np.array_equal(found.masks[name], importance[name] >= order[-125])
+        assert found.theta[name] == pytest.approx(order[-125] * spread[name], rel=1e-6)
+        assert np.array_equal(np.abs(array) >= found.theta[name], found.masks[name])
+    assert 0.15 < found.fractions["low.weight"] < 0.35
+
+
+def test_guard_relative_keeps_the_order_of_neighbouring_floats() -> None:
+    x = np.float32(1.99) + np.arange(8, dtype=np.float32) * np.float32(2**-23)
+    assert len(set((x / np.float32(1.9)).tolist())) < 8 == len(set(x.tolist())), "they collide in float32"
+    found = cut({"x": x}, 0.5, (("x",),), Guards(relative=True), {"x": 1.9})
+    assert np.flatnonzero(found.masks["x"]).tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("guards", "message"),
+    [
+        (Guards(dense=("lwo",)), "no weight fits 'lwo'"),
+        (Guards(relative=True), "'relative' needs a positive scale of 'low.weight'"),
+    ],
+)
+def test_guard_without_weights_or_scales_is_refused(guards: Guards, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        cut(pair(), 0.1, GROUP, guards)
+
+
+def test_guard_min_keep_below_zero_is_refused() -> None:
+    with pytest.raises(ModelError, match="at least 0, found -1"):
+        Guards(min_keep=-1)
+
+
+def test_a_cut_selects_so_that_nothing_outside_gets_in() -> None:
+    weights = pair()
+    found = cut(weights, 0.1, GROUP)
+    poisoned = {
+        name: np.where(found.masks[name], array, np.float32(np.nan)) for name, array in weights.items()
+    }
+    applied = found.apply(poisoned | {"norm.weight": vector(2.0)})
+    assert all(
+        np.array_equal(applied[name], np.where(found.masks[name], weights[name], 0)) for name in weights
+    )
+    assert applied["norm.weight"].tolist() == [2.0]
+    values = extract(weights, {"values": found.entries})["values"]
+    assert np.array_equal(values, np.concatenate([weights[n][found.masks[n]] for n in weights]))
+
+
+# -- FIARSE 2.9: which tensors importance may thin out -----------------------------------------------------
+
+
+# What is maskable (2.9)
+
+
+@pytest.mark.parametrize(("classes", "entries"), [(10, 11_164_362), (100, 11_210_532)])
+def test_maskable_resnet18_has_the_spec_s_counts(classes: int, entries: int) -> None:
+    spec = build_model("resnet18", classes=classes, bn="static")
+    weights = own_weights(spec)
+    assert sum(weights[name].size for name in maskable(spec)) == entries
+    assert sum(weights[name].size for name in dense(spec)) == 9_600, "norm scalars"
+    assert set(maskable(spec)) | set(dense(spec)) == set(weights)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "whole"),
+    [
+        ("resnet8", {"size": 8}, {"stem.bn.weight", "stem.bn.bias", "stem.bn.running_mean", "stem.bn.running_var"}),
+        ("vit", {"size": 8, "width": 12, "depth": 1, "pool": "token"}, {
+            "embed.positions.weight", "embed.positions.token", "block1.norm1.weight", "block1.norm1.bias",
+            "block1.norm2.weight", "block1.norm2.bias", "head.norm.weight", "head.norm.bias",
+        }),
+        ("convnext", {"size": 16, "widths": (4, 8), "depths": (1, 1)}, {"stem.norm.weight", "block1.scale.weight"}),
+        ("bilstm", {"length": 4, "vocabulary": 9, "features": 3, "hidden": 2}, set()),
+        ("lstm_lm", {"length": 4, "vocabulary": 9, "features": 3, "hidden": 2}, set()),
+    ],
+)  # fmt: skip
+def test_maskable_leaves_norms_statistics_and_bare_parameters_dense(name, options, whole) -> None:
+    spec = build_model(name, **options)
+    kept_whole = set(dense(spec))
+    assert whole <= kept_whole if whole else not kept_whole
+    last = {"positions", "token", "scale", "norm", "norm1", "norm2", "bn", "bn1", "bn2"}
+    assert all(set(path.split(".")) & last for path in kept_whole), kept_whole
+
+
+def test_maskable_goes_by_the_type_of_layer_and_not_by_its_name() -> None:
+    layers = [
+        ("norm", nn.Conv1d(2, 4, 3)),
+        ("conv", nn.GroupNorm(2, 4)),
+        ("up", nn.ConvTranspose1d(4, 4, 3)),
+        ("weight", nn.RMSNorm(4)),
+        ("flat", nn.Flatten()),
+        ("frozen", nn.Linear(16, 3)),
+        ("last", nn.Linear(3, 2)),
+    ]
+    spec = ModelSpec("layers", sequential(layers), TensorSpec((2, 4)), 2)
+    spec.module.get_submodule("frozen").requires_grad_(False)
+    names = ("norm.weight", "norm.bias", "up.weight", "up.bias", "last.weight", "last.bias")
+    assert maskable(spec) == names
+
+
+def test_maskable_nothing_at_all_is_an_error() -> None:
+    spec = ModelSpec("norms", sequential([("only", nn.LayerNorm(3))]), TensorSpec((3,)), 3)
+    with pytest.raises(ModelError, match="no layer whose weights"):
+        Strategy().groups(spec)
+
+
+def test_maskable_tensors_and_all_others_are_float32_or_named() -> None:
+    layers = [("first", nn.Linear(4, 5)), ("norm", nn.LayerNorm(5)), ("last", nn.Linear(5, 2))]
+    for part, dtype in (("last", torch.float64), ("norm", torch.float16), ("first", torch.bfloat16)):
+        spec = ModelSpec("mixed", sequential(layers), TensorSpec((4,)), 2)
+        spec.module.get_submodule(part).to(dtype)
+        for gamma in (0.5, 1.0):
+            with pytest.raises(ModelError, match=rf"{part}\.weight.* {dtype}.*\.float\(\)"):
+                importance(spec, gamma=gamma)
+        spec.module.float()
+        assert importance(spec, gamma=0.5).kept == 18

@@ -64,11 +64,6 @@ def test_inv09_the_factor_table() -> None:
     assert found[-2:].tolist() == [0.0, 0.0]
 
 
-def test_inv09_the_factor_by_how_far_an_entry_lies_above_the_threshold() -> None:
-    found = factors([0.25 * ratio for ratio in (1, 2, 3, 9, 99)], theta=0.25)
-    np.testing.assert_allclose(found.numpy(), [1.5, 1.4444444, 1.375, 1.18, 1.0198], atol=1e-6)
-
-
 # 10. Bounds of the factor
 
 
@@ -313,27 +308,14 @@ def test_inv14_adamw_of_a_whole_model_is_adamw_and_refuses_momentum() -> None:
 # 15. Switches
 
 
-def trained(device: Client, submodel: Importance) -> bytes:
-    payload = submodel.place(arrays_of(submodel.spec), 1).payload
-    *_, last = device.walk(device.begin(payload), batches_of(submodel.spec, 5), LR)
-    return b"".join(tensor.numpy().tobytes() for _, tensor in sorted(device.update(last).items()))
-
-
 OFF = {"remask": False, "bias": False}
-
-
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.01}])
-def test_inv15_switched_off_it_is_sgd_on_the_same_submodel_in_every_byte(options: dict[str, float]) -> None:
-    submodel = importance(small_net(), gamma=GAMMA)
-    off = algorithm_of(submodel, **OFF, **options)
-    plain = sgd(Objective.of(submodel), batch=BATCH, **{"momentum": 0.0, "weight_decay": 0.0, **options})
-    assert trained(Client.of(off), submodel) == trained(Client.of(plain), submodel)
 
 
 @pytest.mark.parametrize(
     ("model", "options"),
     mostly_slow(
-        [("mlp", {}), ("small", {}), ("small", {"momentum": 0.9, "weight_decay": 0.01})], [("mlp", {})]
+        [("mlp", {}), ("small", {}), ("small", {"momentum": 0.9, "weight_decay": 0.01})],
+        [("mlp", {}), ("small", {"momentum": 0.9, "weight_decay": 0.01})],
     ),
 )
 def test_inv15_switched_off_its_graph_is_that_of_sgd(model: str, options: dict[str, float]) -> None:
@@ -363,15 +345,6 @@ def test_inv15_each_switch_does_what_the_plain_simulation_does(engine: str, rema
     for name, value in expected.items():
         mask = torch.from_numpy(found.masks[name]) if name in found.masks else ...
         np.testing.assert_allclose(last[f"weights.{name}"][mask].numpy(), value[mask].numpy(), atol=2e-6)
-
-
-def test_inv15_the_four_settings_of_the_switches_give_four_results() -> None:
-    submodel = importance(small_net(), gamma=GAMMA)
-    settings_ = itertools.product((True, False), repeat=2)
-    results = {
-        trained(client("torch", GAMMA, remask=remask, bias=bias), submodel) for remask, bias in settings_
-    }
-    assert len(results) == 4
 
 
 def test_inv15_without_a_threshold_it_is_plain_sgd() -> None:

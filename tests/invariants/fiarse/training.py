@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective
-from edgefl.submodels.importance.carrier import TopK
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import Mask
 from edgefl.submodels.submodel import Submodel
@@ -153,27 +152,6 @@ def _ends(engine: str, gamma: float, momentum: bool, adamw: bool) -> tuple[Run, 
     kept = {"momentum": 0.5 if momentum else 0.0, "adamw": adamw}
     algorithm = algorithm_of(importance(small_net(), gamma=gamma), **kept)
     return run_in(engine, algorithm.start), run_in(engine, algorithm.finish)
-
-
-@dataclass(frozen=True, eq=False)
-class Multiplied(TopK):
-    """A wrong carrier: multiplies by the mask where it has to select."""
-
-    def effective(
-        self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
-    ) -> Tensors:
-        masks = self._masks(weights, gates, anew=training and self.remask)
-        return weights | {name: weights[name] * mask for name, mask in masks.items()}
-
-
-def multiplied(algorithm_options: Mapping[str, Any], spec: ModelSpec, gamma: float) -> Algorithm:
-    """The algorithm of :class:`Multiplied`."""
-    carrier = importance(spec, gamma=gamma).carrier
-    assert carrier is not None
-    wrong = Multiplied(carrier.maskable, carrier.dense, carrier.kept)
-    return tcbgd(
-        replace(Objective.of(importance(spec, gamma=gamma)), carried=wrong), batch=BATCH, **algorithm_options
-    )
 
 
 def simulate(
