@@ -1,4 +1,4 @@
-"""FAFED's entries: every scale's settings are federations, claims find their figures, and measures tell what they say."""
+"""FAFED's entries: runs are measured and judged as they say."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import edgefl
 from edgefl.api.federation import load_federation
 from edgefl.api.simulate import Simulation
 from reproduce.batched_clients import together
-from reproduce.entry import SCALES, Entry, Federated, Scale
-from reproduce.fafed import ENTRIES, speedup
+from reproduce.fafed import speedup
 from reproduce.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned
 from reproduce.fafed.measures import (
     GRADIENTS,
@@ -42,46 +41,6 @@ TINY = Setup(
     data=DIGITS,
     looked_at=100,
 )
-FEDERATED = [entry for entry in ENTRIES if any(isinstance(arm, Federated) for arm in entry.arms("cpu"))]
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("entry", FEDERATED, ids=lambda entry: entry.name)
-def test_every_arm_is_a_federation(entry: Entry, scale: Scale) -> None:
-    for arm in entry.arms(scale):
-        federation = load_federation(None, {**arm.settings, "federation.seed": 1})
-        assert federation.federation.rounds % federation.simulation.keep_every == 0
-        assert federation.round.fraction == 1
-
-
-@pytest.mark.parametrize("entry", FEDERATED, ids=lambda entry: entry.name)
-def test_claims_columns_and_pictures_name_what_arms_have(entry: Entry) -> None:
-    arms = [arm.name for arm in entry.arms("cpu")]
-    results = Results(
-        [0, 1], {arm: [_Any(), _Any()] for arm in arms}, {arm: [_AnyLine(), _AnyLine()] for arm in arms}
-    )
-    for claim in entry.claims:
-        assert claim.judge(results).ours
-    assert set(entry.published) <= set(arms)
-    assert {arm for chart in entry.charts for arm in chart.arms} <= set(arms)
-    if entry.drawn is not None:
-        assert all(text.startswith("<svg") for text in entry.drawn(results).values())
-
-
-class _Any(dict[str, float]):
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __missing__(self, key: str) -> float:
-        return 0.5
-
-
-class _AnyLine(dict[str, list[tuple[float, float]]]):
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __missing__(self, key: str) -> list[tuple[float, float]]:
-        return [(1.0, 0.5), (2.0, 0.6)]
 
 
 def _simulated(name: str, tuned: Tuned, out: Path) -> Simulation:

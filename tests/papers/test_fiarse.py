@@ -1,4 +1,4 @@
-"""FIARSE's entries: every scale's settings are federations, claims find their figures, and measures tell what they say."""
+"""FIARSE's entries: runs are measured and judged as they say."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 import edgefl
 from edgefl.api.federation import load_federation
-from reproduce.entry import SCALES, Entry, Federated, Scale
-from reproduce.fiarse import ENTRIES
+from reproduce.entry import Federated
 from reproduce.fiarse.federations import Setup, fiarse
 from reproduce.fiarse.measures import (
     above_all,
@@ -36,41 +35,6 @@ TINY = Setup(
     model={"name": "mlp", "options": {"hidden": [16]}},
     data={"name": "digits", "train_samples": 600, "test_samples": 200, "partition": "dirichlet"},
 )
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_arm_is_a_federation(entry: Entry, scale: Scale) -> None:
-    for arm in entry.arms(scale):
-        federation = load_federation(None, {**arm.settings, "federation.seed": 1})
-        count = sum(table.count for table in federation.tiers.values())
-        assert len({table.gamma for table in federation.tiers.values()}) == len(federation.tiers)
-        assert federation.round.fraction * count == pytest.approx(round(federation.round.fraction * count))
-        assert federation.federation.rounds % federation.simulation.keep_every == 0
-
-
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_claims_and_columns_name_figures_that_arms_have(entry: Entry) -> None:
-    arms = [arm.name for arm in entry.arms("cpu")]
-    results = Results(
-        [0, 1], {arm: [_Any(), _Any()] for arm in arms}, {arm: [_AnyLine(), _AnyLine()] for arm in arms}
-    )
-    for claim in entry.claims:
-        assert claim.judge(results).ours
-    assert set(entry.published) <= set(arms)
-
-
-class _Any(dict[str, float]):
-    def __contains__(self, key: object) -> bool:
-        return True
-
-    def __missing__(self, key: str) -> float:
-        return 0.5
-
-
-class _AnyLine(dict[str, list[tuple[float, float]]]):
-    def __missing__(self, key: str) -> list[tuple[float, float]]:
-        return [(1.0, 0.5), (2.0, 0.6)]
 
 
 @pytest.mark.slow
