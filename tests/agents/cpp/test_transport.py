@@ -24,7 +24,7 @@ from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import DEVICE, ScriptedServer, write_data
-from tests.device_runtime.agent.test_memory import planned
+from tests.device_runtime.agent.test_formats import planned
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_message, wait_up

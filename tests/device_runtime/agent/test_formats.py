@@ -5,18 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
+from edgefl.data.text.vocabulary import words
 from edgefl.errors import ConfigError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.readers import Reader, TableReader, TextReader
 from edgefl.wire.mqtt.messages import Offer, Round
+from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import LocalData
+from edgefl_device.engine.select import open_engine
 from edgefl_device.personal.readonly_client import job_of
 from edgefl_device.round.job import Job
+from edgefl_device.round.offline import train_round
 from edgefl_device.store.database import DECLINED
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
+from tests.device_runtime.data.files import written
 from tests.device_runtime.tiny import World
 
 PHONES = describe(b"for phones", 8)
@@ -121,3 +129,149 @@ def test_bundles_for_newer_runtimes_fail(server: ScriptedServer, start: StartAge
     assert [each for each in world.blobs.values() if store.blob(describe(each, tiny.CHUNK))] == [
         world.bundle.encoded
     ]
+
+
+# -- A device told in advance what a bundle needs --------------------------------------------------------------
+
+
+OFFERED = 1 << 30
+"""What the scripted device offers."""
+
+
+def planned(train_bytes: int) -> World:
+    """A round whose training step is known to need so many bytes, and every other graph one."""
+    bundle = tiny.make_bundle()
+    graphs = tuple(
+        msgspec.structs.replace(graph, planned_bytes=train_bytes if graph.name == "train" else 1)
+        for graph in bundle.manifest.graphs
+    )
+    return World(Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+
+
+def test_a_too_large_bundle_is_declined(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
+    agent = start()
+    server.open(planned(3 << 29))
+
+    decline = server.decline()
+
+    assert (decline.round, decline.nonce, decline.reason) == (1, "n1", "no-memory")
+    said = agent.event("round", "declined")
+    assert said.event == "declined"
+    assert "graph 'train' of tier 'weak' needs 1536.0 MiB, and this device offers 1024.0 MiB" in said.text
+    agent.stop()
+    assert [(past.outcome, past.reason) for past in store_of(tmp_path).history()] == [(DECLINED, "no-memory")]
+
+
+def test_only_the_manifest_is_fetched_then(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
+    agent, world = start(), planned(3 << 29)
+    server.open(world)
+    server.decline()
+    agent.stop()
+
+    store = store_of(tmp_path)
+    kept = [data for data in world.blobs.values() if store.blob(describe(data, tiny.CHUNK))]
+
+    assert kept == [world.bundle.encoded]
+
+
+@pytest.mark.parametrize("needed", [0, OFFERED])
+def test_a_bundle_that_just_fits_is_trained(server: ScriptedServer, start: StartAgent, needed: int) -> None:
+    start()
+    server.open(planned(needed))
+
+    assert server.update().samples == tiny.ROWS
+
+
+def test_a_round_that_takes_more_than_planned_is_told(server: ScriptedServer, start: StartAgent) -> None:
+    agent = start()
+    server.open(planned(1))
+
+    assert (profile := server.update().profile).peak_bytes > profile.idle_bytes
+    assert ", tier 'weak' is planned at 0.0 MiB; offer less memory" in agent.event("memory").text
+
+
+def test_a_graph_outside_rounds_needs_no_memory(server: ScriptedServer, start: StartAgent) -> None:
+    world = planned(1)
+    manifest = world.bundle.manifest
+    large = msgspec.structs.replace(manifest.graph("start"), name="evaluate", planned_bytes=OFFERED + 1)
+    manifest = msgspec.structs.replace(manifest, graphs=(*manifest.graphs, large), evaluate="evaluate")
+    assert large not in manifest.of_round and len(manifest.of_round) == len(manifest.graphs) - 1
+    start()
+    server.open(World(Bundle(manifest, world.bundle.blobs)))
+
+    assert server.update().samples == tiny.ROWS
+
+
+def test_the_next_round_is_taken_when_it_fits(server: ScriptedServer, start: StartAgent) -> None:
+    start()
+    server.open(planned(3 << 29))
+    server.decline()
+
+    server.open(planned(1 << 20), number=2)
+
+    assert server.update(2).round == 2
+
+
+# -- an agent whose data are files: read as the bundle says, by what came from the broker with it ----------
+
+
+NAMES = ("calm", "loud")
+
+
+def world(reader: Reader, *more: bytes) -> World:
+    """A round of the tiny bundle, whose samples are read so; ``more`` are blobs beside it."""
+    bundle = tiny.make_bundle()
+    data = msgspec.structs.replace(bundle.manifest.data, names=NAMES, reader=reader)
+    blobs = dict(bundle.blobs)
+    made = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, data=data), blobs))
+    for content in more:
+        made.add(content)
+    return made
+
+
+def expected(x: Array, y: Array) -> dict[str, Array]:
+    weights = {name: array for part in tiny.weights().values() for name, array in part.items()}
+    data = LocalData(x.astype(np.float32), y, "arrays")
+    return train_round(tiny.make_bundle(), weights, data, open_engine("onnx"), seed=7).update
+
+
+def test_left_out_rows_are_told_each_round(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
+    local = tiny.local()
+    lines = [
+        f"{a!r},{b!r},{c!r},{NAMES[label]}\n"
+        for (a, b, c), label in zip(local.x.tolist(), local.y.tolist(), strict=True)
+    ]
+    own = written(tmp_path / "own.csv", "a,b,c,mood\n" + "".join(lines) + "1,2,?,calm\n")
+    agent = start(data=own, bad_rows="skip")
+    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
+
+    found = weights_of(server.update())
+    for name, array in expected(local.x, local.y).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+    assert f"1 row is left out, {own}, line 12: column 'c' is '?'" in agent.event("round").text
+
+
+def test_texts_use_the_blob_tokenizer(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
+    known = words(["a loud bang", "the calm sea", "a calm evening"], 20)
+    texts = ["the sea", "a loud BANG", "a calm evening", "unheard sea", "bang"] * 2
+    labels = [0, 1, 0, 0, 1] * 2
+    made = world(TextReader())
+    ref = made.add(known.tokenizer)
+    reader = TextReader(tokenizer=ref)
+    lines = [f"{NAMES[label]}\t{text}\n" for label, text in zip(labels, texts, strict=True)]
+    start(data=written(tmp_path / "own.tsv", "".join(lines)))
+    server.open(world(reader, known.tokenizer))
+
+    x = np.array([(row + [0] * 3)[:3] for row in known.encoder()(texts)])
+    found = weights_of(server.update())
+    for name, array in expected(x, np.array(labels)).items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+
+
+def test_an_unknown_class_is_named_locally(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
+    agent = start(data=written(tmp_path / "own.csv", "a,b,c,mood\n1,2,3,angry\n"))
+    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
+
+    error = agent.event("data").text
+    assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in error
+    assert server.decline().reason == "wrong-data"

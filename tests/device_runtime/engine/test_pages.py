@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from edgefl.errors import BundleError, StoreError
 from edgefl.wire.bundle.graphs import joined, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl_device.engine.segments import SMALL_BYTES, Pages
+from tests.silence import frank_environment
 
 LARGE = SMALL_BYTES // 4
 
@@ -67,3 +70,39 @@ def test_segments_travel_as_one_blob() -> None:
 def test_another_blob_is_no_segments(data: bytes) -> None:
     with pytest.raises(BundleError, match="segments"):
         split(data)
+
+
+# -- no engine tells anybody but the server about this device ----------------------------------------------
+
+
+SHOWS = """
+import {module}, sys
+from pathlib import Path
+assert "onnxruntime" in sys.modules
+print(len([*Path("/proc/self/task").iterdir()]))
+"""
+
+
+def threads_of(module: str, home: Path, **more: str) -> int:
+    told = subprocess.run(
+        [sys.executable, "-c", SHOWS.format(module=module)],
+        env=frank_environment(home, **more),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(told.stdout)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("module", ["edgefl_device.engine.onnx", "edgefl_export.deploy.export"])
+def test_onnxruntime_is_told_to_report_to_nobody_before_it_is_imported(module: str, tmp_path: Path) -> None:
+    assert threads_of(module, tmp_path, ORT_DISABLE_TELEMETRY="") == 1, "a thread waits to tell"
+    assert not [*tmp_path.rglob("*")], "what is to be told waits in a file"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_it_would_report_and_whoever_wants_that_may_say_so(tmp_path: Path) -> None:
+    assert threads_of("edgefl_device.engine.onnx", tmp_path, ORT_DISABLE_TELEMETRY="0") > 1
+    assert [*tmp_path.rglob("onnxruntime.db")]

@@ -320,13 +320,6 @@ def test_a_line_that_fits_the_store_stays_whole(server: Session, device: Device)
     assert device.store.missing_chunks(line[0]) == [], "the keyframe must not go for its own patch"
 
 
-def test_more_than_the_store_may_hold_is_refused(device: Device) -> None:
-    ref = BlobRef(sha256="ab" * 32, size=2 << 20, chunk=2 << 20)
-
-    with pytest.raises(StoreError, match="may hold 1048576"):
-        device.fetcher().get(ref)
-
-
 def test_chunks_of_other_blobs_are_ignored(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     fetcher = device.fetcher()

@@ -22,9 +22,9 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, PastRound, Store
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
 from tests.support.device_logs import RecordedLog
-from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_until, wait_up
+from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_up
 
 DATA = bytes(range(256)) * 8
 
@@ -202,19 +202,6 @@ def test_only_missing_chunks_are_sent_again(server: Server, device: Device) -> N
     assert device.verdict() == ("n1", "accepted")
 
 
-def test_impossible_missing_chunks_are_ignored(server: Server, device: Device) -> None:
-    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=PATIENCE_S)
-    device.restart(device.session)
-    device.add("n1")
-    chunks = server.copy()
-
-    server.ack("n1", "missing", missing=[-1, 999, 2, *[0] * 5000])
-    device.hear()
-
-    assert [server.chunk(), server.chunk()] == [chunks[2], chunks[0]]
-    assert server.silent()
-
-
 def test_a_rejected_update_is_settled_and_not_sent_again(server: Server, device: Device) -> None:
     device.add("n1")
     server.copy()
@@ -243,28 +230,6 @@ def test_an_acknowledgement_of_another_update_settles_nothing(
 
     server.copy()
     assert device.store.waits("n1")
-
-
-def test_updates_go_one_after_the_other_oldest_first(server: Server, device: Device) -> None:
-    device.add("n1")
-    device.add("n2", b"second")
-
-    assert {chunk.nonce for chunk in server.copy()} == {"n1"}
-    server.ack("n1")
-    device.hear()
-    second = server.chunk()
-    assert (second.nonce, second.data, second.count) == ("n2", b"second", 1)
-
-
-def test_a_reason_to_send_again_sends_again_at_once(server: Server, device: Device) -> None:
-    device.limits = msgspec.structs.replace(device.limits, ack_timeout_s=1000.0)
-    device.restart(device.session)
-    device.add("n1")
-    first = server.copy()
-
-    device.outbox.send_again()
-
-    assert server.copy() == first
 
 
 @on_both_brokers
@@ -296,24 +261,6 @@ def test_an_unwritable_store_delays_the_outbox(server: Server, device: Device) -
 
     assert device.verdict() == ("n1", "accepted")
     assert device.log.texts.count("disk full") == 1, "people read once why nothing is sent"
-
-
-def test_an_update_is_sent_once_the_broker_is_back(
-    own_mosquitto: Mosquitto, connect: SessionFactory, tmp_path: Path, limits: Limits
-) -> None:
-    topics = Topics("demo")
-    session = connect(own_mosquitto.address)
-    wait_up(session)
-    own_mosquitto.kill()
-    device = Device(session, topics, tmp_path / "device", limits)
-    wait_until(lambda: not session.connected, "noticing that the broker is gone")
-    device.add("n1")
-
-    own_mosquitto.start()
-    server = Server(connect(own_mosquitto.address), topics, "phone")
-
-    assert {chunk.nonce for chunk in server.copy()} == {"n1"}
-    device.close()
 
 
 def test_stopping_an_outbox_that_was_never_started_is_harmless(tmp_path: Path, limits: Limits) -> None:

@@ -11,9 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
 from edgefl.wire.bundle.sources import Node
+from edgefl.wire.mqtt import messages
+from edgefl_device.profile.answer import answer_with
 from edgefl_device.profile.measure import ops
 from edgefl_device.profile.measure.energy import Battery, NoMeter, RaplCounters, open_meter
 from edgefl_device.profile.measure.graph import summary
@@ -22,6 +25,7 @@ from edgefl_device.profile.measure.onnx_trace import read
 from edgefl_device.profile.measure.ops import NodeTime
 from edgefl_device.profile.measure.sampler import MemorySampler, thinned
 from tests.device_runtime import tiny
+from tests.wire.bundle.example_profile import example_profile
 
 NODES = {
     "Conv_1": Node("Conv", "forward", "stem", 100, 40),
@@ -250,3 +254,39 @@ def test_weights_of_a_round_are_those_that_the_graphs_read_by_unit() -> None:
         "mid": ["mid.w"],
         "head": ["head.w"],
     }
+
+
+# -- the size of an answer: a profile that fits one message, thinned where it has to be --------------------
+
+
+NONCE = "00112233aabbccdd"
+
+
+@pytest.mark.parametrize("limit", [1 << 17, 8192, 4096, 2048])
+def test_an_answer_fits_its_message_and_keeps_the_figures_of_each_graph(limit: int) -> None:
+    profile = example_profile(points=profiles.MOMENTS, ops=profiles.OPS)
+
+    answer = answer_with(NONCE, profile, limit)
+
+    assert len(messages.encode(answer)) <= limit
+    found = profiles.decode(answer.profile)
+    assert [graph.run for graph in found.graphs] == [graph.run for graph in profile.graphs]
+    assert found.peak_bytes == profile.peak_bytes
+    assert (found == profile) == (limit > 4096)
+
+
+def test_thinning_the_points_of_time_loses_no_peak() -> None:
+    profile = example_profile(points=profiles.MOMENTS)
+
+    found = profiles.decode(answer_with(NONCE, profile, 4096).profile).timeline.moments
+
+    assert 0 < len(found) < profiles.MOMENTS
+    assert max(moment.rss_bytes for moment in found) == max(
+        moment.rss_bytes for moment in profile.timeline.moments
+    )
+
+
+def test_a_profile_that_fits_no_message_is_declined() -> None:
+    answer = answer_with(NONCE, example_profile(), 256)
+
+    assert (answer.state, answer.reason) == ("declined", "too-large")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from edgefl.errors import StoreError
-from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
 from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
@@ -43,19 +42,6 @@ def begun(store: Store) -> Store:
     compute(store, "n0", b"e0")
     hear(store, "n0", "accepted")
     return store
-
-
-def test_a_carry_that_is_of_no_use_is_told_with_the_reason() -> None:
-    foreign = StoredCarry(1, "other/ef/weak", "n0", 2, False)
-    lost = StoredCarry(2, NAME, "n1", 5, False)
-
-    choice = choose([foreign, lost], RoundToBegin("run", NAME, 7, 3), 0)
-
-    assert choice.carry is None
-    assert [(each.carry, each.why) for each in choice.void] == [
-        (foreign, "it belongs to another run, run goes on now"),
-        (lost, "round 5 was abandoned"),
-    ]
 
 
 def kept(store: Store) -> list[bytes]:
