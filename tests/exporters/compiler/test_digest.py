@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from edgefl.algorithms.activations import stored
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.codecs import catalog as codecs
-from edgefl.contract.algorithm import CarryRule
+from edgefl.contract.algorithm import CarryRule, Function
+from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl.models.spec import ModelSpec
-from edgefl.models.split import split
 from edgefl.models.zoo.basic import mlp
+from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as submodels
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_export.capture.fingerprint import TraceCache
+from edgefl_export.capture.trace import capture, decompose
 from edgefl_export.compiler.algorithm import coded_algorithm
 from edgefl_export.compiler.cache import SOURCES, BundleCache, source_digest
 from edgefl_export.compiler.compiler import Compiler
@@ -28,15 +36,10 @@ from edgefl_export.compiler.request import CompileRequest, Exchange, TierTrainin
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.target import Target
+from tests.exporters.examples import pointwise, step_of
 
 DATA = DataSpec(shape=(1, 4, 4), dtype="float32", classes=2)
 ONNX = OnnxTarget()
-
-
-def own_model(activation: type[nn.Module]) -> ModelSpec:
-    """Equal weights, equal options: only the code between differs."""
-    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3), activation(), nn.Linear(3, 2))
-    return split(net, None, sample=mlp(size=4).sample, classes=2, name="own")
 
 
 def tier(
@@ -93,11 +96,6 @@ def test_every_part_of_a_tier_counts(other: dict[str, Any]) -> None:
 def test_how_values_wait_counts_even_where_none_is_large_enough() -> None:
     made = tier()
     assert digest(replace(made, algorithm=stored(made.algorithm, "float16"))) != digest(made)
-
-
-def test_models_of_equal_options_and_shapes_differ_by_their_code() -> None:
-    assert digest(tier(own_model(nn.ReLU))) == digest(tier(own_model(nn.ReLU)))
-    assert digest(tier(own_model(nn.ReLU))) != digest(tier(own_model(nn.Tanh)))
 
 
 @pytest.mark.parametrize(
@@ -254,3 +252,98 @@ def test_compile_names_the_function_that_cannot_be_traced(tmp_path: Path) -> Non
     with pytest.raises(ExportError) as refusal:
         Compiler(OnnxTarget(), BundleCache(tmp_path)).compile(request(replace(made, algorithm=algorithm)))
     assert refusal.value.details["function"] == "start"
+
+
+# -- functions that compute the same have one fingerprint, all others another ------------------------------
+
+
+def fingerprint(function: Function) -> str:
+    return TraceCache().fingerprint(function)
+
+
+def step(activation: Callable[[], nn.Module] = nn.ReLU, *, width: int = 4, stride: int = 1) -> Function:
+    layers = [nn.Conv2d(1, width, 3, stride=stride), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return step_of(nn.Sequential(*layers, nn.Linear(width, 3)), (1, 8, 8))
+
+
+def test_the_same_model_with_other_weights_is_the_same() -> None:
+    torch.manual_seed(1)
+    first = fingerprint(step())
+    torch.manual_seed(2)
+    assert fingerprint(step()) == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [lambda: step(nn.Tanh), lambda: step(width=5), lambda: step(stride=2)],
+    ids=["op", "width", "option"],
+)
+def test_another_structure_is_another(other: Callable[[], Function]) -> None:
+    assert fingerprint(other()) != fingerprint(step())
+
+
+def test_what_was_traced_for_the_digest_is_compiled_and_not_traced_again() -> None:
+    made, runs = step(), list[str]()
+
+    def counted(tensors: Tensors) -> Tensors:
+        runs.append("run")
+        return made.fn(tensors)
+
+    function = replace(made, fn=counted)
+    traces = TraceCache()
+    digest = traces.fingerprint(function)
+    lowered = decompose(traces.take(function))
+    assert digest == fingerprint(made)
+    assert len(runs) == 1
+    assert lowered.module.code == capture(made).module.code
+    traces.take(function)
+    assert len(runs) == 2, "a graph is used up"
+
+
+def test_a_constant_counts_with_its_value_and_a_number_too() -> None:
+    def scaled(by: object) -> Function:
+        return pointwise(lambda tensors: {"state.w": tensors["state.w"] * by}, state__w=(3,))  # type: ignore[dict-item]
+
+    digests = [
+        fingerprint(scaled(by)) for by in (2.0, 3.0, torch.tensor([1.0, 2, 3]), torch.tensor([1.0, 2, 4]))
+    ]
+    assert len(set(digests)) == 4
+    assert fingerprint(scaled(torch.tensor([1.0, 2, 3]))) == digests[2]
+
+
+def test_what_is_read_and_what_is_returned_count_with_their_places() -> None:
+    def of(reads: str, gives: str) -> str:
+        return fingerprint(
+            pointwise(lambda tensors: {gives: tensors[reads].exp()}, state__a=(3,), state__b=(3,))
+        )
+
+    assert len({of("state.a", "state.a"), of("state.b", "state.a"), of("state.a", "state.b")}) == 3
+
+
+def test_ports_count_whether_they_are_read_or_not() -> None:
+    def of(**shapes: tuple[int, ...]) -> str:
+        return fingerprint(pointwise(lambda tensors: {"state.a": tensors["state.a"].exp()}, **shapes))
+
+    assert of(state__a=(3,)) != of(state__a=(3,), batch__0__x=(2,))
+    labels = {"batch.0.y": TensorSpec((2,), torch.int64)}
+    plain = Function("f", lambda tensors: {"metric.loss": tensors["batch.0.y"].float().sum()}, labels)
+    ranged = Function(plain.name, plain.fn, {"batch.0.y": TensorSpec((2,), torch.int64, below=2)})
+    assert fingerprint(plain) != fingerprint(ranged)
+
+
+def test_algorithms_differ_by_what_is_compiled_in_and_by_nothing_else() -> None:
+    def step_with(**options: float) -> str:
+        objective = Objective.of(OutputSide(mlp(size=4, hidden=[3], classes=2), 0))
+        return fingerprint(sgd(objective, batch=2, **options).phases[0].function)  # type: ignore[arg-type]
+
+    assert step_with(lr=0.1) == step_with(lr=0.2), "lr is a scalar of the task"
+    assert step_with(momentum=0.9) != step_with(momentum=0.0)
+
+
+@pytest.mark.slow  # the process imports torch
+def test_another_process_finds_the_same() -> None:
+    script = "from tests.exporters.compiler.test_digest import fingerprint, step\nprint(fingerprint(step()))"
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.strip() == fingerprint(step())

@@ -27,7 +27,7 @@ from tests import needs
 from tests.exporters.examples import small_net, step_of
 from tests.exporters.executorch.test_program import momentum, swap
 from tests.parity.forms import Made, engine_of, made
-from tests.parity.test_every_algorithm import CASES, OPTIONS, functions, submodel
+from tests.parity.test_device_round import CASES, OPTIONS, functions, submodel
 
 STEPS = 3
 _SOURCE = Path(__file__).with_name("load_and_execute.cpp")

@@ -7,19 +7,29 @@ import functools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from edgefl import algorithms
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.errors import ExportError
+from edgefl.models.zoo.catalog import build_model
+from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.trace import capture
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.executorch.check.programs import load, verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 from edgefl_export.executorch.target import ExecuTorchTarget
+from edgefl_export.executorch.xnnpack.memory import ALIGNMENT, Lifetime, aligned, planned
+from edgefl_export.memory.recompute import Budget
 from edgefl_export.operators import AFTER
 from edgefl_export.verify.graphs import compare
 from tests.exporters.examples import pointwise, small_net, step_of
@@ -258,3 +268,109 @@ def test_planned_bytes_grow_with_the_batch_and_hold_inputs_and_outputs() -> None
 
     assert planned(65536) - planned(32768) >= 2 * 32768 * 64 * 4
     assert planned(2) == LEAST_BYTES
+
+
+# -- the arena ---------------------------------------------------------------------------------------------
+
+
+spans = st.builds(
+    lambda size, first, length: Lifetime(size, first, first + length),
+    st.integers(1, 5000),
+    st.integers(0, 30),
+    st.integers(0, 12),
+)
+
+
+@given(st.lists(spans, max_size=40))
+def test_values_that_live_at_once_never_overlap(found: list[Lifetime]) -> None:
+    offsets, _ = planned(dict(enumerate(found)))
+
+    for a in offsets:
+        for b in offsets:
+            if a < b and found[a].first <= found[b].last and found[b].first <= found[a].last:
+                assert offsets[a] + found[a].size <= offsets[b] or offsets[b] + found[b].size <= offsets[a]
+
+
+@given(st.lists(spans, max_size=40))
+def test_the_arena_ends_where_the_last_value_ends(found: list[Lifetime]) -> None:
+    offsets, total = planned(dict(enumerate(found)))
+    most = max(
+        (sum(aligned(s.size) for s in found if s.first <= turn <= s.last) for turn in range(60)), default=0
+    )
+
+    assert total == max((offsets[key] + aligned(found[key].size) for key in offsets), default=0)
+    assert total >= most
+    assert all(offset % ALIGNMENT == 0 for offset in offsets.values())
+
+
+def test_memory_of_a_dead_value_is_used_again() -> None:
+    offsets, total = planned({"a": Lifetime(640, 0, 1), "b": Lifetime(640, 2, 3), "c": Lifetime(64, 0, 3)})
+
+    assert offsets["a"] == offsets["b"]
+    assert total == 704
+
+
+def test_a_small_value_lies_in_the_smallest_gap() -> None:
+    row = {
+        "a": Lifetime(6400, 0, 9),
+        "b": Lifetime(3200, 0, 1),
+        "c": Lifetime(1600, 0, 9),
+        "d": Lifetime(640, 0, 1),
+        "e": Lifetime(320, 0, 9),
+    }
+    offsets, _ = planned({**row, "new": Lifetime(64, 5, 6)})
+
+    assert offsets["new"] == offsets["d"]
+
+
+# -- memory budgets of ExecuTorch programs -----------------------------------------------------------------
+
+
+@functools.cache
+def step() -> Function:
+    objective = Objective.of(OutputSide(build_model("elu_mlp", size=2, hidden=(64, 64, 64)), 0))
+    return algorithms.build("sgd", objective, batch=8192).phases[0].function
+
+
+@functools.cache
+def plain() -> Artifact:
+    form = target_of("executorch")
+    return form.emit(form.capture(step()))
+
+
+def within(budget: Budget) -> Artifact:
+    form = target_of("executorch")
+    return form.emit(form.capture(step()), budget)
+
+
+@pytest.mark.slow
+def test_a_budget_that_the_program_keeps_anyway_changes_nothing() -> None:
+    artifact = within(Budget(plain().planned_bytes))
+
+    assert artifact.memory_budget == plain().planned_bytes
+    assert artifact.model == plain().model
+
+
+@pytest.mark.slow
+def test_a_share_is_one_of_what_the_program_plans() -> None:
+    artifact = within(Budget(0.97, relative=True))
+
+    assert artifact.memory_budget == int(0.97 * plain().planned_bytes)
+    assert artifact.planned_bytes <= artifact.memory_budget < plain().planned_bytes
+
+
+@pytest.mark.slow
+def test_a_step_with_less_memory_computes_what_torch_computes() -> None:
+    artifact = within(Budget(0.97, relative=True))
+
+    assert target_of("executorch").verify(step(), artifact.model, 1).worst < 1e-4
+
+
+@pytest.mark.slow
+def test_an_impossible_budget_is_refused_with_the_least() -> None:
+    with pytest.raises(ExportError, match=r"does not fit a memory budget") as caught:
+        within(Budget(LEAST_BYTES - 1024))
+
+    smallest = int(caught.value.details["smallest"])  # type: ignore[call-overload]
+    assert LEAST_BYTES < smallest < plain().planned_bytes
+    assert within(Budget(smallest)).planned_bytes == smallest

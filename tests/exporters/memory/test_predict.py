@@ -8,16 +8,17 @@ import pytest
 import torch
 from torch.nn import functional
 
+import edgefl
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.models.zoo.catalog import build_model
+from edgefl.submodels.cost import Forwards
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.capture.trace import capture
+from edgefl_export.fit import guessed, next_traced, step_bytes
 from edgefl_export.memory import predict
-from edgefl_export.memory.predict import (
-    NODE_BYTES,
-    ROUND_BYTES,
-    Arena,
-    predicted_peak,
-)
+from edgefl_export.memory.predict import NODE_BYTES, ROUND_BYTES, Arena, predicted_peak
+from edgefl_export.offers import Fit, SubmodelOffer
 
 MIB, PAGE = 1 << 20, 4096
 COPIED = 8 * MIB
@@ -200,3 +201,74 @@ def test_a_transposed_convolution_makes_the_windows_of_its_output() -> None:
     [node] = [node for node in lowered.module.graph.nodes if "convolution" in str(node.target)]
 
     assert predict._buffers(node) == [4 * 5 * 3 * 3 * 36]
+
+
+# -- which sizes are traced for a plan ---------------------------------------------------------------------
+
+
+PEAKS = [400, 330, 290, 250, 200, 160, 110, 80, 50, 20]
+
+
+def _key(offer: SubmodelOffer) -> tuple[str, str]:
+    return offer.kind, str(offer.options)
+
+
+def _traced(sizes: list[int], peaks: list[int], memory: int) -> dict[int, int]:
+    known: dict[int, int] = {}
+    while (at := next_traced(sizes, known, memory)) is not None:
+        assert at not in known
+        known[at] = peaks[at]
+    return known
+
+
+@pytest.mark.parametrize("memory", [10, 20, 100, 205, 330, 399, 1000])
+@pytest.mark.parametrize("sizes", [PEAKS, [10] * 10, [10 - at for at in range(10)], list(range(10))])
+def test_few_are_traced_on_either_side_of_the_memory(sizes: list[int], memory: int) -> None:
+    known = _traced(sizes, PEAKS, memory)
+
+    assert [guess <= memory for guess in guessed(sizes, known)] == [peak <= memory for peak in PEAKS]
+    assert {0, 9} <= known.keys() and len(known) < 10
+
+
+def test_the_search_goes_the_other_way_where_more_fits() -> None:
+    peaks = [20, 50, 50, 50]
+
+    known = _traced([1, 1, 1, 1], peaks, 30)
+
+    assert [guess <= 30 for guess in guessed([1, 1, 1, 1], known)] == [True, False, False, False]
+
+
+def test_what_lies_near_the_memory_is_traced_on_both_sides_of_it() -> None:
+    known = _traced([50, 45, 40, 10], [50, 45, 44, 10], 46)
+
+    assert known == {0: 50, 1: 45, 2: 44, 3: 10}
+
+
+def test_a_size_that_is_the_only_one_is_traced_once() -> None:
+    assert _traced([5], [7], 3) == {0: 7}
+
+
+def test_deeper_cuts_and_smaller_batches_take_less() -> None:
+    spec = build_model("cnn")
+    whole, last = OutputSide(spec, 0), OutputSide(spec, len(spec.units) - 1)
+    forwards = Forwards(spec)
+
+    found = [step_bytes(part, batch, forwards) for part, batch in ((whole, 32), (whole, 8), (last, 8))]
+
+    assert found == sorted(found, reverse=True) and found[-1] > 0
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_device_says_what_one_with_all_sizes_traced_does() -> None:
+    exact = {_key(offer): offer for offer in edgefl.plan("cnn", kinds=["width"]).offers}
+    memory = sorted(offer.memory_bytes for offer in exact.values())[3]
+    fits = {key: offer for key, offer in exact.items() if offer.memory_bytes <= memory}
+
+    made = edgefl.plan("cnn", edgefl.Device(memory=memory), kinds=["width"])
+
+    assert {_key(offer) for offer in made.offers} == exact.keys()
+    assert {_key(offer) for offer in made.fitting} == fits.keys()
+    assert made.recommended() == Fit(tuple(fits.values())).recommended() and made.reason().count("MiB") == 1
+    traced = [offer for offer in made.offers if not offer.memory_about]
+    assert len(traced) < len(exact)
+    assert all(offer.memory_bytes == exact[_key(offer)].memory_bytes for offer in traced)

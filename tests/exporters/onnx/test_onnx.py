@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
+import onnxruntime as ort
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl_export.capture.trace import capture, exported_program
+from edgefl_export.compiler.compiler import target_of
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import op_types, pointwise, small_net, step_of
@@ -251,3 +256,205 @@ def test_the_place_of_a_single_number() -> None:
     function = pointwise(lambda t: {"metric.place": t["batch.x"].argmax(0)}, batch__x=())
 
     assert run(to_onnx(capture(function)), function.example(1))[0].shape == ()
+
+
+# -- few rows by a large matrix are multiplied from the other side, others are not -------------------------
+
+
+SHAPES = {
+    "few rows": ((32, 1024), (1024, 2048), 3),
+    "many rows": ((128, 1024), (1024, 1024), 0),
+    "a small matrix": ((32, 64), (64, 512), 0),
+    "one row": ((1, 1024), (1024, 1024), 0),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_product_is_the_same(name: str) -> None:
+    left, right, transposes = SHAPES[name]
+    function = pointwise(
+        lambda t: {"metric.y": t["batch.x"] @ t["weights.w"]}, batch__x=left, weights__w=right
+    )
+
+    model = to_onnx(capture(function))
+
+    assert op_types(model).count("Transpose") == transposes
+    assert verify(function, model, 1).worst < 1e-5
+
+
+def test_a_runtime_turns_no_large_matrix(tmp_path: Path) -> None:
+    """It takes the transposed factor as it is, so that no copy of it is made."""
+    left, right, _ = SHAPES["few rows"]
+    function = pointwise(
+        lambda t: {"metric.y": t["batch.x"] @ t["weights.w"]}, batch__x=left, weights__w=right
+    )
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+
+    ort.InferenceSession(to_onnx(capture(function)), options, providers=["CPUExecutionProvider"])
+
+    kept = op_types((tmp_path / "optimized.onnx").read_bytes())
+    assert "FusedMatMul" in kept and kept.count("Transpose") == 1
+
+
+# -- cross entropy's gradient ------------------------------------------------------------------------------
+
+
+ROWS, CLASSES, IGNORED = 6, 700, 3
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": F.cross_entropy,
+    "sum": lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+    "ignoring one": lambda x, y: F.cross_entropy(x, y, ignore_index=IGNORED),
+    "weighted": lambda x, y: F.cross_entropy(x, y, weight=torch.arange(CLASSES) / 7.0),
+    "of sequences": lambda x, y: F.cross_entropy(x.unsqueeze(-1), y.unsqueeze(-1)),
+}
+
+
+VIEWED = "of sequences"
+"""Its rows change their shape between the two, and it stays."""
+
+
+def gradient_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Function:
+    def fn(t: Tensors) -> Tensors:
+        x = t["batch.x"].detach().requires_grad_()
+        value = loss(x, t["batch.y"])
+        (grad,) = torch.autograd.grad(value, x)
+        return {"metric.loss": value.detach(), "metric.grad": grad}
+
+    ports = {"batch.x": TensorSpec((ROWS, CLASSES)), "batch.y": TensorSpec((ROWS,), torch.int64)}
+    return Function("train", fn, ports, label_range=CLASSES)
+
+
+def one_hot_run(model: bytes, example: Tensors) -> list[Any]:
+    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
+    return list(session.run(None, {name: value.numpy() for name, value in example.items()}))
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_gradient_is_torch_s(name: str) -> None:
+    function = gradient_of(LOSSES[name])
+    example = function.example(2)
+    example["batch.y"][0] = IGNORED
+    model = to_onnx(capture(function))
+
+    found = one_hot_run(model, example)
+
+    for mine, theirs in zip(found, function(example).values(), strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
+    ops = op_types(model)
+    assert ops.count("ScatterElements") == 1 and ("Sub" in ops) == (name == VIEWED)
+
+
+def test_what_is_laid_out_for_something_else_too_stays() -> None:
+    """The gradient at the logarithms is a result of its own."""
+
+    def fn(t: Tensors) -> Tensors:
+        x = t["batch.x"].detach().requires_grad_()
+        logs = F.log_softmax(x, -1)
+        inner, outer = torch.autograd.grad(F.nll_loss(logs, t["batch.y"]), [logs, x])
+        return {"metric.inner": inner, "metric.outer": outer}
+
+    ports = {"batch.x": TensorSpec((ROWS, CLASSES)), "batch.y": TensorSpec((ROWS,), torch.int64)}
+    function = Function("train", fn, ports, label_range=CLASSES)
+    example = function.example(1)
+    model = to_onnx(capture(function))
+
+    for mine, theirs in zip(one_hot_run(model, example), function(example).values(), strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
+    assert "Sub" in op_types(model)
+
+
+# -- state that onnxruntime writes where it reads it -------------------------------------------------------
+
+
+N = 64
+W, X, B, LOSS = "state.w", "batch.0.x", "batch.0.b", "metric.loss"
+SQUARE = {W: TensorSpec((N, N)), X: TensorSpec((N, N)), B: TensorSpec((N, N))}
+ROW = SQUARE | {B: TensorSpec((N,))}
+IMAGES = {W: TensorSpec((2, 4, 48, 48)), X: TensorSpec((4, 4, 3, 3)), B: TensorSpec((4,))}
+BATCHES = {W: TensorSpec((4, 16, 16)), X: TensorSpec((4, 16, 16)), B: TensorSpec((1,))}
+
+Formula = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+# What onnxruntime makes one kernel of, which reads and writes in another order than entry by entry.
+FUSED: dict[str, tuple[Formula, dict[str, TensorSpec]]] = {
+    "product and bias": (lambda w, x, b: w @ x + b, ROW),
+    "product and matrix": (lambda w, x, b: x @ w + b, SQUARE),
+    "product and factor": (lambda w, x, b: (w @ x) * 0.9, SQUARE),
+    "layer and tanh": (lambda w, x, b: torch.tanh(F.linear(w, x, b)), ROW),
+    "layer and relu": (lambda w, x, b: torch.relu(F.linear(w, x, b)), ROW),
+    "sum with its own product": (lambda w, x, b: w + w.T @ x, SQUARE),
+    "square": (lambda w, x, b: w @ w + w, SQUARE),
+    "batched product": (lambda w, x, b: torch.bmm(w.transpose(1, 2), x) * 0.5, BATCHES),
+    "quick gelu": (lambda w, x, b: w * torch.sigmoid(1.702 * w), SQUARE),
+    "convolution and relu": (lambda w, x, b: torch.relu(F.conv2d(w, x, b, padding=1)), IMAGES),
+    "sum with its convolution": (lambda w, x, b: w + F.conv2d(w, x, b, padding=1), IMAGES),
+}
+
+# The gradient of ones that a loss begins with looks as if it needed the loss; in the file it does not.
+IN_PLACE_LOSSES: dict[str, Formula] = {
+    "product": lambda w, x, b: (x @ w).sum(),
+    "weight decay": lambda w, x, b: ((x @ w - b) ** 2).mean() + 0.01 * (w * w).sum(),
+    "lasso": lambda w, x, b: ((x @ w - b) ** 2).mean() + 0.01 * w.abs().sum(),
+    "linear": lambda w, x, b: ((x @ w - b) ** 2).mean() + (w * x).sum(),
+    "entropy": lambda w, x, b: F.cross_entropy(x @ w, torch.arange(N)) + 0.01 * (w**2).sum(),
+}
+
+
+def checked(function: Function) -> tuple[str, ...]:
+    """Exported, run with its state written where it was read, and compared with torch; that state."""
+    form = target_of("onnx")
+    artifact = form.emit(form.capture(function))
+    form.verify(function, artifact.model, 1, artifact.in_place)
+    return artifact.in_place
+
+
+def updated(formula: Formula, ports: dict[str, TensorSpec]) -> Function:
+    return Function("f", lambda t: {W: formula(t[W], t[X], t[B])}, ports)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_state_that_one_kernel_would_read_and_write_keeps_its_memory(name: str) -> None:
+    function = updated(*FUSED[name])
+
+    assert checked(function) == ()
+
+
+@pytest.mark.parametrize("name", IN_PLACE_LOSSES)
+def test_a_loss_of_rewritten_weights_is_right(name: str) -> None:
+    def step(tensors: Tensors) -> Tensors:
+        weights = tensors[W].detach().requires_grad_()
+        loss = IN_PLACE_LOSSES[name](weights, tensors[X], tensors[B])
+        [gradient] = torch.autograd.grad(loss, weights)
+        return {W: tensors[W] - 0.1 * gradient, LOSS: loss.detach()}
+
+    checked(Function("f", step, ROW))
+
+
+def test_what_is_computed_entry_by_entry_is_written_in_place() -> None:
+    assert checked(updated(lambda w, x, b: 0.9 * w + x @ x + b, ROW)) == (W,)
+    assert checked(updated(lambda w, x, b: (w - 0.1 * x).clamp(-0.5, 0.5), ROW)) == (W,)
+
+
+def test_state_of_another_form_has_memory_of_its_own() -> None:
+    """Of as many bytes, but not what the old state's memory is bound as."""
+
+    def step(t: Tensors) -> Tensors:
+        return {"state.m": t["state.m"] * 0.9 + t[X].mean(0, keepdim=True), "state.n": t["state.n"] * 0.5}
+
+    ports = {
+        "state.m": TensorSpec((4,)),
+        "state.n": TensorSpec((4,), torch.int32),
+        X: TensorSpec((3, 4)),
+    }
+    assert checked(Function("f", step, ports)) == ()
+
+
+def test_export_refuses_state_that_is_written_too_early() -> None:
+    """What a device would compute is what is compared with torch."""
+    form, function = target_of("onnx"), updated(*FUSED["product and bias"])
+    artifact = form.emit(form.capture(function))
+
+    form.verify(function, artifact.model, 1)
+    with pytest.raises(ExportError, match=r"'state\.w'.*differs"):
+        form.verify(function, artifact.model, 1, (W,))

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+import edgefl
 from edgefl.contract.algorithm import Function
-from edgefl.contract.tensors import Tensors, TensorSpec
+from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.errors import ExportError
+from edgefl.objective.objective import Objective
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
-from edgefl_export.verify.rounding import Array, exactly
+from edgefl_export.verify.rounding import NUDGE, PROBES, Array, Rounding, exactly, nudged
 from tests.exporters.examples import pointwise, small_net, step_of
 
 
@@ -319,3 +324,259 @@ def test_a_graph_in_any_runtime_can_be_compared() -> None:
     assert compare(function, lambda arrays: [arrays["state.w"] * np.float32(2)], 0).worst == 0.0
     with pytest.raises(ExportError, match="differs from torch"):
         compare(function, lambda arrays: [arrays["state.w"] * np.float32(3)], 0)
+
+
+# -- codes of floats that lie on a threshold ---------------------------------------------------------------
+
+
+SIZE = 10_000
+CODES = Function(
+    "codes",
+    lambda given: {"update.codes": torch.floor(given["weights.x"] * 2**14).remainder(2).to(torch.uint8)},
+    {"weights.x": TensorSpec((SIZE,))},
+)
+
+
+def flipping(count: int) -> Run:
+    """A runtime that gives so many other codes than torch."""
+
+    def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
+        found = (
+            CODES({"weights.x": torch.from_numpy(np.asarray(arrays["weights.x"]))})["update.codes"]
+            .numpy()
+            .copy()
+        )
+        found[:count] ^= 1
+        return [found]
+
+    return run
+
+
+def test_codes_that_rounding_excuses_are_told_with_how_far_torch_strays() -> None:
+    report = compare(CODES, flipping(3), seed=1)
+    assert report.errors == {"update.codes": 3 / SIZE}
+    assert 1.5 / SIZE <= report.rounding["update.codes"] <= CEILING
+    assert report.set_aside, "other examples were tried for one that does without"
+
+
+def test_codes_that_agree_need_no_excuse() -> None:
+    report = compare(CODES, flipping(0), seed=1)
+    assert report.errors == {"update.codes": 0.0} and not report.rounding and not report.set_aside
+
+
+def test_more_codes_than_rounding_moves_are_refused() -> None:
+    with pytest.raises(ExportError, match="2000 whole numbers differ"):
+        compare(CODES, flipping(2000), seed=1)
+
+
+# -- samples of several magnitudes show what usual samples hide --------------------------------------------
+
+
+FLOATS, WHOLE = TensorSpec((8, 4)), TensorSpec((8, 4), torch.int64)
+
+
+def function(fn: Callable[[Tensor], Tensor], spec: TensorSpec) -> Function:
+    return Function("example", lambda t: {"metric.y": fn(t["batch.0.x"])}, {"batch.0.x": spec})
+
+
+def verified(
+    right: Callable[[Tensor], Tensor], exported: Callable[[Tensor], Tensor], spec: TensorSpec
+) -> None:
+    verify(function(right, spec), to_onnx(capture(function(exported, spec))), 3)
+
+
+def test_an_overflow_at_a_wide_spread_is_seen() -> None:
+    with pytest.raises(ExportError, match="several magnitudes"):
+        verified(lambda x: x.logcumsumexp(1), lambda x: x.exp().cumsum(1).log(), FLOATS)
+
+
+def test_the_sign_of_a_negative_remainder_is_seen() -> None:
+    with pytest.raises(ExportError, match="several magnitudes"):
+        verified(lambda x: x % 3, lambda x: torch.fmod(x, 3), WHOLE)
+
+
+def test_whole_numbers_beyond_those_of_float32_are_seen() -> None:
+    with pytest.raises(ExportError, match="several magnitudes"):
+        verified(lambda x: x // 7, lambda x: (x / 7).floor().long(), WHOLE)
+
+
+def test_positions_keep_their_usual_draw() -> None:
+    table = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
+
+    verified(lambda x: torch.nn.functional.embedding(x, table), lambda x: table[x], WHOLE)
+
+
+def test_labels_and_tokens_have_no_wide_example() -> None:
+    assert function(lambda x: x, TensorSpec((8,), torch.int64, below=5)).wide_example(0) is None
+
+
+def test_a_wide_example_has_rows_of_several_magnitudes() -> None:
+    floats = function(lambda x: x, FLOATS).wide_example(0)
+    whole = function(lambda x: x, WHOLE).wide_example(0)
+
+    assert floats is not None and whole is not None
+    sizes = floats["batch.0.x"].abs().mean(1)
+    assert sizes.max() > 20 and sizes.min() < 0.5
+    assert whole["batch.0.x"].min() < -1000 and whole["batch.0.x"].max() > 2**24
+
+
+# -- the float64 run ---------------------------------------------------------------------------------------
+
+
+THIRD = torch.full((4, 4), 1 / 3, dtype=torch.float64)
+CONSTANT = torch.full((4, 4), 3.0)
+LAYER = nn.Linear(4, 4, bias=False)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w: w / 3,
+        lambda w: w.float() / 3,
+        lambda w: w.to(torch.float32) / 3,
+        lambda w: w.type(torch.float32) / 3,
+        lambda w: w / CONSTANT,
+        lambda w: w @ torch.eye(4) / 3,
+        lambda w: torch.full((4, 4), 1.0, dtype=torch.float32) * w / 3,
+        lambda w: w / torch.tensor(3.0),
+        lambda w: w * (torch.ones(4, 4, dtype=torch.int64) / 3),
+        lambda w: w * torch.full((4, 4), 1 / 3),
+        torch.func.grad(lambda x: (x * x / 6).sum()),
+        lambda w: torch.func.functional_call(LAYER, {"weight": torch.eye(4) / 3}, (w,)),
+    ],
+)
+def test_float64_reaches_every_operation(fn: Callable[[Tensor], Tensor]) -> None:
+    function = pointwise(lambda t: {"update.w": fn(t["state.w"])}, state__w=(4, 4))
+
+    found = exactly(function, {"state.w": torch.ones(4, 4)})["update.w"]
+
+    torch.testing.assert_close(found, THIRD, rtol=1e-14, atol=0.0)
+
+
+def test_other_threads_keep_the_default_type() -> None:
+    def seen(t: Tensors) -> Tensors:
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: torch.zeros(1).dtype).result() == torch.float32
+        return {"update.w": t["state.w"]}
+
+    exactly(pointwise(seen, state__w=(2,)), {"state.w": torch.zeros(2)})
+
+
+def test_a_training_step_runs_in_float64_and_integers_stay() -> None:
+    step = step_of(small_net(), (3, 8, 8))
+    example = step.example(0)
+
+    found = exactly(step, example)
+
+    assert {value.dtype for value in found.values()} == {torch.float64}
+    assert example["batch.0.y"].dtype == torch.int64 and example["batch.0.x"].dtype == torch.float32
+    for name, value in step(example).items():
+        np.testing.assert_allclose(value.detach().numpy(), found[name].detach().numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_nudged_examples_differ_by_rounding_and_only_in_floats() -> None:
+    example = {"x": torch.randn(1000), "y": torch.arange(5)}
+
+    first, second = nudged(example, 1), nudged(example, 2)
+
+    moved = (first["x"] / example["x"] - 1).abs()
+    assert 0.5 * NUDGE < moved.max() <= 1.2 * NUDGE and torch.equal(first["y"], example["y"])
+    assert not torch.equal(first["x"], second["x"]) and torch.equal(first["x"], nudged(example, 1)["x"])
+
+
+def test_the_yardstick_of_a_smooth_function_is_tiny() -> None:
+    function = pointwise(lambda t: {"update.w": 2 * t["state.w"]}, state__w=(64,))
+
+    strays = list(Rounding(function, function.example(0)).strays("update.w"))
+
+    assert len(strays) == PROBES + 1 and strays == sorted(strays)
+    assert strays[0] < 1e-7 and strays[-1] < 2e-6
+
+
+# -- graphs are compared on weights and buffers that the model can have ------------------------------------
+
+
+class Scaled(nn.Module):
+    """Buffers and parameters of which roots and logarithms are taken."""
+
+    spread: Tensor
+    prior: Tensor
+    centre: Tensor
+    width: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head, self.norm = nn.Linear(6, 5), nn.Linear(5, 3), nn.BatchNorm1d(5)
+        self.register_buffer("spread", torch.full((6,), 4.0))
+        self.register_buffer("prior", torch.tensor([0.2, 0.3, 0.5]))
+        self.register_buffer("centre", torch.zeros(5))
+        self.register_buffer("width", torch.full((5,), 2.0))
+        self.temperature = nn.Parameter(torch.full((3,), 0.5))
+        self.gain = nn.Parameter(torch.full((5,), 1e-6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.hidden(x / self.spread.sqrt()))
+        h = F.batch_norm(h, self.centre.clone(), self.width.clone(), None, None, False)
+        scores: Tensor = self.head(F.relu(h * self.gain))
+        return scores * self.temperature.log() + self.prior.log()
+
+
+def drawn(seed: int) -> tuple[Scaled, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    module = Scaled()
+    objective = Objective(nn.Sequential(module), TensorSpec((6,)))
+    ports = prefixed("weights", objective.weights)
+    example = Function("evaluate", lambda t: t, ports).example(seed)
+    return module, {name.removeprefix("weights.0."): value for name, value in example.items()}
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("target", ("onnx", "executorch"))
+def test_roots_and_logarithms_of_buffers_are_no_fault(target: Literal["onnx", "executorch"]) -> None:
+    bundle = edgefl.compile(
+        edgefl.Model(Scaled(), sample=(6,), classes=3), options=edgefl.CompileOptions(target=target)
+    )
+
+    assert bundle.manifest.graphs
+
+
+def test_buffers_are_as_they_are() -> None:
+    module, example = drawn(1)
+
+    for name in ("spread", "prior", "centre", "width"):
+        assert torch.equal(example[name], module.get_buffer(name))
+
+
+def test_statistics_of_batch_norm_move_and_stay_positive() -> None:
+    module, example = drawn(1)
+
+    state = module.state_dict()
+    for name in ("norm.running_mean", "norm.running_var"):
+        assert not torch.equal(example[name], state[name])
+    assert example["norm.running_var"].min() > 0
+
+
+def test_parameters_are_near_their_values_and_none_is_zero_or_tiny() -> None:
+    module, example = drawn(1)
+
+    weight = module.hidden.weight.detach()
+    assert 0 < (example["hidden.weight"] - weight).abs().max() < weight.abs().max()
+    assert example["temperature"].min() > 0
+    assert example["gain"].abs().mean() > 0.01 and example["gain"].min() > 0
+
+
+def test_a_parameter_of_zeros_gets_values() -> None:
+    layer = nn.Linear(4, 3)
+    nn.init.zeros_(layer.weight)
+    ports = prefixed("weights", Objective(nn.Sequential(layer), TensorSpec((4,))).weights)
+
+    assert Function("evaluate", lambda t: t, ports).example(0)["weights.0.weight"].abs().min() > 0
+
+
+def test_ports_share_the_models_memory() -> None:
+    layer = nn.Linear(4, 3)
+    values = Objective(nn.Sequential(layer), TensorSpec((4,))).weights["0.weight"].values
+
+    assert values is not None and values.data_ptr() == layer.weight.data_ptr()
+    assert TensorSpec.holding(layer.weight) == TensorSpec.of(layer.weight)
+    assert hash(TensorSpec.holding(layer.weight)) == hash(TensorSpec.of(layer.weight))
