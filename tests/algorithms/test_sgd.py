@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,12 +17,18 @@ from edgefl import algorithms
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Algorithm, Function
-from edgefl.contract.tensors import role_of
+from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
+from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
+from edgefl_export.verify.graphs import verify
+from tests.algorithms.users import Users, Vector, flat
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
+from tests.pairs import by_default
 from tests.rings.rows import mostly_slow
 from tests.support.reference import run_round
 
@@ -165,3 +176,167 @@ def test_kernels_are_what_decay_acts_on() -> None:
     assert not any(key.endswith("bias") for key in kernels)
     algorithm = sgd(Objective(spec.module, spec.sample), batch=2)
     assert algorithm.hyper == {"lr": 0.05}
+
+
+# -- local AdamW on a transformer, beside torch's own ------------------------------------------------------
+
+
+STEPS, LR, DECAY = 4, 3e-3, 0.3
+
+
+def _transformer() -> ModelSpec:
+    """In float64: biases of keys have gradient 0, of whose rounding Adam would make full steps."""
+    spec = build_model("vit", size=8, width=12, in_channels=1, classes=3)
+    spec.module.double()
+    return replace(spec, sample=TensorSpec(spec.sample.shape, torch.float64))
+
+
+@pytest.fixture(scope="module")
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(8, 1, 8, 8, generator=generator, dtype=torch.float64), torch.arange(8) % 3
+
+
+def _ours(spec: ModelSpec, batch: tuple[torch.Tensor, torch.Tensor]) -> Tensors:
+    objective = Objective.of(OutputSide(spec, 0))
+    assert not objective.noise(8)
+    algorithm = algorithms.build("adamw", objective, batch=8, steps=STEPS, lr=LR, weight_decay=DECAY)
+
+    def feed(_function: Function, _step: int) -> Tensors:
+        return {"batch.0.x": batch[0], "batch.0.y": batch[1]}
+
+    return run_round(algorithm, {n: t.clone() for n, t in spec.weights.items()}, feed).update
+
+
+def _theirs(spec: ModelSpec, batch: tuple[torch.Tensor, torch.Tensor], *, decay_all: bool) -> Tensors:
+    kernels: list[tuple[str, nn.Parameter]] = []
+    others: list[tuple[str, nn.Parameter]] = []
+    for path, module in spec.module.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            kernel = parameter.dim() >= 2 and not isinstance(module, nn.Embedding)
+            (kernels if kernel or decay_all else others).append((f"{path}.{name}", parameter))
+    groups = [
+        {"params": [parameter for _, parameter in group], "weight_decay": decay}
+        for group, decay in ((kernels, DECAY), (others, 0.0))
+        if group
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR)
+    spec.module.train()
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(spec.module(batch[0]), batch[1]).backward()
+        optimizer.step()
+    return dict(spec.weights)
+
+
+def test_steps_on_a_transformer_equal_torchs_adamw(
+    batch: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    ours, theirs = _ours(_transformer(), batch), _theirs(_transformer(), batch, decay_all=False)
+
+    assert set(ours) == set(theirs)
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_decay_of_biases_and_norms_would_show(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+    ours, theirs = _ours(_transformer(), batch), _theirs(_transformer(), batch, decay_all=True)
+
+    apart = {name: float((ours[name] - theirs[name]).abs().max()) for name in theirs}
+    assert max(apart[name] for name in apart if theirs[name].dim() == 1) > 1e-3
+
+
+# -- the norm that a gradient is scaled down to, in every baseline (fafed.md 4.4) ------------------------------
+
+
+BATCH, CLIP_STEPS, CLIP_LR, ROUNDS, CLIP = 4, 3, 0.02, 3, 3.0
+TRAINING = {"batch": BATCH, "steps": CLIP_STEPS, "lr": CLIP_LR, "clip": CLIP}
+Correction = Callable[[Vector, Vector], Vector]
+
+
+def _down(g: Vector) -> Vector:
+    return g * min(1.0, CLIP / float(np.linalg.norm(g)))
+
+
+def _local(users: Users, user: int, x: Vector, number: int, added: Correction, seen: list[float]) -> Vector:
+    """Local steps along the clipped gradient and what is added to it at (y, x); norms go to ``seen``."""
+    y = x
+    for step in range(CLIP_STEPS):
+        g = users.gradient(user, y, users.batch(user, number, step, BATCH))
+        seen.append(float(np.linalg.norm(g)))
+        y = y - CLIP_LR * (_down(g) + added(y, x))
+    return y
+
+
+def _close(found: Vector, wanted: Vector) -> bool:
+    return bool(np.allclose(found, wanted, rtol=1e-10, atol=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "added"),
+    [
+        ("fedavg", {}, lambda y, x: 0.0 * y),
+        ("fedavg_update", {}, lambda y, x: 0.0 * y),
+        ("fedprox", {"mu": 0.7}, lambda y, x: 0.7 * (y - x)),
+        ("sgd", {"momentum": 0.0, "weight_decay": 0.5, "decay_all": True}, lambda y, x: 0.5 * y),
+    ],
+)
+def test_only_the_gradient_is_scaled_down(name: str, options: dict[str, float], added: Correction) -> None:
+    users, seen = Users(), list[float]()
+
+    found = users.run(algorithms.build(name, users.objective, **TRAINING, **options), ROUNDS)
+
+    x = users.theta
+    for number in range(1, ROUNDS + 1):
+        x = np.mean([_local(users, user, x, number, added, seen) for user in range(3)], axis=0)
+        assert _close(flat(found[number - 1].weights), x)
+    assert min(seen) < CLIP < max(seen), "both sides of the minimum are tried"
+
+
+def test_scaffold_corrects_the_clipped_gradient() -> None:
+    users, seen = Users(), list[float]()
+
+    found = users.run(algorithms.build("scaffold", users.objective, **TRAINING), ROUNDS)
+
+    x, c, own = users.theta, np.zeros(4), np.zeros((3, 4))
+    for number in range(1, ROUNDS + 1):
+        left = [
+            _local(users, user, x, number, lambda y, x, v=c - own[user]: v, seen)  # type: ignore[misc]
+            for user in range(3)
+        ]
+        new = np.stack([own[user] - c + (x - left[user]) / (CLIP_STEPS * CLIP_LR) for user in range(3)])
+        x, c, own = np.mean(left, axis=0), c + (new - own).mean(0), new
+        assert _close(flat(found[number - 1].weights), x)
+    assert min(seen) < CLIP < max(seen)
+
+
+def test_fedavg_at_the_gradients_of_meta_learning_clips_as_fedavg_does() -> None:
+    users = Users()
+    options = {**TRAINING, "steps": CLIP_STEPS // 3, "factor": 3}
+    found = users.run(algorithms.build("fedavg_matched", users.objective, **options), 1)
+    plain = users.run(algorithms.build("fedavg", users.objective, **TRAINING), 1)
+
+    for user in range(3):
+        assert _close(flat(found[0].updates[user]), flat(plain[0].updates[user]))
+    unclipped = users.run(algorithms.build("fedavg", users.objective, **{**TRAINING, "clip": None}), 1)
+    assert not _close(flat(unclipped[0].weights), flat(plain[0].weights))
+
+
+@pytest.mark.parametrize("clip", [0.0, -1.0, float("inf")])
+@pytest.mark.parametrize("name", ["sgd", "fedavg", "fedprox", "scaffold"])
+def test_a_norm_that_cannot_be_is_named(name: str, clip: float) -> None:
+    with pytest.raises(
+        ConfigError, match=f"algorithm '{name}': clip is {clip}; set it to a finite number above 0"
+    ):
+        algorithms.build(name, Users().objective, clip=clip)
+
+
+@pytest.mark.parametrize(
+    ("name", "clip"),
+    by_default(product(["fedavg", "scaffold"], [0.1, 1e3]), [("fedavg", 0.1), ("scaffold", 1e3)]),
+)
+def test_the_exported_step_clips_as_torch_does(name: str, clip: float) -> None:
+    spec = build_model("mlp", size=4, hidden=[6], classes=3)
+    made = algorithms.build(name, Objective.of(OutputSide(spec, 0)), batch=4, steps=2, lr=0.05, clip=clip)
+    step = made.phases[0].function
+    assert verify(step, to_onnx(capture(step)), seed=3).worst <= 1e-4

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -89,3 +91,47 @@ def test_the_command_of_a_device_imports_no_torch() -> None:
 
     assert ended.returncode == 0, ended.stderr
     assert "--until-done" in ended.stdout and ended.stdout.splitlines()[-1] == "[]"
+
+
+# -- modules that code names in strings, such as those of processes that it starts -------------------------
+
+
+MODULE_NAMES_FOLDERS = {
+    "edgefl": ROOT,
+    "edgefl_export": ROOT / "exporters",
+    "edgefl_device": ROOT / "device_runtime",
+    "edgefl_server": ROOT / "server",
+    "benchmarks": ROOT,
+    "reproduce": ROOT,
+    "edgefl_conformance": ROOT / "conformance",
+}
+"""The folder that holds each package."""
+_QUOTED = re.compile(rf"[\"'](?:{'|'.join(MODULE_NAMES_FOLDERS)})\.")
+_MODULE = re.compile(rf"({'|'.join(MODULE_NAMES_FOLDERS)})(\.[a-z_][a-z0-9_]*)+(:[A-Za-z_]\w*)?")
+
+
+def test_modules_that_are_named_in_strings_exist() -> None:
+    names = {
+        name: path
+        for package, folder in MODULE_NAMES_FOLDERS.items()
+        for path in (folder / package).rglob("*.py")
+        for name in _named(path)
+    }
+
+    assert "benchmarks.workers.step" in names
+    assert {name: path for name, path in names.items() if not _exists(name)} == {}
+
+
+def _named(path: Path) -> Iterator[str]:
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if _QUOTED.search(text) else ():
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            continue
+        if _MODULE.fullmatch(node.value) and not node.value.endswith(".md"):
+            yield node.value.partition(":")[0]
+
+
+def _exists(name: str) -> bool:
+    package, *inside = name.split(".")
+    path = MODULE_NAMES_FOLDERS[package].joinpath(package, *inside)
+    return path.is_dir() or path.with_suffix(".py").is_file()

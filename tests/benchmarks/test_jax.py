@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -18,6 +19,7 @@ from benchmarks.train_step import jax_training
 from benchmarks.train_step.baselines import FIRST
 from benchmarks.train_step.eager import built, optimizer, stepper
 from benchmarks.train_step.jax_graph import OPS, prepare
+from benchmarks.train_step.onnxsim_training import prepare as onnxsim_prepare
 from edgefl.errors import ExportError
 from edgefl.models.losses.as_torch import loss_as_torch
 
@@ -98,3 +100,24 @@ def test_jax_trains_the_same_model(model: str, tmp_path: Path) -> None:
             if not name.endswith("num_batches_tracked"):
                 wanted = jax_training.placed(value.numpy(), (2, 3, 1, 0))
                 np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-5)
+
+
+# -- what is handed to onnxsim -----------------------------------------------------------------------------
+
+
+def test_the_graph_is_the_loss_with_its_parameters_by_name(tmp_path: Path) -> None:
+    onnxsim_prepare(tmp_path, built("mlp", {"size": 4}, "strong"), 2)
+
+    graph = onnx.load(tmp_path / "loss.onnx").graph
+    names = json.loads((tmp_path / "trained.json").read_text())
+    assert {*names} == {each.name for each in graph.initializer} and names
+    assert [each.name for each in graph.input] == ["x", "y"] and [each.name for each in graph.output] == [
+        "loss"
+    ]
+
+
+def test_torchs_failed_exports_are_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Exception, match="dropout in training mode"):
+        onnxsim_prepare(tmp_path, built("lstm_lm", {}, "strong"), 2)
+
+    assert capfd.readouterr().out == ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from benchmarks.federations import lab_of, small_federation
 from edgefl.analysis.replay import replay
 from edgefl.cli.commands import app
 from edgefl.config import Federation, parse
 from edgefl.lab.faults.schedule import Fault, Schedule
 from edgefl.lab.lab import Lab, Restart, ServerEvent
 from edgefl.setup.data import open_data, partition
+from edgefl.system.distribution import PACKAGES, folders, version
 from edgefl.wire import tensors
 from tests.cli.runner import runner
 from tests.e2e.runs import PATIENCE_S
@@ -107,3 +112,59 @@ def test_the_first_round_with_other_bits_is_named(ran: Ran) -> None:
     assert told.exit_code == 1 and [row["same"] for row in rows] == [True] * 3 + [False]
     done = replay(ran.folder)
     assert done.first == 4 and "head.dense.weight" in done.differ
+
+
+# -- A federation that is under way goes on when the server's package is replaced by the next patch release --
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def upgrade_federation() -> Federation:
+    return small_federation(broker="auto")
+
+
+def next_patch(folder: Path) -> Path:
+    """The packages as the next patch release would install them."""
+    for source in folders(*PACKAGES):
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    *series, patch = version().split(".")
+    newer = ".".join([*series, str(int(patch) + 1)])
+    project = (ROOT / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(re.sub(r'(?m)^version = ".*"$', f'version = "{newer}"', project))
+    main = folder / "edgefl" / "__main__.py"
+    begun = 'import os, pathlib\npathlib.Path(os.environ["EDGEFL_UPGRADED"]).touch()\n'
+    main.write_text(f"{begun}{main.read_text()}")
+    return folder
+
+
+def digests(federation: Federation, folder: Path, upgrade: Path | None = None) -> dict[int, str]:
+    """Weights after each round. After the first, the server is stopped; its next process is one of ``upgrade``."""
+    lab, closed = lab_of(federation, folder), dict[int, str]()
+    try:
+        lab.start()
+        for news in lab.events(patience_s=400):
+            if not isinstance(news, ServerEvent) or news.event.get("event") != "roundclosed":
+                continue
+            closed[news.event["round"]] = news.event["weights_sha256"]
+            if upgrade is not None:  # once: a round that a killed server had not told of is told again
+                path = os.pathsep.join(filter(None, (str(upgrade), os.environ.get("PYTHONPATH", ""))))
+                more = {"EDGEFL_UPGRADED": str(folder / "upgraded"), "PYTHONSAFEPATH": "1"}
+                lab.supervisor.replace("server", {"PYTHONPATH": path, **more})
+                upgrade = None
+        lab.finish()
+    finally:
+        lab.stop()
+    return closed
+
+
+def test_a_run_goes_on_under_the_next_patch_release(upgrade_federation: Federation, tmp_path: Path) -> None:
+    newer = next_patch(tmp_path / "newer")
+
+    assert digests(upgrade_federation, tmp_path / "upgraded", newer) == digests(
+        upgrade_federation, tmp_path / "calm"
+    )
+    assert (tmp_path / "upgraded" / "upgraded").exists(), "the second server is the newer one"
+    told = (tmp_path / "upgraded" / "audit.jsonl").read_bytes()
+    assert told.count(b'"event":"started"') == 2

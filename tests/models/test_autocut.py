@@ -9,19 +9,27 @@ from functools import cache
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import trainable_copy
+from edgefl.models.inputs import call_with_inputs
 from edgefl.models.losses import SequenceCrossEntropy
 from edgefl.models.partition.partitioner import balanced_starts
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
+from edgefl.submodels.output_side.submodel import OutputSide
+from edgefl_export.capture.trace import capture
+from edgefl_export.onnx.model import to_onnx
 from tests.models import plain
+from tests.models.plain import Dropping
 from tests.pairs import slow
 from tests.rings.rows import mostly_slow
+from tests.support.gradients import assert_trains_as_torch
 
 IMAGE = TensorSpec((3, 8, 8))
 WORDS = TensorSpec((6,), torch.int64, 20)
@@ -320,3 +328,193 @@ def test_what_is_computed_without_gradient_stays_without() -> None:
     spec.module(torch.randn(2, 4)).sum().backward()
     gradients = {name: parameter.grad for name, parameter in spec.module.named_parameters()}
     assert {name for name, grad in gradients.items() if grad is not None} == {"second.weight", "second.bias"}
+
+
+# -- A model that looks at its samples again at its end ----------------------------------------------------
+
+
+VOCABULARY, LENGTH, WIDTH, CLASSES = 11, 6, 8, 3
+IDS = TensorSpec((LENGTH,), torch.int64, VOCABULARY)
+
+
+class Mixed(nn.Module):
+    """A block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.across = nn.Linear(WIDTH, WIDTH), nn.Linear(LENGTH, LENGTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.across(self.inside(x).tanh().transpose(1, 2)).transpose(1, 2)
+
+
+class Last(nn.Module):
+    """The logits at the last word that is no padding (0)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList([Mixed(), Mixed(), Mixed()])
+        self.score = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.score(x)
+        place = torch.arange(ids.shape[1], device=ids.device) * (ids != 0)
+        return logits[torch.arange(ids.shape[0], device=ids.device), place.argmax(-1)]
+
+
+def last() -> Last:
+    torch.manual_seed(0)
+    return Last()
+
+
+def spec_of(module: nn.Module) -> ModelSpec:
+    return split(module, sample=IDS, classes=CLASSES)
+
+
+def texts(rows: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(1, LENGTH + 1, (rows, 1), generator=generator)
+    return torch.randint(1, VOCABULARY, (rows, LENGTH), generator=generator) * (
+        torch.arange(LENGTH) < lengths
+    )
+
+
+def test_it_is_cut_by_its_layers_and_the_last_unit_reads_the_sample() -> None:
+    spec = spec_of(last())
+
+    assert spec.units == ("words", "blocks_0", "blocks_1", "blocks_2", "score")
+    assert not spec.others  # nothing that data have to bring
+    objectives = [Objective.of(OutputSide(spec, cut)) for cut in range(5)]
+    assert [list(each.others(2)) for each in objectives] == [["sample"]] * 5
+    assert objectives[3].others(2)["sample"] == IDS.rows(2)
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("cut", [0, 3])
+def test_its_gradient_is_that_of_the_module(cut: int) -> None:
+    module, x = last(), texts()
+    spec, y = spec_of(module), torch.tensor([0, 1, 2, 0, 1])
+    batch = {"x": call_with_inputs(spec.part(0, cut), {"x": x}), "sample": x, "y": y}
+
+    found, _ = assert_trains_as_torch(module, spec, nn.functional.cross_entropy(module(x), y), batch, cut)
+
+    assert len(found) == (15, 6)[cut == 3]
+
+
+def test_a_sum_with_the_sample_stays_in_one_unit() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.d(self.c((x + self.b(self.a(x).relu())).relu()).relu())
+
+    assert split(Residual(), sample=TensorSpec((4,)), classes=4).units == ("a", "c", "d")
+
+
+# -- dropout written as a function, wherever it lies -------------------------------------------------------
+
+
+SAMPLE = TensorSpec((6,))
+
+
+def _layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(Dropping(6, 6), nn.Linear(6, 6), Dropping(6, 6, deep=True), nn.Linear(6, 5))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner, self.head = nn.Linear(6, 6), nn.Sequential(*_layers()[:3]), nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.first(x)))
+
+
+def _noise(spec: ModelSpec) -> list[str]:
+    return list(Objective(spec.module, spec.sample).noise(3))
+
+
+def _dropped(spec: ModelSpec, x: Tensor, seed: int) -> Tensor:
+    torch.manual_seed(seed)
+    return spec.module.train()(x)
+
+
+def test_a_sequential_keeps_its_children_and_dropout_reads_noise() -> None:
+    layers, x = _layers(), torch.randn(3, 6)
+    spec = split(layers, sample=SAMPLE, classes=5)
+
+    assert spec.units == ("0", "1", "2", "3")
+    assert set(spec.weights) == set(layers.state_dict())
+    assert _noise(spec) == ["0.uniform", "2.layer.uniform"]
+    assert torch.equal(spec.module.eval()(x), layers.eval()(x))
+    assert not torch.equal(_dropped(spec, x, 1), _dropped(spec, x, 2))
+
+
+@pytest.mark.parametrize(
+    ("cuts",),
+    mostly_slow(
+        [(("first",),), (("inner",),), (("inner.1",),), (("inner.0", "inner.2"),)],
+        [(("inner",),), (("inner.0", "inner.2"),)],
+    ),
+    ids="+".join,
+)
+def test_named_cuts_keep_what_drops_by_a_function(cuts: tuple[str, ...]) -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(3, 6)
+    spec = split(net, cuts, sample=SAMPLE, classes=5)
+
+    assert len(spec.units) == len(cuts) + 1
+    assert len(_noise(spec)) == 2
+    assert torch.equal(spec.module.eval()(x), net.eval()(x))
+
+
+@pytest.mark.parametrize("cuts", [pytest.param(None, marks=pytest.mark.slow), ("inner.1",)])
+def test_a_step_that_drops_by_a_function_is_exported(cuts: tuple[str, ...] | None) -> None:
+    spec = split(_layers() if cuts is None else Net(), cuts, sample=SAMPLE, classes=5)
+    step = sgd(Objective(spec.module, spec.sample), batch=4).phases[0].function
+
+    assert sum(name.startswith("noise.") for name in step.inputs) == 2
+    assert to_onnx(capture(step))
+
+
+def test_one_dropout_under_two_names_becomes_two_that_drop_apart() -> None:
+    drop = nn.Dropout(0.5)
+    spec = split(nn.Sequential(nn.Linear(6, 6), drop, nn.Linear(6, 5), drop), sample=SAMPLE, classes=5)
+
+    assert spec.units == ("0", "1", "2", "3")
+    assert [type(part) for part in spec.module] == [nn.Linear, nn.Dropout, nn.Linear, nn.Dropout]
+    assert [shape.shape for shape in Objective(spec.module, SAMPLE).noise(3).values()] == [(3, 6), (3, 5)]
+
+
+class Calm(nn.Module):
+    """Functions that draw in training alone, told that they do not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.rrelu(self.first(x), training=False)
+        x = F.alpha_dropout(F.dropout(x, 0.5, training=False), 0.5, training=False)
+        x = F.rrelu(F.feature_alpha_dropout(self.second(x), 0.5, training=False))
+        return self.head(F.dropout1d(x.unsqueeze(1), 0.5, training=False).squeeze(1))
+
+
+def test_functions_that_are_told_not_to_train_draw_nothing() -> None:
+    torch.manual_seed(0)
+    net, x = Calm(), torch.randn(3, 6)
+    spec = split(net, sample=SAMPLE, classes=5)
+
+    assert spec.units == ("first", "second", "head")
+    assert _noise(spec) == []
+    assert torch.equal(_dropped(spec, x, 1), net.train()(x))
+    step = sgd(Objective(spec.module, spec.sample), batch=4).phases[0].function
+    assert not [name for name in capture(step).inputs if name.startswith("noise.")]
+    to_onnx(capture(step))

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import runpy
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
+import edgefl
+from edgefl import algorithms
 from edgefl.contract.tensors import TensorSpec
-from edgefl.errors import ModelError
+from edgefl.errors import ConfigError, EdgeflError, ModelError
+from edgefl.models import user_code
 from edgefl.models.losses import BinaryCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
+from edgefl.models.zoo.catalog import build_model
+from edgefl.objective.objective import Objective
+from edgefl.submodels import catalog
 from tests.rings.rows import mostly_slow
 
 SAMPLE = TensorSpec((1, 9, 9))
@@ -186,3 +196,92 @@ def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
         assert split(net, sample=SAMPLE, classes=5, loss=loss).label.shape == (5,)
     with pytest.raises(ModelError, match="5 classes; 4 classes were asked for"):
         split(net, sample=SAMPLE, classes=4)
+
+
+# -- options of kinds and algorithms -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("importance", {"min_keep": "8"}),
+        ("importance", {"strategy": "tensor"}),
+        ("importance", {"shards": [["stem", 3]]}),
+        ("width", {"ratio": "x"}),
+        ("width", {"gamma": 0.25, "rolling": "no"}),
+        ("width", {"gamma": 0.25, "ordered": True, "widths": "ab"}),
+        ("output_side", {"cut": 1.5}),
+    ],
+)
+def test_an_option_of_a_kind_of_another_type_is_refused(kind: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"option '\w+' of submodel kind"):
+        catalog.build(build_model("mlp"), kind, **options)
+
+
+@pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
+def test_an_option_of_an_algorithm_of_another_type_is_refused(options: dict[str, Any]) -> None:
+    objective = Objective(build_model("mlp").module, build_model("mlp").sample)
+    with pytest.raises(ConfigError, match=r"option '\w+' of algorithm"):
+        algorithms.build("tcbgd", objective, **options)
+
+
+def test_whole_numbers_are_numbers_and_lists_are_sequences() -> None:
+    assert catalog.build(build_model("mlp"), "importance", gamma=1, dense=["head"]).kind == "importance"
+    assert catalog.build(build_model("mlp"), "width", ratio=1).kind == "width"
+
+
+# -- errors of user code -----------------------------------------------------------------------------------
+
+
+def test_torch_behind_a_link_is_no_code_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "site-packages"
+    link.symlink_to(Path(torch.__file__).parents[1])
+    monkeypatch.setattr(torch.__spec__, "origin", str(link / "torch" / "__init__.py"))
+    monkeypatch.setattr(user_code, "_ours", runpy.run_path(user_code.__file__)["_ours"])
+
+    assert not user_code.is_user_code(link / "torch" / "functional.py")
+    assert not user_code.is_user_code(Path(torch.functional.__file__))
+    assert user_code.is_user_code(Path(__file__))
+
+
+class Slope(nn.Module):
+    """Computes a gradient in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).tanh()
+        return self.b(h + torch.autograd.grad(h.sum(), h, create_graph=True)[0])
+
+
+class Energy(Slope):
+    """Computes the gradient of its input in forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.a(x).square().sum()
+            return self.b(torch.autograd.grad(energy, x, create_graph=True)[0])
+
+
+@pytest.mark.parametrize("kind", [Slope, Energy])
+def test_a_gradient_in_forward_is_refused_with_what_to_call_instead(kind: type[Slope]) -> None:
+    with pytest.raises(EdgeflError, match=r"found a gradient computed .* torch\.func\.vjp") as refused:
+        edgefl.compile(edgefl.Model(kind(), sample=TensorSpec((3,)), classes=3))
+
+    assert "test_split.py" in refused.value.message
+
+
+def test_ctc_of_torch_is_refused_with_the_loss_to_use() -> None:
+    def ctc(out: Tensor, y: Tensor) -> Tensor:
+        times, lengths = torch.full((len(out),), 6), torch.full((len(out),), 2)
+        return F.ctc_loss(out.log_softmax(-1).transpose(0, 1), y, times, lengths)
+
+    loss = edgefl.losses.own_loss(ctc, labels=TensorSpec((2,), torch.int64, below=5))
+    with pytest.raises(EdgeflError, match=r"edgefl\.losses\.CTC\(length\)"):
+        edgefl.compile(
+            edgefl.Model(nn.Linear(8, 5), sample=TensorSpec((6, 8)), classes=5),
+            training=edgefl.Training(loss=loss),
+        )

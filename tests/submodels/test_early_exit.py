@@ -36,7 +36,7 @@ from edgefl.wire.regions import Block, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
 from tests.support.arrays import as_tensors, weights_of
-from tests.support.reference import partial_average, run_round
+from tests.support.reference import run_round
 from tests.support.regions import assert_inside
 
 # -- exits -----------------------------------------------------------------------------------------------------
@@ -219,24 +219,6 @@ def test_a_narrow_level_is_cut_as_a_width_slice() -> None:
     assert {name: level.regions[name] for name in sliced} == dict(sliced)
 
 
-def test_levels_average_where_they_overlap() -> None:
-    spec = _spec()
-    levels = [EarlyExit(spec, 1, 0.5), EarlyExit(spec, 2), EarlyExit(spec, 3)]
-    uploads = [
-        (level.regions, {name: tensor + shift for name, tensor in _local(level).items()})
-        for shift, level in enumerate(levels, start=1)
-    ]
-
-    averaged = partial_average(spec.weights, uploads)
-
-    moved = {name: averaged[name] - tensor for name, tensor in spec.weights.items()}
-    torch.testing.assert_close(moved["head.dense.weight"], torch.full((10, 8), 3.0))
-    torch.testing.assert_close(moved["block2_exit.dense.bias"], torch.full((10,), 2.5))
-    torch.testing.assert_close(moved["block1_exit.dense.bias"], torch.full((10,), 2.0))
-    wanted = torch.tensor([2.0, 2.0, 2.5, 2.5]).expand(10, 4)
-    torch.testing.assert_close(moved["block1_exit.dense.weight"], wanted)
-
-
 def test_an_output_side_tier_trains_the_exits_behind_its_cut() -> None:
     spec = _spec()
     part = OutputSide(spec, spec.units.index("block2"))
@@ -317,18 +299,6 @@ def test_only_losses_over_classes_are_distilled() -> None:
         ExitLoss(SquaredError(), 2, 0.1)
     with pytest.raises(ModelError, match="0 or more"):
         ExitLoss(CROSS_ENTROPY, 2, -1.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("width", mostly_slow([1.0, 0.5], [0.5]))
-def test_every_level_learns(width: float) -> None:
-    spec = _spec()
-    for exit in (1, 2, 3):
-        level = EarlyExit(spec, exit, width)
-        x, y = samples(spec, 8)
-        algorithm = multi_exit(Objective.of(level), batch=8, steps=8, lr=0.1, kd_weight=0.1)
-        metrics = run_round(algorithm, _local(level), walk(x, y, 8)).metrics
-        assert float(metrics[-1]["loss"]) < 0.9 * float(metrics[0]["loss"])
 
 
 @pytest.mark.slow

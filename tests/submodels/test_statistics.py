@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
 from edgefl.submodels.statistics import StatisticsMode, by_batch, collect, frozen, norms, unknown_statistics
-from edgefl.wire.regions import Block
 from edgefl.wire.tensors import Arrays
 
 
@@ -100,15 +98,6 @@ def test_frozen_statistics_make_an_image_s_logits_its_own() -> None:
 
     torch.testing.assert_close(made(x[:1]), made(x)[:1])
     assert not torch.allclose(module(x[:2])[:1], module(x)[:1], atol=1e-3), "batches had no say before"
-
-
-def test_each_size_has_statistics_of_its_own() -> None:
-    spec, weights = small(), trained(small())
-    means = []
-    for gamma in (0.1, 0.5, 1.0):
-        module = standalone(catalog.build(spec, "importance", gamma=gamma), weights)
-        means.append(frozen(module, collect(module, batches(2))).get_submodule("block3.bn2").running_mean)
-    assert all(not torch.allclose(one, other) for one, other in pairwise(means))
 
 
 def test_collecting_changes_nothing() -> None:
@@ -274,30 +263,6 @@ def test_a_submodel_of_any_size_computes_what_its_devices_compute(kind: str, gam
     }
     held, gates = objective.carrier.unpack(local)
     assert torch.equal(standalone(submodel, weights)(x), objective.predict(held, x, gates))
-
-
-def test_an_importance_submodel_keeps_the_largest_entries_and_zeros() -> None:
-    spec, weights = small(), trained(small())
-    submodel = catalog.build(spec, "importance", gamma=0.1)
-    state = standalone(submodel, weights).state_dict()
-    kernels = [name for name in weights if weights[name].ndim > 1 or name == "head.dense.bias"]
-    sizes = np.concatenate([np.abs(weights[name]).reshape(-1) for name in kernels])
-    threshold = np.sort(sizes)[-int(0.1 * sizes.size + 1e-9)]
-    for name in kernels:
-        np.testing.assert_array_equal(
-            state[name].numpy(), np.where(np.abs(weights[name]) >= threshold, weights[name], 0)
-        )
-
-
-def test_a_width_slice_is_the_leading_block() -> None:
-    spec, weights = small(), trained(small())
-    submodel = catalog.build(spec, "width", gamma=0.25)
-    state = standalone(submodel, weights).state_dict()
-    region = submodel.regions()["block3.conv2.weight"]
-    assert region == Block((range(4), range(4), None, None))
-    np.testing.assert_array_equal(
-        state["block3.conv2.weight"].numpy(), weights["block3.conv2.weight"][:4, :4]
-    )
 
 
 def test_the_flags_of_training_do_not_reach_inference() -> None:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from edgefl.algorithms.personal.personalize import personalize
+from edgefl.algorithms.quantized.binary import binarized
+from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_users
+from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.analysis.personal.report import (
     PersonalReport,
     UserReport,
@@ -17,11 +23,26 @@ from edgefl.analysis.personal.report import (
     user_rows,
     worst_decile,
 )
+from edgefl.api.analysis import heterogeneity
+from edgefl.api.deploy import deploy
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.tensors import Tensors, prefixed, select
+from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.data.groups import groups
 from edgefl.errors import ConfigError, DataError
+from edgefl.models.split import split
+from edgefl.models.zoo.basic import bilstm
+from edgefl.objective.derivatives import counting
+from edgefl.objective.objective import Objective
+from edgefl.submodels.catalog import build
 from edgefl_device.data.support import UserShards
 from edgefl_device.personal.personalize import AdaptationPoint
-from tests.analysis.personal.users import BATCH, users_of, whole
+from tests.analysis.personal.conftest import Leave
+from tests.analysis.personal.users import BATCH, personal, users_of, whole
+from tests.invariants.embracingfl.tiny import samples, tiny
+from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, batch, objective_of, reader
+from tests.support.arrays import as_tensors, weights_of
+from tests.support.reference import run_round
 
 
 def point(steps: int, loss: float, value: float, metric: str = "accuracy") -> AdaptationPoint:
@@ -189,3 +210,159 @@ def test_no_user_is_no_report() -> None:
 
     with pytest.raises(DataError, match="no user to evaluate"):
         evaluate_users(algorithm, spec.weights, [], alpha=0.1)
+
+
+# -- the step that adapts: plain SGD on what travels, whatever a tier holds --------------------------------
+
+
+def _given(name: str, alpha: float = 0.1) -> tuple[Tensors, Tensors]:
+    """(batch and scalars, weights) of a small model."""
+    spec = tiny(name)
+    x, y = samples(spec, BATCH)
+    given = {"batch.0.x": x, "batch.0.y": y, "hyper.alpha": torch.tensor(alpha)}
+    return given, dict(spec.weights)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "resnet8", "resnet8 static"])
+def test_a_step_is_that_of_plain_sgd_bit_for_bit(model: str) -> None:
+    _, algorithm = whole(model)
+    given, weights = _given(model)
+    step = algorithm.personalize
+    assert step is not None
+
+    after = select(step(given | prefixed("weights", weights)), "weights")
+
+    batch = {name: given[name] for name in ("batch.0.x", "batch.0.y")}
+    short = run_round(_one_step(algorithm), weights, lambda _function, _step: batch, hyper={"lr": 0.1})
+    assert after.keys() == weights.keys()
+    assert all(torch.equal(after[name], short.update[name]) for name in after)
+
+
+def _one_step(algorithm: Algorithm) -> Algorithm:
+    return replace(algorithm, phases=(replace(algorithm.phases[0], steps=1),))
+
+
+def test_one_gradient_is_taken() -> None:
+    _, algorithm = whole()
+    given, weights = _given("mlp")
+    assert algorithm.personalize is not None
+
+    with counting() as counts:
+        algorithm.personalize(given | prefixed("weights", weights))
+
+    assert (counts.gradients, counts.products) == (1, 0)
+
+
+def test_of_an_importance_tier_the_values_move_and_the_mask_stays() -> None:
+    spec = tiny("cnn")
+    submodel = build(spec, "importance", gamma=0.25)
+    algorithm = personal(submodel)
+    arrays = submodel.place(weights_of(spec), 1).payload
+    payload = as_tensors(arrays)
+    given, _ = _given("cnn")
+    assert algorithm.personalize is not None
+
+    after = select(algorithm.personalize(given | prefixed("weights", payload)), "weights")
+
+    assert after.keys() == payload.keys()
+    moved = {name for name in payload if not torch.equal(after[name], payload[name])}
+    assert "submodel.values" in moved
+    assert not moved & {"submodel.mask", "submodel.theta"}
+
+
+def test_moving_statistics_follow_the_batch() -> None:
+    _, algorithm = whole("resnet8")
+    given, weights = _given("resnet8")
+    assert algorithm.personalize is not None
+
+    after = select(algorithm.personalize(given | prefixed("weights", weights)), "weights")
+
+    statistics = [name for name in weights if name.endswith("running_mean")]
+    assert statistics
+    assert all(not torch.equal(after[name], weights[name]) for name in statistics)
+
+
+def test_dropout_draws_from_the_noise_that_it_is_given() -> None:
+    spec = bilstm(length=8, vocabulary=20, features=6, hidden=5, rate=0.5, seed=1)
+    step = personalize(Objective.of(build(spec, "output_side", cut=0)), 4)
+    tensors = step.example(0)
+    noise = [name for name in step.inputs if name.startswith("noise.")]
+    assert noise
+
+    kept, dropped = (
+        step(tensors | {name: torch.full_like(tensors[name], value) for name in noise})["metric.loss"]
+        for value in (0.99, 0.01)
+    )
+
+    assert not torch.equal(kept, dropped)
+
+
+def test_binary_weights_are_adapted_as_they_are_read() -> None:
+    """With the objective that evaluation has, the gradient is that at the binary weights."""
+    objective = Objective.of(build(tiny("mlp"), "output_side", cut=0))
+    given, weights = _given("mlp")
+    tensors = given | prefixed("weights", weights)
+
+    plain, binary = (personalize(each, BATCH)(tensors) for each in (objective, binarized(objective)))
+
+    assert not torch.equal(plain["metric.loss"], binary["metric.loss"])
+    assert set(plain) == set(binary)
+
+
+# -- users of a model with several inputs: what is told of them reads all inputs ---------------------------
+
+
+def texts(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The class of a text is that of its last word; what comes after it is noise that the mask hides."""
+    random = np.random.default_rng(seed)
+    mask = (np.arange(LENGTH) < random.integers(1, LENGTH + 1, (count, 1))).astype(np.int64)
+    words = random.integers(WORDS, size=(count, LENGTH))
+    return words, mask, words[np.arange(count), mask.sum(1) - 1] % CLASSES
+
+
+@pytest.fixture
+def folder(leave: Leave, tmp_path: Path) -> Path:
+    (x, mask, y), (test_x, test_mask, test_y) = texts(90, 0), texts(60, 1)
+    others = {"attention_mask": OtherInput(mask, test_mask, 2)}
+    data = Dataset.of(x, y, test_x, test_y, below=WORDS, classes=CLASSES, others=others)
+    return leave(
+        model={"name": "tests.models.test_inputs:Reader"},
+        data={"name": "file", "file": str(data.save(tmp_path / "texts.npz"))},
+        tiers={"strong": {"count": 2}, "weak": {"cut": 2, "count": 1}},
+    )
+
+
+@pytest.mark.slow
+def test_the_users_of_a_run_are_judged_with_all_inputs(folder: Path) -> None:
+    finished = FinishedRun.open(folder)
+
+    report = finished.report(EvaluationSetting(0.3, (20,), 8))
+
+    assert [user.name for user in report.users] == ["strong-0", "strong-1", "weak-0"]
+    assert report.curve[-1].loss < report.curve[0].loss
+    for user in finished.users:
+        user.others["attention_mask"].fill_(1)
+    assert finished.report(EvaluationSetting(0.3, (), 8)).curve[0].loss != report.curve[0].loss
+
+
+@pytest.mark.slow
+def test_the_run_is_deployed_and_its_users_are_compared(folder: Path) -> None:
+    made = deploy(folder / "model.safetensors")
+    assert made.artifact.inputs == ("ids", "attention_mask")
+
+    _, report = heterogeneity(folder, users=1, samples=12)
+    assert len(report.gradients.norms) == 3 and report.gradients.largest > 0
+
+
+def test_gradients_of_a_user_are_those_of_the_module_with_its_mask() -> None:
+    module, given = reader(), batch(8)
+    spec = split(module, sample=TEXT, classes=CLASSES)
+    losses = Losses(objective_of(spec), spec.weights)
+    parts = batches(Shard(given["x"], given["y"], {"attention_mask": given["attention_mask"]}), 0)
+
+    found = losses.mean(lambda part: losses.gradient(losses.start, part), parts)
+
+    out = module(given["x"], given["attention_mask"])
+    nn.functional.cross_entropy(out, given["y"]).backward()
+    expected = torch.cat([each.grad.flatten() for each in module.parameters() if each.grad is not None])
+    torch.testing.assert_close(found.sort().values, expected.sort().values, rtol=1e-4, atol=1e-6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -11,14 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.load import packets
+from benchmarks.load.packets import Packet, Parser
+from benchmarks.load.settings import BehaviourShares, LoadSettings, quantile
 from benchmarks.load.updates import MessageSigner, OutgoingUpdate, UpdateTemplate, garbage, values_of
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, ProtocolError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, Port
 from edgefl.wire.mqtt.envelope import open_message
+from edgefl.wire.mqtt.events import Will
 from edgefl.wire.mqtt.messages import Round, Status, Task, Update, UpdateChunk, decode
-from edgefl.wire.mqtt.topics import Topics
+from edgefl.wire.mqtt.topics import Topics, publish_bytes
 
 TASK = Task(run="r", round=3, tier="all", seed=1, nonce="0123456789abcdef01234567")
 ROUND = Round(
@@ -115,3 +121,146 @@ def test_a_signer_is_the_same_at_the_next_start_and_goes_on() -> None:
     later = open_message(Status, "t", again.seal("t", Status(online=True)))
     assert said.key == later.key == first.public and later.at > said.at
     assert len({MessageSigner("0", "b").public, MessageSigner("1", "a").public, first.public}) == 3
+
+
+# -- the tiny MQTT client's packets ----------------------------------------------------------------------------
+
+
+NUMBERS = st.integers(1, 65_535)
+TOPICS = st.text(st.characters(codec="utf-8", exclude_characters="\0+#"), min_size=1, max_size=40)
+
+
+def ack(kind: int, number: int, codes: bytes = b"") -> bytes:
+    return bytes((kind << 4, 2 + len(codes))) + number.to_bytes(2) + codes
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[bytes, list[Packet]]:
+    """What a broker may say, and what that is."""
+    said, meant = b"", []
+    for kind in draw(
+        st.lists(st.sampled_from(["publish", "puback", "suback", "connack", "ping"]), max_size=8)
+    ):
+        number = draw(NUMBERS)
+        if kind == "publish":
+            topic, payload, qos = draw(TOPICS), draw(st.binary(max_size=300)), draw(st.integers(0, 1))
+            said += packets.publish_head(topic, len(payload), number=number * qos) + payload
+            meant.append(Packet(packets.PUBLISH, number * qos, topic, payload, qos))
+        elif kind == "puback":
+            said += packets.puback(number)
+            meant.append(Packet(packets.PUBACK, number))
+        elif kind == "suback":
+            said += ack(packets.SUBACK, number, b"\x01\x80")
+            meant.append(Packet(packets.SUBACK, number, codes=b"\x01\x80"))
+        elif kind == "connack":
+            said += b"\x20\x02\x01\x05"
+            meant.append(Packet(packets.CONNACK, 5, resumed=True))
+        else:
+            said += b"\xd0\x00"
+            meant.append(Packet(packets.PINGRESP))
+    return said, meant
+
+
+@given(streams(), st.lists(st.integers(0, 2000), max_size=10))
+def test_a_stream_is_read_however_it_is_cut(stream: tuple[bytes, list[Packet]], cuts: list[int]) -> None:
+    said, meant = stream
+    parser, found = Parser(), []
+    places = [0, *sorted(min(cut, len(said)) for cut in cuts), len(said)]
+    for start, end in pairwise(places):
+        found += parser.feed(said[start:end])
+    assert found == meant
+
+
+def test_a_stream_is_read_byte_by_byte() -> None:
+    payload = bytes(range(256)) * 100
+    said = b"\x20\x02\x00\x00" + packets.publish_head("a/b", len(payload), number=7) + payload + b"\xd0\x00"
+    parser = Parser()
+    found = [packet for index in range(len(said)) for packet in parser.feed(said[index : index + 1])]
+    assert [packet.kind for packet in found] == [packets.CONNACK, packets.PUBLISH, packets.PINGRESP]
+    assert found[1].payload == payload
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_mqtt_is_refused_or_waits_for_more(rubbish: bytes) -> None:
+    try:
+        for packet in Parser().feed(rubbish):
+            assert isinstance(packet, Packet)
+    except ProtocolError as error:
+        assert error.message.startswith("the broker sent")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (b"\x30\xff\xff\xff\xff", "length has no end"),
+        (b"\x30\xff\xff\xff\x7f", "more than"),
+        (b"\x32\x03\x00\x05a", "should have"),
+        (b"\x30\x03\x00\x01\xff", "no text"),
+        (b"\x10\x02\x00\x00", "kind 1"),
+        (b"\x40\x00", "kind 4"),
+    ],
+)
+def test_the_refusal_says_what_came(said: bytes, told: str) -> None:
+    with pytest.raises(ProtocolError, match=told):
+        list(Parser().feed(said))
+
+
+@given(TOPICS, st.integers(0, 300_000), NUMBERS, st.booleans())
+def test_a_publish_takes_the_bytes_counted_for_it(topic: str, size: int, number: int, retain: bool) -> None:
+    head = packets.publish_head(topic, size, number=number, retain=retain)
+    assert len(head) + size == publish_bytes(topic, size, 1)
+
+
+def test_connect_is_as_the_standard_has_it() -> None:
+    """MQTT 3.1.1, 3.1: the example's flags, and the order of what follows them."""
+    said = packets.connect("me", keepalive_s=10, will=Will("w", b"gone"), username="u", password="p")
+    assert said == (b"\x10\x1d\x00\x04MQTT\x04\xec\x00\x0a\x00\x02me\x00\x01w\x00\x04gone\x00\x01u\x00\x01p")
+    assert (
+        packets.connect("me", keepalive_s=10, clean=True) == b"\x10\x0e\x00\x04MQTT\x04\x02\x00\x0a\x00\x02me"
+    )
+
+
+# -- who behaves how, and what is no load ------------------------------------------------------------------
+
+
+def test_behaviours_come_in_the_shares_that_were_asked_for() -> None:
+    shares = BehaviourShares(vanish=0.1, late=0.2, garbage=0.3)
+    drawn = Counter(shares.behaviour("0", f"load-{number}", 1) for number in range(2000))
+    wanted = {"vanish": 200, "late": 400, "garbage": 600, "honest": 800}
+    assert drawn.keys() == wanted.keys()
+    assert all(abs(drawn[name] - count) < 90 for name, count in wanted.items()), drawn
+
+
+def test_a_behaviour_depends_on_seed_device_and_round_and_nothing_else() -> None:
+    shares = BehaviourShares(late=0.5)
+    drawn = [shares.behaviour("0", f"load-{number}", 1) for number in range(64)]
+    assert drawn == [shares.behaviour("0", f"load-{number}", 1) for number in range(64)]
+    assert drawn != [shares.behaviour("0", f"load-{number}", 2) for number in range(64)]
+    assert drawn != [shares.behaviour("1", f"load-{number}", 1) for number in range(64)]
+
+
+def test_all_or_none() -> None:
+    assert {BehaviourShares(duplicate=1.0).behaviour("0", str(n), n) for n in range(50)} == {"duplicate"}
+    assert {BehaviourShares().behaviour("0", str(n), n) for n in range(50)} == {"honest"}
+
+
+@pytest.mark.parametrize("shares", [{"late": 1.5}, {"vanish": -0.1}, {"late": 0.6, "garbage": 0.6}])
+def test_shares_that_cannot_be_are_refused(shares: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(shares))):
+        BehaviourShares(**shares)
+
+
+def test_names_have_equal_lengths() -> None:
+    assert LoadSettings("demo", 2, prefix="strong-", first=9).names == ["strong-00009", "strong-00010"]
+    assert {len(name) for name in LoadSettings("demo", 3, first=99_999).names} == {len("load-") + 6}
+
+
+def test_a_prefix_that_no_topic_takes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="not usable"):
+        LoadSettings("demo", 1, prefix="a/b")
+
+
+def test_quantiles_are_values_that_were_there() -> None:
+    times = [float(number) for number in range(1, 101)]
+    assert (quantile(times, 0.5), quantile(times, 0.99), quantile(times, 1.0)) == (50.0, 99.0, 100.0)
+    assert quantile([3.0], 0.99) == 3.0 and quantile([], 0.5) == 0.0

@@ -7,11 +7,16 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from edgefl.lab.faults.links import Links
-from edgefl.lab.faults.schedule import Fault
+from edgefl.errors import ConfigError
+from edgefl.lab.faults.links import Links, Packets, second_copy
+from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule, random_schedule
 
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x01"
 WAIT_S = 300.0
@@ -110,3 +115,89 @@ def test_a_publish_comes_twice_and_says_that_it_is_a_copy(links: Links) -> None:
         found = answered(client, 4 * len(PUBLISH))
 
     assert found == PUBLISH + copy + copy + copy, "each way doubles what comes"
+
+
+# -- MQTT packets out of a stream that comes in pieces of any size -----------------------------------------
+
+
+CONNECT, PACKETS_PUBLISH, BIG = b"\x10\x02ab", b"\x32\x07\x00\x03a/b\x00\x01", b"\x30\x80\x02" + bytes(256)
+
+
+@given(st.lists(st.sampled_from([CONNECT, PACKETS_PUBLISH, BIG]), max_size=6), st.integers(1, 40))
+def test_packets_are_found_however_they_are_cut(packets: list[bytes], size: int) -> None:
+    stream, cutter = b"".join(packets), Packets()
+    found = [packet for at in range(0, len(stream), size) for packet in cutter.feed(stream[at : at + size])]
+
+    assert found == packets
+
+
+@given(st.binary(max_size=100), st.integers(1, 7))
+def test_no_byte_of_any_stream_is_lost_or_added(stream: bytes, size: int) -> None:
+    cutter = Packets()
+    found = b"".join(
+        packet for at in range(0, len(stream), size) for packet in cutter.feed(stream[at : at + size])
+    )
+
+    assert stream.startswith(found)
+
+
+def test_a_second_copy_is_a_publish_that_says_so() -> None:
+    assert second_copy(CONNECT) is None
+    assert second_copy(PACKETS_PUBLISH) == b"\x3a" + PACKETS_PUBLISH[1:]
+    assert second_copy(b"\x30\x05\x00\x03a/b") == b"\x30\x05\x00\x03a/b"
+
+
+# -- faults as data ----------------------------------------------------------------------------------------
+
+
+DEVICES = ("a-0", "a-1")
+
+
+def test_a_seed_draws_the_same_faults_and_many_seeds_draw_every_kind() -> None:
+    drawn = [random_schedule(seed, DEVICES, 3) for seed in range(100)]
+
+    assert drawn == [random_schedule(seed, DEVICES, 3) for seed in range(100)]
+    assert {fault.kind for schedule in drawn for fault in schedule.faults} == set(KINDS)
+    for schedule in drawn:
+        check_targets(schedule, DEVICES, broker=True)
+
+
+def test_a_row_of_the_campaign_is_a_file_that_gives_the_faults_back(tmp_path: Path) -> None:
+    schedule = random_schedule(7, DEVICES, 3)
+    path = tmp_path / "faults.json"
+    path.write_bytes(msgspec.json.encode(schedule))
+
+    assert load_schedule(path) == schedule
+
+
+def test_a_schedule_is_written_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text('seed = 3\n[[faults]]\nkind = "delay"\ntarget = "a-0"\nround = 2\namount = 0.2\n')
+
+    assert load_schedule(path) == Schedule(
+        seed=3, faults=(Fault(kind="delay", target="a-0", round=2, amount=0.2),)
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["seed = ", '[[faults]]\nkind = "rain"', '[[faults]]\nkind = "kill"\nround = 0', "[[fault]]\n"]
+)
+def test_a_file_that_is_no_schedule_is_named(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError, match=r"faults\.toml cannot be used"):
+        load_schedule(path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "broker"),
+    [
+        (Fault(kind="kill", target="a-9"), True),
+        (Fault(kind="delay", target="broker"), True),
+        (Fault(kind="kill", target="broker"), False),
+    ],
+)
+def test_a_fault_of_what_is_not_there_is_refused(fault: Fault, broker: bool) -> None:
+    with pytest.raises(ConfigError, match=f"has the target '{fault.target}'"):
+        check_targets(Schedule(faults=(fault,)), DEVICES, broker=broker)
