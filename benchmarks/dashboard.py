@@ -31,14 +31,13 @@ from edgefl.wire.mqtt.messages import Hello, encode
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server import events
 from edgefl_server.coordinator.fleet import Assignment, Assignments
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.storage.audit import History
 from edgefl_server.storage.feed import Feed
-from edgefl_server.storage.history import History
 from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.places import journal_at
-from edgefl_server.storage.update_files import UpdateFiles
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.update_storage import UpdateFiles, journal_at
+from edgefl_server.storage.update_table import AcceptedUpdate
 
 
 class DashboardRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,7 +230,7 @@ class SyntheticRun:
         )
         self._journal.begin_run(RunRecord(RUN, "digest", 1))
         self._journal.save_devices(
-            (Device(name, tier_of(name), 600, True, self._now), hello) for name in self.names
+            (RosterEntry(name, tier_of(name), 600, True, self._now), hello) for name in self.names
         )
         self.feed.take(
             events.Started(

@@ -144,7 +144,7 @@ DIVERGED = "training diverged on this device"
 """Part of the text with which the server rejects a diverged update."""
 
 
-class WorkshopError(EdgeflError):
+class TorchProcessError(EdgeflError):
     """The process beside a server that computes with models ends again and again."""
 
     exit_code = 17

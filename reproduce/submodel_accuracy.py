@@ -52,10 +52,10 @@ class SubmodelAccuracy:
     def by_class(self, submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> Array:
         """float64 (classes,): the share of each class's test samples that ``submodel`` of ``weights`` finds; 0 for a class
         without any. A window that rolls stands as in round ``number``."""
-        workshop = DeploymentBuilder(
+        builder = DeploymentBuilder(
             self.spec, self.dataset, weights, samples=ROWS, federation=self.federation
         )
-        right = workshop.right(workshop.module(submodel, number))
+        right = builder.right(builder.module(submodel, number))
         hits = np.bincount(self.dataset.test_y[right], minlength=len(self._test_counts))
         return hits / np.maximum(self._test_counts, 1)
 

@@ -69,7 +69,7 @@ def publish(trial: MirrorTrial) -> PublishReport:
     from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Round, encode
     from edgefl.wire.mqtt.session import Session
     from edgefl.wire.mqtt.topics import Topics
-    from edgefl_server.publish.kept import MirrorFolder
+    from edgefl_server.publish.blob_store import MirrorFolder
     from edgefl_server.publish.publisher import Publisher
 
     limits, by_mirror = Limits(), trial.way == "mirror"

@@ -18,7 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import journal_at, place_of, store_at
+from edgefl_server.storage.update_storage import journal_at, place_of, store_at
 
 
 @dataclass(frozen=True)

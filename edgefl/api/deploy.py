@@ -103,16 +103,16 @@ def deploy(
     with reporting("reading weights and data") as report:
         weights, settings, origin = _opened(source, federation, data)
         dataset = open_data(settings)
-        workshop = DeploymentBuilder.of(
+        builder = DeploymentBuilder.of(
             settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples
         )
-        spec = workshop.spec
+        spec = builder.spec
         report("cutting the model")
         cut = deployed_submodel(
             settings, spec, tier=tier, kind=kind, gamma=size, options=own, weights=weights
         )
         report("exporting the file and evaluating it")
-        return workshop.deployment(
+        return builder.deployment(
             cut,
             _smaller(spec) if options.compact else lambda module: module,
             target=target,

@@ -35,7 +35,7 @@ from edgefl.wire.update.form import UpdateSize
 from edgefl_device.round.offline import read_weights
 from edgefl_export.compiler.compiler import check_installed
 from edgefl_server.events import RoundClosed
-from edgefl_server.storage.history import rounds_of
+from edgefl_server.storage.audit import rounds_of
 
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
 
@@ -85,8 +85,8 @@ class Run:
 
         The model is built once more, for the shape of the run's data: DataError where these are gone.
         """
-        workshop = DeploymentBuilder.of(self.federation, open_data(self.federation), self.model)
-        names, weights = workshop.spec.global_names, workshop.whole
+        builder = DeploymentBuilder.of(self.federation, open_data(self.federation), self.model)
+        names, weights = builder.spec.global_names, builder.whole
         unnamed = {name: name for name in self.model if name not in names.values()}
         return {own: torch.tensor(weights[name]) for own, name in (unnamed | dict(names)).items()}
 

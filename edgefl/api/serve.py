@@ -23,34 +23,33 @@ from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address
-from edgefl_server.events import Event
+from edgefl_server.events import Event, EventListener
 from edgefl_server.round_driver import AnotherConfiguration, check_configuration
-from edgefl_server.service import Service
+from edgefl_server.service import ServerKeys, Service
 from edgefl_server.shards.pool import WorkerOptions
-from edgefl_server.storage.audit import Audit
+from edgefl_server.storage.audit import Audit, History
 from edgefl_server.storage.feed import Feed
-from edgefl_server.storage.history import History
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import journal_at, place_of, store_at
+from edgefl_server.storage.update_storage import journal_at, place_of, store_at
 
 if TYPE_CHECKING:
     from edgefl_server.run_spec import RunSpec
-    from edgefl_server.torch_process.workshop import Workshop
+    from edgefl_server.torch_process.client import TorchProcess
 
 SERVER_LOCK = "serve.lock"
 JOURNAL = "journal.sqlite"
 
 
-class _EventFiles:
-    """Files that record the events of a server."""
+class _EventRecorder:
+    """Listener that records events in files, and passes them to the user's function ``emit``."""
 
     def __init__(self, files: tuple[History | Audit | Feed, ...], emit: Callable[[Event], None]) -> None:
         self._files = files
         self._emit = emit
         self._lock = threading.Lock()
 
-    def take(self, event: Event) -> None:
-        """Pass an event on and record it. Thread-safe: any thread may report the end of a workshop."""
+    def emit(self, event: Event) -> None:
+        """Pass an event on and record it. Thread-safe: any thread may report the end of a torch process."""
         with self._lock:
             self._emit(event)
             for file in self._files:
@@ -73,7 +72,7 @@ class Server:
         device: processor that sums updates and evaluates the model, ``auto``, ``cpu`` or ``cuda``.
         sign_key: file with the key that signs all messages, made if there is none; by default the user's own.
         enrolled: list of the devices that may join (`edgefl enroll`); None trusts the first key of each name.
-        workshop: process with torch, so that this one needs none; its owner closes it.
+        torch_process: process with torch, so that this one needs none; its owner closes it.
         emit: called with each event.
 
     Raises:
@@ -92,7 +91,7 @@ class Server:
         sign_key: str | Path | None = None,
         enrolled: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
-        workshop: Workshop | None = None,
+        torch_process: TorchProcess | None = None,
     ) -> None:
         refuse_while_loading("start a server")
         check_device(device)
@@ -100,19 +99,21 @@ class Server:
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")
         self._feed = Feed(folder)
-        events = _EventFiles((History(folder), Audit(folder), self._feed), emit)
+        recorder = _EventRecorder((History(folder), Audit(folder), self._feed), emit)
         try:
             _check_configuration(read, folder, database)
-            spec, device = _composed(read, folder, device, events.take, workshop)
+            spec, device = _composed(read, folder, device, recorder, torch_process)
             self._service = Service(
                 spec,
                 reached_at(read, broker, ca_file),
                 folder,
-                emit=events.take,
+                recorder,
                 database=database,
                 device=device,
-                signer=Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
-                enrolled=Path(enrolled) if enrolled else None,
+                keys=ServerKeys(
+                    Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
+                    Path(enrolled) if enrolled else None,
+                ),
                 workers=WorkerOptions.of(read.server),
             )
             _write_down(read, folder / CONFIG_NAME)
@@ -148,16 +149,16 @@ def _composed(
     federation: Federation,
     folder: Path,
     device: str,
-    emit: Callable[[Event], None],
-    workshop: Workshop | None,
+    listener: EventListener,
+    torch_process: TorchProcess | None,
 ) -> tuple[RunSpec, str]:
     """The run, and where its updates are summed."""
-    if workshop is not None:
-        return workshop.composed(federation, folder, device=device, emit=emit)
+    if torch_process is not None:
+        return torch_process.composed(federation, folder, device=device, listener=listener)
     from edgefl.setup.data import open_data
     from edgefl_server.compose import compose
 
-    return compose(federation, open_data(federation), folder, emit=emit, device=device), device
+    return compose(federation, open_data(federation), folder, listener=listener, device=device), device
 
 
 def _check_configuration(federation: Federation, folder: Path, database: str) -> None:

@@ -40,7 +40,7 @@ from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import RUN, Rounds
 from edgefl.simulator.tracking import refuse_missing, tracked
-from edgefl.simulator.trainers.choice import trainers
+from edgefl.simulator.trainers.pool import trainers
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
@@ -121,6 +121,17 @@ class Simulation:
         return notebook_table(repr(self), round_rows(self.history))
 
 
+class _WarningListener:
+    """Listener that passes warnings and notes to the user's function ``warn``."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, Warned | Noted):
+            self._warn(event.text)
+
+
 @dataclass(frozen=True)
 class Simulated:
     """A simulation that is ready to run: ``run`` once."""
@@ -168,12 +179,9 @@ class Simulated:
     def _rounds(
         self, folder: SimulationFolder, progress: Callable[[str], None], warn: Callable[[str], None]
     ) -> Iterator[RoundRow]:
-        def told(event: Event) -> None:
-            if isinstance(event, Warned | Noted):
-                warn(event.text)
-
+        listener = _WarningListener(warn)
         plan = SimulationPlan.of(
-            self.federation, self.dataset, emit=told, progress=progress, device=self.device
+            self.federation, self.dataset, listener=listener, progress=progress, device=self.device
         )
         with closing(trainers(plan, self.federation, self.dataset, self.clients)) as chosen:
             rounds = Rounds(
@@ -189,10 +197,10 @@ class Simulated:
                 },
                 together=self.federation.simulation.together,
                 device=self.device,
-                on_warning=warn,
+                listener=listener,
             )
             left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-            with tracked(self.federation, self.dataset.name, self.folder, warn) as trackers:
+            with tracked(self.federation, self.dataset.name, self.folder, listener) as trackers:
                 for tracker in trackers:
                     tracker.begin(folder.rows)
                 for row in folder.write(plan.spec, left):

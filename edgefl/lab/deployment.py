@@ -278,7 +278,7 @@ class DeploymentBuilder:
         Args:
             submodel: the part of the model to deploy.
             smaller: may replace the finished module by one that computes the same.
-            target: format and options; None for an ONNX file with the workshop's batch.
+            target: format and options; None for an ONNX file with the builder's batch.
             origin: where the weights come from.
 
         Raises:
@@ -491,10 +491,10 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     federation = federation.model_copy(update={"data": here})
     dataset = open_data(federation)
     _check_same(run, dataset, named=here.name != "auto")
-    workshop = DeploymentBuilder.of(federation, dataset, weights)
-    spec = workshop.spec
-    if workshop.metric != "accuracy":
-        raise DataError(f"the run in {run} is measured by {workshop.metric}, not by accuracy", path=str(run))
+    builder = DeploymentBuilder.of(federation, dataset, weights)
+    spec = builder.spec
+    if builder.metric != "accuracy":
+        raise DataError(f"the run in {run} is measured by {builder.metric}, not by accuracy", path=str(run))
     accuracies: dict[str, float] = {}
     whole: float | None = None
     for tier in federation.tiers:
@@ -504,7 +504,7 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
         if submodel.prefix and whole is not None:
             accuracies[tier] = whole
             continue
-        accuracies[tier] = workshop.score(workshop.module(submodel))
+        accuracies[tier] = builder.score(builder.module(submodel))
         whole = accuracies[tier] if submodel.prefix else whole
     return accuracies
 

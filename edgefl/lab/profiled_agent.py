@@ -25,7 +25,7 @@ from edgefl.system.processes import last_line
 from edgefl.wire.bundle.archive import Bundle, Signer
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
-from edgefl_server.profiling.rows import DeviceReport, FleetReport, by_tier
+from edgefl_server.profiling.reports import DeviceReport, FleetReport, by_tier
 
 _HOST = "127.0.0.1"
 _BROKER_S = 20.0
@@ -98,10 +98,10 @@ def profiled(
         environment = {PASSWORD: address.password} if address.password else {}
         agent = AgentProcess([*command, *options], log, environment)
         try:
-            profiler = FleetProfiler(address, wanted, signer=signer, on_report=tell)
+            profiler = FleetProfiler(address, wanted, signer=signer)
             stopping(profiler)
             threading.Thread(target=_watch, args=(agent, profiler), daemon=True).start()
-            report = profiler.run().devices[0]
+            report = profiler.run(tell).devices[0]
             return report if report.profile else _explained(report, agent, log)
         finally:
             agent.terminate()

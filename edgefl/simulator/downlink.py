@@ -14,7 +14,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.publish.downlink import Downlink
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.run_spec import RunSpec
-from edgefl_server.storage.published import PublishedModels
+from edgefl_server.storage.checkpoints import PublishedModels
 
 
 @dataclass

@@ -35,7 +35,7 @@ from edgefl_export.capture.trace import capture, decompose, trace
 from edgefl_export.compiler.request import FEATURES, Exchange, TierTraining, features_of
 from edgefl_server.compose import composed
 from edgefl_server.coordinator.roster import share
-from edgefl_server.events import Event
+from edgefl_server.events import EventListener
 from edgefl_server.run_spec import RunSpec
 
 # A list of operations as one Python function, which calls torch's kernels with as little between as there can be.
@@ -324,7 +324,7 @@ class SimulationPlan:
         federation: Federation,
         dataset: Dataset,
         *,
-        emit: Callable[[Event], None] = lambda _: None,
+        listener: EventListener | None = None,
         progress: Callable[[str], None] = lambda _: None,
         device: str = "auto",
     ) -> SimulationPlan:
@@ -343,7 +343,7 @@ class SimulationPlan:
                 )
             return own[tier.name].bundle
 
-        spec = composed(federation, dataset, outline, emit=emit, device=device)
+        spec = composed(federation, dataset, outline, listener=listener, device=device)
         functions = {
             (tier, index): each for index, own in enumerate(made.values()) for tier, each in own.items()
         }

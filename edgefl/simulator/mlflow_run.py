@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from edgefl.errors import ConfigError
 from edgefl.simulator.results import RoundRow, scalars
 from edgefl.system.distribution import version
 from edgefl.system.files import write_text
+from edgefl_server.events import EventListener, Warned
 
 NAME = "mlflow.json"
 _PARAMS_AT_A_TIME = 100
@@ -41,7 +42,7 @@ class MlflowRun:
 
     Attributes:
         last: Last round on the server.
-        warn: User's function for warnings.
+        listener: Receives warnings.
         waiting: Rounds to send.
         again: Earliest time (monotonic) of the next attempt.
     """
@@ -50,14 +51,12 @@ class MlflowRun:
     uri: str
     run: str
     last: int
-    warn: Callable[[str], None]
+    listener: EventListener
     waiting: list[RoundRow] = field(default_factory=list)
     again: float = 0.0
 
     @classmethod
-    def open(
-        cls, folder: Path, federation: Federation, dataset: str, warn: Callable[[str], None]
-    ) -> MlflowRun:
+    def open(cls, folder: Path, federation: Federation, dataset: str, listener: EventListener) -> MlflowRun:
         """Return the run that ``mlflow.json`` in ``folder`` names, or a new one.
 
         Raises:
@@ -70,10 +69,10 @@ class MlflowRun:
             if known is None or known.uri != uri:
                 run = _begun(client, federation, dataset, folder)
                 write_text(path, msgspec.json.encode(_MlflowFile(uri, run)).decode())
-                return cls(client, uri, run, 0, warn)
+                return cls(client, uri, run, 0, listener)
             client.update_run(known.run, status="RUNNING")
             told = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
-            return cls(client, uri, known.run, max(told, default=0), warn)
+            return cls(client, uri, known.run, max(told, default=0), listener)
         except (MlflowException, OSError, ImportError, msgspec.DecodeError) as error:
             raise ConfigError(
                 f"simulation.mlflow {uri!r} cannot be used: {_short(error)}; correct the URL, start its server, or leave "
@@ -93,7 +92,7 @@ class MlflowRun:
     def close(self, *, finished: bool) -> None:
         self._send()
         if self.waiting:
-            self.warn(f"{self.uri} lacks {len(self.waiting)} rounds: `resume` sends them when it is back")
+            self._warn(f"{self.uri} lacks {len(self.waiting)} rounds: `resume` sends them when it is back")
             return
         with suppress(MlflowException, OSError):  # it has all rounds, and only looks unfinished
             self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
@@ -106,8 +105,11 @@ class MlflowRun:
                 self.last, self.again = self.waiting.pop(0).round, 0.0
         except (MlflowException, OSError) as error:
             if not self.again:  # once, not with every round
-                self.warn(f"{self.uri} takes no rounds now: {_short(error)}; they are sent when it does")
+                self._warn(f"{self.uri} takes no rounds now: {_short(error)}; they are sent when it does")
             self.again = time.monotonic() + _AGAIN_S
+
+    def _warn(self, text: str) -> None:
+        self.listener.emit(Warned(tier="", text=text))
 
     def _log(self, row: RoundRow) -> None:
         numbers = dict(scalars(row))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from edgefl.errors import ConfigError, StoreError
@@ -145,7 +144,7 @@ class Replay:
         return done.weights, updates, late
 
     def _round_model(self, model: ModelVersion) -> RoundModel:
-        return RoundModel(model, partial(self._downloads.received, model))
+        return RoundModel(model, self._downloads)
 
 
 def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:

@@ -66,7 +66,7 @@ class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
     With the model after round ``number`` and the carries it resumes to the same bits.
 
     ``now``: seconds of the federation's own time. ``took_part`` and ``turnouts`` belong to the coordinator
-    (:class:`edgefl_server.coordinator.record.Record`).
+    (:class:`edgefl_server.coordinator.record.ParticipationRecord`).
     """
 
     number: int = 0

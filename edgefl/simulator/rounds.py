@@ -9,9 +9,8 @@ import hashlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import partial
 
 from edgefl.errors import EdgeflError, ParticipationError
 from edgefl.simulator.carries import Carries
@@ -31,12 +30,14 @@ from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.backend import perform
 from edgefl_server.coordinator.collapse import Best
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
-from edgefl_server.coordinator.record import Record
-from edgefl_server.coordinator.roster import Device, tier_of
+from edgefl_server.coordinator.record import ParticipationRecord
+from edgefl_server.coordinator.roster import RosterEntry, tier_of
 from edgefl_server.coordinator.states import OpenRound, State
+from edgefl_server.events import EventListener, Warned
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import (
+    FixedDownlink,
     RoundConclusion,
     RoundModel,
     begin_aggregation,
@@ -64,7 +65,7 @@ class Rounds:
     update_bytes: Mapping[str, int]
     together: int = 1
     device: str = "auto"
-    on_warning: Callable[[str], None] = lambda _: None
+    listener: EventListener
 
     def __post_init__(self) -> None:
         self._rules = replace(self.spec.rules, run=RUN)
@@ -107,7 +108,7 @@ class Rounds:
             base=standing.base,
             members=standing.members,
             refused=standing.refused,
-            record=Record.read(standing.took_part, standing.turnouts),
+            record=ParticipationRecord.read(standing.took_part, standing.turnouts),
         )
         self._pending, self._is_finished = deque(), False
         self._step(states.Tick())
@@ -159,7 +160,7 @@ class Rounds:
         """Compute the new model, and report it to the coordinator."""
         aggregation = self._open_aggregation()
         devices = len(self._state.members) if self._rules.all_needed else len(self._state.devices)
-        start = RoundModel(self._model, partial(self.downloads.received, self._model))
+        start = RoundModel(self._model, self.downloads)
         done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
         if done.undone:
             self.warn(done.failed)
@@ -174,7 +175,7 @@ class Rounds:
 
     def warn(self, text: str) -> None:
         """Report a warning."""
-        self.on_warning(text)
+        self.listener.emit(Warned(tier="", text=text))
 
     def finish(self) -> None:
         """End the simulation."""
@@ -189,21 +190,21 @@ class Rounds:
     def _devices(self) -> Devices:
         return Devices(
             {
-                name: Device(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
+                name: RosterEntry(name, tier_of(self._rules.tiers, name, memory), samples, True, 0.0)
                 for name, (samples, memory) in self._clients().items()
                 if not self.fleet.absent(name)
             }
         )
 
     def _clients(self) -> dict[str, tuple[int, int]]:
-        """Samples and memory of each client: one of a tier that goes by memory reports just this much."""
+        """Return the samples and memory of each client. One of a tier that is chosen by memory reports exactly its need."""
         needs = {tier.name: tier.memory_bytes for tier in self._rules.tiers}
         return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self.data.samples.items()}
 
     def _report(self, opened: OpenRound) -> None:
         """Train as many clients as the round wants, in the order in which they would report."""
         received = self.downloads.received(self._model) if compares_updates(self.spec) else {}
-        start = RoundModel(self._model, lambda: received)
+        start = RoundModel(self._model, FixedDownlink(received))
         self._aggregation = self._begin_aggregation(opened, start, {})
         index = self.spec.index(opened.position)
         hyper = self.spec.hyper_at(opened.number, opened.position)
@@ -238,9 +239,7 @@ class Rounds:
             opened,
             self._model,
             self._now,
-            active=lambda older: self._begin_aggregation(
-                opened, RoundModel(self._model, lambda: versions.received(opened.number)), older
-            ),
+            active=lambda older: self._begin_aggregation(opened, versions.began(opened.number), older),
             train=self._train,
         )
         self._state, self._now = window.state, window.now
@@ -278,8 +277,10 @@ class Rounds:
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
     def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[Portion]:
-        """All of ``wanted``, but for those that lack what they should have kept. How they are cut does not depend on who
-        trains them: a group that is filled up differently has other bits."""
+        """Return the portions of ``wanted``, without clients that lack the carry that they need.
+
+        The cut does not depend on the trainers: a group that is filled up differently has other bits.
+        """
         portions = []
         for tier in dict.fromkeys(each.tier for each in wanted):
             manifest = self.functions[tier, self.spec.index(opened.position)].manifest
@@ -367,7 +368,7 @@ class Rounds:
         )
 
     def _energy(self, ended: OpenRound, tally: RoundTally) -> float:
-        """Joules of all selected clients but those that declined, which did nothing."""
+        """Return the joules of all selected clients except those that declined."""
         declined = {each.device for each in ended.with_status("declined")}
         took = self._now - ended.opened
         return math.fsum(

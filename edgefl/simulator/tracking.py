@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ from edgefl.config.text import dump
 from edgefl.errors import ConfigError
 from edgefl.simulator.results import RoundRow, scalars
 from edgefl.system.distribution import install
+from edgefl_server.events import EventListener
 
 _MLFLOW = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -56,7 +57,7 @@ def refuse_missing(table: SimulationTable) -> None:
 
 @contextmanager
 def tracked(
-    federation: Federation, dataset: str, folder: Path, warn: Callable[[str], None]
+    federation: Federation, dataset: str, folder: Path, listener: EventListener
 ) -> Iterator[Sequence[Tracker]]:
     """Yield the trackers of ``[simulation]``, and close them at the end of the block.
 
@@ -66,13 +67,13 @@ def tracked(
     trackers: list[Tracker] = []
     with ExitStack() as stack:
         if federation.simulation.tensorboard:
-            trackers.append(EventFiles(folder, federation))
+            trackers.append(TensorboardFiles(folder, federation))
         if federation.simulation.mlflow:
             for name, value in _MLFLOW.items():
                 os.environ.setdefault(name, value)
             from edgefl.simulator.mlflow_run import MlflowRun
 
-            trackers.append(MlflowRun.open(folder, federation, dataset, warn))
+            trackers.append(MlflowRun.open(folder, federation, dataset, listener))
         for tracker in trackers:
             stack.push(lambda kind, _error, _trace, one=tracker: one.close(finished=kind is None))
         yield trackers
@@ -81,7 +82,7 @@ def tracked(
 FOLDER = "tensorboard"
 
 
-class EventFiles:
+class TensorboardFiles:
     """The folder ``tensorboard`` in a simulation's folder.
 
     A resumed simulation rewrites it from the rounds that count, because a killed process leaves half an event, and rounds

@@ -43,7 +43,7 @@ class TierInputs:
     hyper: Mapping[str, float]
 
 
-class LocalTraining:
+class ClientTraining:
     """Rounds of one exchange of a tier, ``together`` clients at a time. 0: as many as suit its functions.
 
     A group that is not full is filled up with its last client, so that equal groups give equal bits, independently of the

@@ -22,7 +22,7 @@ from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
-from edgefl_server.rounds import RoundModel
+from edgefl_server.rounds import FixedDownlink, RoundModel
 from edgefl_server.run_spec import RunSpec
 
 _MOST_TICKS = 1_000
@@ -82,10 +82,6 @@ class Versions:
         """Return the weights that a client begins its task with."""
         return self._given[task.round].fetched[task.tier]
 
-    def received(self, number: int) -> Arrays:
-        """Return the model of round ``number`` by global name, with the rounding of its encoding."""
-        return self._given[number].received
-
     def collect(
         self,
         state: State,
@@ -110,7 +106,7 @@ class Versions:
             The window, the reports by the nonces of their tasks, and the sums.
         """
         self._begin(opened, model)
-        older = {number: self._began(number) for number in opened.older}
+        older = {number: self.began(number) for number in opened.older}
         refused: dict[str, str] = {}
         while True:
             window, sums = self._gone_through(state, opened, now, refused), active(older)
@@ -137,9 +133,10 @@ class Versions:
         live = {number: self._given[number] for number in opened.older}
         self._given = {**live, opened.number: given}
 
-    def _began(self, number: int) -> RoundModel:
+    def began(self, number: int) -> RoundModel:
+        """Return the model that round ``number`` begins from."""
         given = self._given[number]
-        return RoundModel(given.model, lambda: given.received)
+        return RoundModel(given.model, FixedDownlink(given.received))
 
     def _trained(
         self,

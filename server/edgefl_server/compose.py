@@ -33,7 +33,7 @@ from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.rollout import Rollout
 from edgefl_server.coordinator.roster import CANDIDATE, TierRule
 from edgefl_server.coordinator.states import Rules
-from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
+from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
 
@@ -46,19 +46,19 @@ def compose(
     dataset: Dataset,
     out: Path,
     *,
-    emit: Callable[[Event], None] = lambda _: None,
+    listener: EventListener | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """The run spec of a federation that is evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
+    """Return the run spec of a federation evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
 
     Raises ConfigError, ModelError or ExportError, each with what to change.
     """
-    made = _Bundles(federation, dataset, out / BUNDLES, emit)
+    made = _Bundles(federation, dataset, out / BUNDLES, listener)
     other = made
     if federation.rollout.on:
-        other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, emit)
-    spec = composed(federation, dataset, made.of, other.of, emit=emit, device=device)
-    emit(made.told())
+        other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, listener)
+    spec = composed(federation, dataset, made.of, other.of, listener=listener, device=device)
+    made.report_compiled()
     return spec
 
 
@@ -72,11 +72,13 @@ def composed(
     bundle_for: BundleFor,
     candidate_for: BundleFor | None = None,
     *,
-    emit: Callable[[Event], None] | None = None,
+    listener: EventListener | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """:func:`compose` with bundles from elsewhere; without ``candidate_for`` no candidate is tried, without ``emit`` nothing
-    looked for that a person should know."""
+    """Return the run spec with bundles from elsewhere.
+
+    Without ``candidate_for`` no candidate is tried, without ``listener`` no warning is searched for.
+    """
     spec = federation_model(federation, dataset)
     model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
     tiers = tiers_of(federation, spec)
@@ -87,13 +89,13 @@ def composed(
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.server_state, model, trained)
     caveat = evaluation_warning(federation, spec, dataset)
-    if emit is not None:
+    if listener is not None:
         if text := replaced_algorithm(federation):
-            emit(Noted(text=text))
+            listener.emit(Noted(text=text))
         if caveat:
-            emit(Warned(tier="", text=caveat))
+            listener.emit(Warned(tier="", text=caveat))
         for warned in _warnings(federation, tiers, model, initial, aggregate):
-            emit(warned)
+            listener.emit(warned)
     candidates = candidates_of(federation, spec, tiers) if candidate_for is not None else {}
     exchanges = [_exchange(federation, tiers, exchange, bundle_for) for exchange in exchanges_of(method)]
     if candidates and candidate_for is not None:
@@ -102,8 +104,8 @@ def composed(
     main = exchanges[-1]
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
-            if emit is not None:
-                emit(warned)
+            if listener is not None:
+                listener.emit(warned)
     return RunSpec(
         federation=federation.federation.name,
         digest=run_digest(federation),
@@ -139,9 +141,9 @@ class _Bundles:
     """The bundles of a run: each one compiled, or out of the user's cache, and written into the run's folder."""
 
     def __init__(
-        self, federation: Federation, dataset: Dataset, folder: Path, emit: Callable[[Event], None]
+        self, federation: Federation, dataset: Dataset, folder: Path, listener: EventListener | None
     ) -> None:
-        self._federation, self._dataset, self._folder, self._emit = federation, dataset, folder, emit
+        self._federation, self._dataset, self._folder, self._listener = federation, dataset, folder, listener
         self._cache = BundleCache.of_user()
         self._all: list[CompiledBundle] = []
 
@@ -153,26 +155,32 @@ class _Bundles:
             exchange,
             format=format,
             cache=self._cache,
-            progress=lambda text: self._emit(Exporting(tier=tier.name, text=text)),
+            progress=lambda text: self._report(Exporting(tier=tier.name, text=text)),
         )
         self._all.append(found)
         write_bundle(found.bundle, self._folder / bundle_name(tier.name, exchange.name, format))
         return found.bundle
 
-    def told(self) -> Compiled:
+    def report_compiled(self) -> None:
+        """Report the number of compiled bundles."""
         compiled = sum(not each.from_cache for each in self._all)
-        return Compiled(
+        event = Compiled(
             compiled=compiled,
             reused=len(self._all) - compiled,
             cache=str(self._cache.folder),
             cache_bytes=self._cache.nbytes,
         )
+        self._report(event)
+
+    def _report(self, event: Event) -> None:
+        if self._listener is not None:
+            self._listener.emit(event)
 
 
 def _exchange(
     federation: Federation, tiers: Mapping[str, TierTraining], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
-    """``exchange`` of the method, with the bundles of each tier."""
+    """Return the spec of an exchange of the method, with the bundles of each tier."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
@@ -200,7 +208,7 @@ def _with_candidates(
     tiers: Mapping[str, TierTraining],
     bundle_for: BundleFor,
 ) -> list[ExchangeSpec]:
-    """The exchanges, in which tasks may be of a tier's candidate, too."""
+    """Return the exchanges with the candidates of tiers, so that tasks may be of these, too."""
     whole = []
     for index, exchange in enumerate(exchanges):
         own = {}
@@ -227,7 +235,10 @@ def _rollout(federation: Federation) -> Rollout:
 
 
 def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
-    """The scalars of an exchange, which are announced once for all tiers. ConfigError if a tier has another value."""
+    """Return the scalars of an exchange, which are announced once for all tiers.
+
+    ConfigError if tiers have different values.
+    """
     hyper: dict[str, float] = {}
     for tier, algorithm in algorithms.items():
         for name, value in algorithm.hyper.items():
@@ -269,7 +280,7 @@ def _warnings(
 
 
 def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
-    """Devices that report just the memory that their tier asks for decline its rounds if a graph needs more."""
+    """Yield a warning if a graph of a tier needs more memory than its devices have to offer: these decline its rounds."""
     manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
     needed = max(manifest.planned_bytes for manifest in manifests)
     if 0 < offered < needed:
@@ -281,7 +292,7 @@ def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[
 
 
 def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[str]) -> None:
-    """Updates that hold more than weights: what is counted and measured of weights would be wrong of it."""
+    """Raise ConfigError if updates hold more than weights and the counting or clipping rule is for weights only."""
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:
         return

@@ -14,7 +14,7 @@ from edgefl_server.events import RoundClosed
 from edgefl_server.reporter import EventReporter
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints
-from edgefl_server.storage.retrying import RetryingJournal
+from edgefl_server.storage.retry import RetryingJournal
 
 
 @dataclass(frozen=True)

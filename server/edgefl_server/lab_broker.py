@@ -151,7 +151,7 @@ class LabBroker:
         return self.folder / "passwords" / user
 
     def _passwords(self) -> Path:
-        """The file that Mosquitto reads, with a hash for each user; the passwords are in files of their own."""
+        """Write the hashed passwords of all users and return the file. The passwords are in files of their own."""
         lines = []
         for user in self.users:
             path = self._password_file(user)

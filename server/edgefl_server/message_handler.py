@@ -21,7 +21,7 @@ from edgefl_server.coordinator.fleet import Assignment, Devices
 from edgefl_server.coordinator.states import Rules, State
 from edgefl_server.identity.authenticator import Authenticator, VerifiedMessage
 from edgefl_server.memory_plans import MemoryPlans
-from edgefl_server.publish.watch import Watch
+from edgefl_server.publish.publisher import AnnouncementMonitor
 from edgefl_server.reporter import MAX_NAME, EventReporter
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.run_spec import RunSpec
@@ -86,7 +86,7 @@ class MessageHandler:
         rate_limiter: RateLimiter,
         authenticator: Authenticator,
         reporter: EventReporter,
-        watch: Watch,
+        watch: AnnouncementMonitor,
         memory_plans: MemoryPlans,
     ) -> None:
         self._spec = spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -40,11 +40,11 @@ _ONE_OF_MANY = re.compile(r"(?<=/devices/)[^/]+|(?<=/blobs/).*")
 
 
 class EventReporter:
-    """EventReporter of one server, which remembers what it has reported.
+    """Reporter of the events of one server, which remembers what it has reported.
 
     Args:
         spec: Specification of the run.
-        listener: The user's function for events.
+        listener: Receives the events.
         memory_plans: Learns from the memory that devices report.
         clock: Epoch seconds.
 
@@ -55,7 +55,7 @@ class EventReporter:
     def __init__(
         self,
         spec: RunSpec,
-        listener: Callable[[events.Event], None],
+        listener: events.EventListener,
         memory_plans: MemoryPlans,
         clock: Clock,
     ) -> None:
@@ -88,11 +88,11 @@ class EventReporter:
     def emit(self, event: events.Event) -> None:
         """Pass an event to the listener. A listener that raises loses this event only; one that is gone ends the run."""
         try:
-            self._listener(event)
+            self._listener.emit(event)
             if isinstance(event, events.DeviceSeen) and event.stage == events.REPORTED:
                 warning = self._memory_plans.report(event)
                 if warning is not None:
-                    self._listener(warning)
+                    self._listener.emit(warning)
         except BrokenPipeError:
             self.is_open = False
         except Exception:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -69,6 +69,14 @@ class CheckedUpdate:
     added: Checked
 
 
+class StartWeights(Protocol):
+    """Model that devices begin with (:class:`edgefl_server.rounds.RoundModel`)."""
+
+    @property
+    def received(self) -> Arrays:
+        """Weights as devices receive them."""
+
+
 @dataclass(frozen=True)
 class RoundAggregation:
     """Round that receives updates.
@@ -78,7 +86,7 @@ class RoundAggregation:
         aggregator: Sums of the updates.
         sent_bytes: Bytes that the server had sent in all when the round began.
         by_turns: True if the updates are too large to request all at once.
-        received: Weights that devices began with, by round, where devices may have begun in earlier rounds. Updates are then
+        began: Models that devices began with, by round, where devices may have begun in earlier rounds. Updates are then
             added as changes.
     """
 
@@ -86,7 +94,7 @@ class RoundAggregation:
     aggregator: Aggregator
     sent_bytes: int = 0
     by_turns: bool = False
-    received: Mapping[int, Callable[[], Arrays]] = field(default_factory=dict)
+    began: Mapping[int, StartWeights] = field(default_factory=dict)
 
     def update_layout(self, tier: str, number: int) -> UpdateLayout:
         """Return the layout of the updates of ``tier`` that begin from the model of round ``number``."""
@@ -157,8 +165,8 @@ class RoundAggregation:
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         sent = self.aggregator.check(arrays, layout.sent, layout.form)
-        if self.received:
-            return CheckedUpdate(sent, self.aggregator.as_change(sent, self.received[number]()))
+        if self.began:
+            return CheckedUpdate(sent, self.aggregator.as_change(sent, self.began[number].received))
         server = self.spec.server
         if not layout.unfolds or server is None:
             return CheckedUpdate(sent, sent)

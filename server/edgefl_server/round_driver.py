@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -42,11 +41,9 @@ from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards.messages import shard_of
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.storage.checkpoints import Checkpoints
-from edgefl_server.storage.device_writes import DeviceWrites
-from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.participation_rows import TURNOUT
-from edgefl_server.storage.retrying import ActionFailed, RetryingJournal
-from edgefl_server.storage.trial_rows import ROLLOUT
+from edgefl_server.storage.journal import DeviceWrites, Journal, RunRecord
+from edgefl_server.storage.retry import ActionFailed, RetryingJournal
+from edgefl_server.storage.round_table import ROLLOUT, TURNOUT
 from edgefl_server.updates.receiver import ReceiveResult, UpdateReceiver
 
 _RELEASE_S = 2.0
@@ -399,7 +396,7 @@ class RoundDriver:
         )
 
     def _round_model(self, model: ModelVersion) -> RoundModel:
-        return RoundModel(model, partial(self.announcements.received, model))
+        return RoundModel(model, self.announcements)
 
     def _end_round(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> RoundConclusion:
         """End the round: collect its sums, compute and save the model, and journal the end.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -24,18 +25,39 @@ from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSp
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
 
 
+class ModelDownlink(Protocol):
+    """Encoder of models for devices."""
+
+    def received(self, model: ModelVersion) -> Arrays:
+        """Return the weights of ``model`` as devices receive them."""
+
+
+@dataclass(frozen=True)
+class FixedDownlink:
+    """Downlink of one model, whose weights are known."""
+
+    weights: Arrays
+
+    def received(self, model: ModelVersion) -> Arrays:
+        return self.weights
+
+
 @dataclass(frozen=True)
 class RoundModel:
     """Model that a round begins from.
 
     Attributes:
         model: The model as the server has it.
-        received: Returns the weights as devices receive them. A function, because few rules need them and they are
-            expensive to compute.
+        downlink: Encoder of the model for devices.
     """
 
     model: ModelVersion
-    received: Callable[[], Arrays]
+    downlink: ModelDownlink
+
+    @cached_property
+    def received(self) -> Arrays:
+        """Weights as devices receive them, computed on demand: few rules need them, and they are expensive."""
+        return self.downlink.received(self.model)
 
 
 def compares_updates(spec: RunSpec) -> bool:
@@ -81,7 +103,7 @@ def begin_aggregation(
 
     # Moving statistics are not trained. They do not show how far an update goes, and have bounds of their own; they
     # travel to devices unrounded, so the bounds are computed from the server's own values.
-    base = start.received() if compares_updates(spec) else {}
+    base = start.received if compares_updates(spec) else {}
     untrained = frozenset(weights) - spec.trained
     statistics = sorted(untrained & frozenset(spec.model_of(weights)))
     is_robust = bool(aggregate.clip_norm) or aggregate.rule.name == "multi_krum"
@@ -110,8 +132,7 @@ def begin_aggregation(
     ).build(device=device, sums=sums, sent_bytes=sent_bytes)
 
     if opened.buffered:
-        received = {number: cache(each.received) for number, each in older.items()}
-        aggregation = replace(aggregation, received={**received, opened.number: cache(start.received)})
+        aggregation = replace(aggregation, began={**older, opened.number: start})
     return replace(aggregation, by_turns=not aggregation.fits(opened, spec.limits.asked_bytes))
 
 
@@ -187,7 +208,7 @@ def _server_step(
     is_rounded = spec.downlink.encoding != "float32"
     sends_changes = any(tier.form.change for tier in exchange.tiers.values())
     is_exact = not is_rounded or exchange.server is MEAN or sends_changes
-    began = weights if aggregation.received or is_exact else start.received()
+    began = weights if aggregation.began or is_exact else start.received
     mean = {**began, **aggregation.aggregator.result(began)}
     after = stepped(exchange.server, began, mean, hyper)
     if began is weights:

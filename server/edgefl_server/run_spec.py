@@ -216,13 +216,13 @@ class RunSpec:
         }
 
     def next_main(self, position: int) -> int:
-        """The first position from ``position`` on that has the main exchange."""
+        """Return the first position from ``position`` on that has the main exchange."""
         while self.index(position) != len(self.exchanges) - 1:
             position += 1
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """The exchange that comes after ``position`` completed ones."""
+        """Return the exchange that follows ``position`` completed ones."""
         return self.exchanges[self.index(position)]
 
     def index(self, position: int) -> int:
@@ -231,7 +231,7 @@ class RunSpec:
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
     def hyper_at(self, number: int, position: int) -> dict[str, float]:
-        """Scalars of round ``number`` (from 1), for which ``position`` exchanges were completed.
+        """Return the scalars of round ``number`` (from 1), for which ``position`` exchanges were completed.
 
         ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed.
         """
@@ -242,7 +242,7 @@ class RunSpec:
         return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
 
     def model_of(self, arrays: Arrays) -> Arrays:
-        """The model's own tensors, without the server's state."""
+        """Return the model's own tensors, without the server's state."""
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:

@@ -3,7 +3,7 @@
 Messages become events of the coordinator in :class:`~edgefl_server.message_handler.MessageHandler`, and its actions are
 performed in :class:`~edgefl_server.round_driver.RoundDriver`. The service passes things between them::
 
-    Service(spec, Address("localhost", 1883), Path("out"), emit=print).run()
+    Service(spec, Address("localhost", 1883), Path("out"), listener).run()
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +42,9 @@ from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.message_handler import Handled, MessageHandler
-from edgefl_server.operations.operations import LatencyProbe, Operations, QueuedOrder
+from edgefl_server.operations import LatencyProbe, Mailbox, Operator, OrderWatcher, QueuedOrder
 from edgefl_server.publish.announcements import Announcements
-from edgefl_server.publish.watch import Watch
+from edgefl_server.publish.publisher import AnnouncementMonitor
 from edgefl_server.reporter import EventReporter
 from edgefl_server.round_driver import RoundDriver, RunContext
 from edgefl_server.run_spec import RunSpec
@@ -54,8 +53,8 @@ from edgefl_server.shards.pool import WorkerOptions, WorkerPool
 from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import journal_at, place_of, store_at
-from edgefl_server.storage.retrying import RetryingJournal, RetryPolicy
+from edgefl_server.storage.retry import RetryingJournal, RetryPolicy
+from edgefl_server.storage.update_storage import journal_at, place_of, store_at
 from edgefl_server.tick_scheduler import TickScheduler
 from edgefl_server.updates.rate_limit import RateLimiter
 from edgefl_server.updates.receiver import Reply, UpdateReceiver
@@ -91,6 +90,20 @@ class _StoredCounter:
             self.registry.keep_number(number)
 
 
+@dataclass(frozen=True)
+class ServerKeys:
+    """Key of a server, and list of the devices that may take part.
+
+    Attributes:
+        signer: Key that signs the server's messages. Default: ``signing.key`` in the folder of the run.
+        enrolled: List of the devices. Default: the first key of each name is trusted, and stored in ``devices.sqlite`` of
+            the folder of the run.
+    """
+
+    signer: Signer | None = None
+    enrolled: Path | None = None
+
+
 class Service:
     """Server of a federation.
 
@@ -100,12 +113,10 @@ class Service:
         spec: Specification of the run.
         address: Address of the broker.
         out: Folder of the run.
-        emit: Receives the events for people.
+        listener: Receives the events for people.
         database: SQLAlchemy URL of the journal. Default: ``journal.sqlite`` in ``out``.
         device: Processor that sums updates: ``"cpu"``, ``"cuda"`` or ``"auto"``.
-        signer: Key that signs the server's messages. Default: ``signing.key`` in ``out``.
-        enrolled: List of the devices that may take part. Default: the first key of each name is trusted, and stored in
-            ``devices.sqlite`` in ``out``.
+        keys: Key of the server, and list of the devices.
         workers: Workers that receive the updates.
         clock: Epoch seconds, never set back.
 
@@ -119,19 +130,18 @@ class Service:
         spec: RunSpec,
         address: Address,
         out: Path,
+        listener: events.EventListener,
         *,
-        emit: Callable[[events.Event], None],
         database: str = "",
         device: str = "auto",
-        signer: Signer | None = None,
-        enrolled: Path | None = None,
+        keys: ServerKeys | None = None,
         workers: WorkerOptions | None = None,
         clock: Clock = steady_time,
     ) -> None:
-        workers = workers or WorkerOptions()
+        workers, keys = workers or WorkerOptions(), keys or ServerKeys()
         workers.check(spec)
         self._address, self._device, self._clock = address, device, clock
-        self._signer = signer or Signer(out / "signing.key")
+        self._signer = keys.signer or Signer(out / "signing.key")
         self._inbox: Inbox[InboxEvent] = inbox_of(spec.limits)
         self._checkpoints = Checkpoints(out)  # first, because it creates the folder
         database = database or journal_at(out.resolve() / "journal.sqlite")
@@ -140,17 +150,17 @@ class Service:
         self._context = RunContext.find(self._journal, spec, device, clock)
         self._spec, self.is_resumed = self._context.spec, self._context.resumed
         self._rules = self._spec.rules
-        self._registry = Registry(enrolled or out / "devices.sqlite", spec.federation)
+        self._registry = Registry(keys.enrolled or out / "devices.sqlite", spec.federation)
         self._connect()
         memory_plans = MemoryPlans(out, spec.planned_bytes)
-        self._reporter = EventReporter(self._spec, emit, memory_plans, clock)
+        self._reporter = EventReporter(self._spec, listener, memory_plans, clock)
         self._policy = RetryPolicy(spec.limits.retry_pause_s, self._reporter)
-        enrols, number = enrolled is not None, workers.workers or 1
+        enrols, number = keys.enrolled is not None, workers.workers or 1
         settings = WorkerSettings(
             0, number, spec.federation, self._rules, spec.limits, address, database, updates, enrols
         )
         self._build(settings, workers, out, memory_plans)
-        state = self._handler.admit_known(self.driver.journaled_state(held=self._operations.holds))
+        state = self._handler.admit_known(self.driver.journaled_state(held=self._operator.holds))
         self.driver.resume(state)
         if state.round is not None and not self._pool.has_workers:
             # Devices may have their tasks from a server with workers, and send to topics of shards.
@@ -186,7 +196,7 @@ class Service:
             seal=self._message_signer.seal,
         )
         self._publisher = announcements.publisher
-        self._watch = Watch(self._publisher, self._signer.keys.public, reporter.emit, clock)
+        self._watch = AnnouncementMonitor(self._publisher, self._signer.keys.public, reporter, clock)
         journal = RetryingJournal(self._journal, self._policy)
         self._evaluator = Evaluator(spec, journal, checkpoints, self._inbox, reporter)
         rate_limiter = RateLimiter(spec.limits)
@@ -219,7 +229,9 @@ class Service:
             reporter,
             memory_plans,
         )
-        self._operations = Operations(out, self, self.driver, self._inbox, reporter.emit)
+        mailbox = Mailbox(out)
+        self._operator = Operator(mailbox, self, self.driver, reporter)
+        self._watcher = OrderWatcher(mailbox, self._inbox)
         self._ticks = TickScheduler(self._rules)
         self._timers_at = 0.0
         self._is_stopped = False
@@ -261,7 +273,7 @@ class Service:
             self._cleaner.subscribe(shards=not self._pool.has_workers)
             self.driver.announce()
             self._reporter.check_announcement(self._publisher.current)
-            self._operations.start()
+            self._watcher.start()
             self._session.start()
             self._evaluator.resume()
             self._reporter.report_waiting(self.state)
@@ -271,7 +283,7 @@ class Service:
                 self._finish()
         finally:
             self._evaluator.stop()
-            self._operations.stop()
+            self._watcher.stop()
             self._pool.stop()
             self._session.stop()
             self._publisher.close()
@@ -310,7 +322,7 @@ class Service:
         if self._receiver.due_in(self.state) == 0.0:
             self._flush()
             self._request_uploads()
-        self._operations.step(judged=self.is_online and not self._evaluator.pending)
+        self._operator.step(judged=self.is_online and not self._evaluator.pending)
 
         # No deadline passes while devices cannot reach the server, or while some updates cannot be received.
         now, quiet = self._clock(), self._inbox.empty()
@@ -358,8 +370,10 @@ class Service:
                 self._evaluator.report(event)
             case Neighbours():
                 self._reporter.report_neighbours(self.state, event)
-            case QueuedOrder() | LatencyProbe():
-                self._operations.take(event)
+            case QueuedOrder():
+                self._operator.take(event)
+            case LatencyProbe():
+                self._reporter.emit(self._watcher.vitals(event, self._inbox.qsize()))
             case StopRequested():
                 self.halt()
 
@@ -426,7 +440,7 @@ class Service:
             self._last_delivery = self._session.publish(
                 topic, payload, expires_s=self._spec.limits.round_deadline_s
             )
-            self._operations.sent(self._last_delivery)
+            self._watcher.sent(self._last_delivery)
 
     def _run_timers(self) -> float:
         """Do periodic work that is due, and return the seconds until some is due again."""

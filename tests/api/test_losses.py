@@ -28,7 +28,7 @@ from edgefl.setup.model import federation_model
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed
-from edgefl_server.storage.history import History
+from edgefl_server.storage.audit import History
 from tests.support.arrays import weights_of
 
 HERE = Path(__file__).resolve()

@@ -23,8 +23,8 @@ from edgefl.wire import tensors
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import Warned
 from edgefl_server.storage import journal
-from edgefl_server.storage.history import History, rounds_of
-from edgefl_server.storage.places import journal_at, store_at
+from edgefl_server.storage.audit import History, rounds_of
+from edgefl_server.storage.update_storage import journal_at, store_at
 from tests.support.events import round_closed
 
 

@@ -24,7 +24,7 @@ from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.wire.bundle.archive import Signer
 from edgefl_server.compose import compose
-from edgefl_server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.reports import DeviceReport, FleetReport
 from tests import needs
 from tests.conftest import BrokerProcess
 from tests.e2e.bare import REPOSITORY, bare_environment

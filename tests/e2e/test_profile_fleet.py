@@ -18,7 +18,7 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.mqtt.messages import ProfileOffer, ProfileRequest, encode
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.reports import DeviceReport, FleetReport
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import Ran, edgefl
 from tests.e2e.runs import EDGEFL, TINY

@@ -19,7 +19,7 @@ from tests import needs
 from tests.e2e.conftest import FLEET, ROUNDS
 from tests.e2e.inside import edgefl, in_a_process, refused
 from tests.e2e.runs import PATIENCE_S, Calm, Run, carried, journaled, rows, run_to_the_end
-from tests.server.torch_process.processes import workshop_of
+from tests.server.torch_process.processes import torch_process_of
 
 pytestmark = pytest.mark.e2e
 DEVICES = ("strong-0", "weak-0", "half-0")
@@ -72,11 +72,11 @@ def test_bytes_with_headers_are_more_than_those_without(calm: Calm) -> None:
 @pytest.mark.slow
 def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, calm: Calm) -> None:
     """Over another broker, too. Rounds depend on the residuals and the int8 model that devices have, and a server's model
-    on its workshop."""
+    on its torch process."""
     needs.require("mosquitto")
     run = calm.beside(tmp_path / "run", "--broker-kind", "mosquitto")
     run.wait_until(lambda: len(run.rounds) >= 1, "first round")
-    _kill_workshop(run)
+    _kill_torch_process(run)
     run.wait_until(
         lambda: rows(run, "weak-0", "checkpoint") > 0 or len(run.rounds) >= 3, "training of weak-0"
     )
@@ -85,7 +85,7 @@ def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, ca
     run.kill("server", "weak-0")
     run.wait_until(lambda: len(run.rounds) >= 4, "fourth round")
     run.kill("broker", "half-0")
-    _kill_workshop(run)  # of the second server
+    _kill_torch_process(run)  # of the second server
 
     again = run.finish()
 
@@ -101,9 +101,9 @@ def test_processes_that_are_killed_in_mid_round_change_no_bit(tmp_path: Path, ca
         assert any(array.any() for array in residual.values())
 
 
-def _kill_workshop(run: Run) -> None:
-    run.wait_until(lambda: workshop_of(run.pids()["server"]) > 0, "process that computes with models")
-    os.kill(workshop_of(run.pids()["server"]), signal.SIGKILL)
+def _kill_torch_process(run: Run) -> None:
+    run.wait_until(lambda: torch_process_of(run.pids()["server"]) > 0, "process that computes with models")
+    os.kill(torch_process_of(run.pids()["server"]), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -110,13 +110,13 @@ def run(model: bytes, x: Array) -> Array:
 )
 def test_every_kind_equals_torch(kind: str, options: dict[str, float], bn: str, data: Dataset) -> None:
     spec = small(bn)
-    workshop = DeploymentBuilder(spec, data, weights_of(spec), samples=100)
+    builder = DeploymentBuilder(spec, data, weights_of(spec), samples=100)
     submodel = catalog.build(spec, kind, **options)
 
-    made = workshop.deployment(submodel)
+    made = builder.deployment(submodel)
 
     x = data.read(data.test_x[:10])
-    module = workshop.module(submodel)
+    module = builder.module(submodel)
     np.testing.assert_allclose(
         run(made.artifact.model, x), module(torch.from_numpy(x)).numpy(), rtol=1e-3, atol=1e-4
     )
@@ -152,8 +152,8 @@ def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
 
 def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> None:
     spec = small()
-    workshop = DeploymentBuilder(spec, data, weights_of(spec), "batch", 20)
-    made = workshop.deployment(catalog.build(spec, "importance", gamma=0.3))
+    builder = DeploymentBuilder(spec, data, weights_of(spec), "batch", 20)
+    made = builder.deployment(catalog.build(spec, "importance", gamma=0.3))
     x = data.read(data.test_x[:20])
     one, other = run(made.artifact.model, x), run(made.artifact.model, np.concatenate([x[:10], x[:10]]))
     assert made.facts["batch_norm"] == "batch" and np.abs(one[:10] - other[:10]).max() > 1e-3
@@ -163,11 +163,11 @@ def test_batch_statistics_belong_to_the_batch_they_come_in(data: Dataset) -> Non
 def test_statistics_need_no_training_samples(bn: str, data: Dataset) -> None:
     spec = small(bn)
     server = replace(data, train_x=data.train_x[:0], train_y=data.train_y[:0])
-    workshop = DeploymentBuilder(spec, server, weights_of(spec))
+    builder = DeploymentBuilder(spec, server, weights_of(spec))
     cut = catalog.build(spec, "width", gamma=0.25)
     test_rows = replace(data, train_x=data.test_x, train_y=data.test_y)
     right = DeploymentBuilder(spec, test_rows, weights_of(spec)).module(cut).state_dict()
-    for name, tensor in workshop.module(cut).state_dict().items():
+    for name, tensor in builder.module(cut).state_dict().items():
         assert torch.equal(tensor, right[name]), name
 
     none = replace(server, test_x=data.test_x[:0], test_y=data.test_y[:0])
@@ -189,10 +189,10 @@ def test_whole_models_get_statistics(kind: str, recalibrated: bool, data: Datase
     )
     federation = load(tmp_path / "run.toml")
     few = data.limited(20, 20)
-    workshop = DeploymentBuilder.of(federation, few, weights_of(small("global")))
-    _, source = workshop._finished(OutputSide(workshop.spec, 0))
+    builder = DeploymentBuilder.of(federation, few, weights_of(small("global")))
+    _, source = builder._finished(OutputSide(builder.spec, 0))
     assert (source == "frozen") == recalibrated
-    warned = evaluation_warning(federation, workshop.spec, few)
+    warned = evaluation_warning(federation, builder.spec, few)
     assert ("expected at least 32, found 20" in warned) == recalibrated
 
 
@@ -533,13 +533,13 @@ def test_a_compact_file_still_reads_the_other_input() -> None:
         for each in ("weight", "bias"):
             (name,) = (name for name in weights if name.endswith(f"{path}.{each}"))
             weights[name][channels] = 0
-    workshop = DeploymentBuilder(spec, data, weights)
+    builder = DeploymentBuilder(spec, data, weights)
 
     def smaller(module: nn.Sequential) -> nn.Sequential:
         named = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
         return compact(replace(spec, module=module), named, {}).spec.module
 
-    whole, small = (workshop.deployment(OutputSide(spec, 0), *each) for each in ((), (smaller,)))
+    whole, small = (builder.deployment(OutputSide(spec, 0), *each) for each in ((), (smaller,)))
 
     assert [each["name"] for each in small.facts["inputs"]] == ["x", "place"]
     # Of the first six channels one goes, of the second eight two.
@@ -561,11 +561,11 @@ def test_labels_without_a_dimension_are_compared_with_a_single_number() -> None:
     random = np.random.default_rng(0)
     y = [random.standard_normal(24).astype(np.float32) for _ in range(2)]
     data = Dataset.of(data.train_x, y[0], data.test_x, y[1], classes=1, others=data.others)
-    workshop = DeploymentBuilder(spec, data, deploy_inputs_weights(spec))
-    module = workshop.module(OutputSide(spec, 0))
+    builder = DeploymentBuilder(spec, data, deploy_inputs_weights(spec))
+    module = builder.module(OutputSide(spec, 0))
     given = {name: torch.from_numpy(each) for name, each in data.test_batch(np.arange(24)).items()}
     expected = float((call_with_inputs(module, given)[:, 0] - given["y"]).abs().mean())
-    assert workshop.score(module) == pytest.approx(expected, rel=1e-5)
+    assert builder.score(module) == pytest.approx(expected, rel=1e-5)
 
 
 class Renamed(nn.Module):

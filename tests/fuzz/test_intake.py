@@ -18,6 +18,7 @@ from edgefl_server import events
 from edgefl_server.service import Service
 from tests.fuzz.corpus import golden
 from tests.server.fleet import WEIGHTS, chunks_of, plan_for, progress, trained, update_for
+from tests.support.listeners import CallingListener
 
 MESSAGES = 3_000
 NOWHERE = Address("127.0.0.1", 9)
@@ -33,7 +34,9 @@ def told() -> list[events.Event]:
 @pytest.fixture
 def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
     """A server with an open round and no broker: what it would be sent is handed to it."""
-    made = Service(plan_for("f", LIMITS), NOWHERE, tmp_path, emit=told.append, device="cpu")
+    made = Service(
+        plan_for("f", LIMITS), NOWHERE, tmp_path, listener=CallingListener(told.append), device="cpu"
+    )
     made.handle(Connected(resumed=False))
     topics = Topics("f").device(DEVICE)
     hello = Hello(agent="a", memory_bytes=1 << 30, cores=1, samples=10, engines={})

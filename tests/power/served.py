@@ -9,6 +9,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.service import Service
 from tests.server.fleet import plan_for
+from tests.support.listeners import CallingListener
 
 ROUNDS = 2
 DEVICES = ("strong-0", "weak-0")
@@ -17,7 +18,9 @@ DEVICES = ("strong-0", "weak-0")
 def main(port: int, federation: str, out: Path) -> None:
     limits = Limits(chunk_bytes=4096, reconnect_min_s=0.02, reconnect_max_s=0.1)
     plan = plan_for(federation, limits, rounds=ROUNDS, min_devices=len(DEVICES))
-    Service(plan, Address("127.0.0.1", port), out, emit=lambda _: None, device="cpu").run()
+    Service(
+        plan, Address("127.0.0.1", port), out, listener=CallingListener(lambda _: None), device="cpu"
+    ).run()
 
 
 if __name__ == "__main__":

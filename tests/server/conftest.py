@@ -13,7 +13,7 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Session
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
-from edgefl_server.profiling.rows import by_tier
+from edgefl_server.profiling.reports import by_tier
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import BrokerProcess, Mosquitto, SessionFactory
 from tests.server.fleet import MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve, plan_for

@@ -44,6 +44,7 @@ from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import Event
 from edgefl_server.run_spec import Place, RunSpec, TierSpec
 from edgefl_server.service import Service
+from tests.support.listeners import CallingListener
 from tests.wire.mqtt.events import cut
 
 PATIENCE_S = 50.0
@@ -308,7 +309,7 @@ class RunningServer:
             events.put(event)
             hear(event)
 
-        running = cls(Service(plan, address, out, emit=emit, **options), events)
+        running = cls(Service(plan, address, out, listener=CallingListener(emit), **options), events)
         running.thread = threading.Thread(target=running._run, daemon=True)
         running.thread.start()
         return running

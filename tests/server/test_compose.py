@@ -33,6 +33,7 @@ from edgefl_server.coordinator.roster import tier_of
 from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
 from edgefl_server.run_spec import DownlinkSpec, RunSpec
 from tests.support.arrays import weights_of
+from tests.support.listeners import CallingListener
 
 DATASET = digits().limited(train=40, test=70)
 
@@ -99,7 +100,7 @@ def test_bundles_are_compiled_once(plan: RunSpec, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "cache"))
     said: list[Event] = []
     for folder in ("first", "second"):
-        made = compose(federation(), DATASET, tmp_path / folder, emit=said.append)
+        made = compose(federation(), DATASET, tmp_path / folder, listener=CallingListener(said.append))
         for tier in plan.tiers:
             assert made.tiers[tier].bundle == plan.tiers[tier].bundle
             assert read_bundle(tmp_path / folder / "bundles" / f"{tier}.efl") == plan.tiers[tier].bundle
@@ -122,7 +123,10 @@ def test_the_live_view_says_once_where_bundles_came_from(capsys: pytest.CaptureF
 def test_a_tier_that_asks_for_too_little_memory_is_named(tmp_path: Path) -> None:
     said: list[Event] = []
     made = compose(
-        federation(tiers={"weak": {"cut": 1, "memory_bytes": 5}}), DATASET, tmp_path, emit=said.append
+        federation(tiers={"weak": {"cut": 1, "memory_bytes": 5}}),
+        DATASET,
+        tmp_path,
+        listener=CallingListener(said.append),
     )
 
     [warned] = [event for event in said if isinstance(event, Warned)]
@@ -140,7 +144,7 @@ def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_p
     )
     said: list[Event] = []
 
-    made = compose(config, DATASET, tmp_path, emit=said.append)
+    made = compose(config, DATASET, tmp_path, listener=CallingListener(said.append))
 
     (warned,) = (event for event in said if isinstance(event, Warned))
     assert warned.tier == "weak" and made.tiers.keys() == {"strong", "weak"}
@@ -168,7 +172,7 @@ def test_a_dead_tier_is_shown_by_server_and_live_view(capsys: pytest.CaptureFixt
 @pytest.mark.usefixtures("compiled")
 def test_a_codec_that_brings_its_own_training_says_once_what_it_replaces(tmp_path: Path) -> None:
     said: list[Event] = []
-    compose(federation(codec={"name": "fedbat"}), DATASET, tmp_path, emit=said.append)
+    compose(federation(codec={"name": "fedbat"}), DATASET, tmp_path, listener=CallingListener(said.append))
     (noted,) = (event for event in said if isinstance(event, Noted))
     assert "codec 'fedbat'" in noted.text and "'fedbat' in place of 'sgd'" in noted.text
     assert not replaced_algorithm(federation(codec={"name": "fedbat"}, algorithm={"name": "fedbat"}))

@@ -20,6 +20,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl_export.compiler.cache import bundle_name
 from edgefl_server.events import Declined, RoundClosed
 from edgefl_server.run_spec import RunSpec, TierSpec
+from edgefl_server.service import ServerKeys
 from tests.server.fleet import MakeDevice, MakePlan, Serve, bundle, fetch, placed, retained, silent
 from tests.server.service.test_service_participation import declining
 
@@ -87,7 +88,7 @@ def test_bundles_of_all_formats_are_kept_to_the_end(
 
 def test_each_format_is_signed(device: MakeDevice, serve: Serve, plan_of: MakePlan, tmp_path: Path) -> None:
     watching, signer = device("strong-0", silent), Signer(tmp_path / "key")
-    serve(in_formats(plan_of(), BOTH), signer=signer)
+    serve(in_formats(plan_of(), BOTH), keys=ServerKeys(signer))
     opened = watching.wait_open()
 
     for name, tiers in OFFERED.items():

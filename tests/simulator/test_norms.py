@@ -109,8 +109,8 @@ def test_reported_deployed_and_recomputed_accuracy_agree(
     made = federation(norm, tiers, tmp_path)
     prepared = prepare_simulation(made, tmp_path / "out", device="cpu")
     done = prepared.run()
-    workshop = DeploymentBuilder.of(done.federation, prepared.dataset, done.model)
-    deployed = workshop.score(workshop.module(OutputSide(workshop.spec, 0)))
+    builder = DeploymentBuilder.of(done.federation, prepared.dataset, done.model)
+    deployed = builder.score(builder.module(OutputSide(builder.spec, 0)))
 
     reported = done.history[-1].accuracy
     assert reported == pytest.approx(deployed, abs=0.005)

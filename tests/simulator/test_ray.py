@@ -11,7 +11,7 @@ import pytest
 import edgefl
 from edgefl.errors import ConfigError
 from edgefl.simulator.rounds import Rounds
-from tests.simulator.test_simulate import federation
+from tests.simulator.small import federation
 from tests.simulator.test_workers import CASES, bits, killing
 
 CHOSEN = federation(**CASES["state on clients and at the server"])

@@ -24,7 +24,7 @@ from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, Wor
 from edgefl_server.workers.protocol import Died, Stop
 from edgefl_server.workers.shared_memory import SharedMemory, mapped
 from tests.rings.rows import mostly_slow
-from tests.simulator.test_simulate import federation, stop_after
+from tests.simulator.small import federation, stop_after
 
 CASES: dict[str, dict[str, dict[str, object]]] = {
     "mixed tiers, residuals on clients": {

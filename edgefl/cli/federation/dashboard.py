@@ -54,14 +54,21 @@ def dashboard(
     """
 
     if grafana or alerts:
-        from edgefl_server.dashboard.shipped import ALERTS, GRAFANA
+        from edgefl_server.dashboard import ALERTS, GRAFANA
 
         typer.echo((GRAFANA if grafana else ALERTS).read_text(encoding="utf-8"), nl=False)
         return
     if (run is None) == (not server):
         raise ConfigError("name the folder of a run, or the page to follow by --server URL, and not both")
-    from edgefl_server.dashboard.web.serve import bind, is_loopback, parse_listen, serve, url_of
-    from edgefl_server.dashboard.web.start import hub_of, order_handler
+    from edgefl_server.dashboard.web.serve import (
+        bind,
+        hub_of,
+        is_loopback,
+        order_handler,
+        parse_listen,
+        serve,
+        url_of,
+    )
 
     host, port = parse_listen(listen)
     hub = hub_of(run, server, database=database, otlp=otlp)

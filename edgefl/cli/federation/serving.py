@@ -51,7 +51,7 @@ def load() -> Process:
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
     not_here("coverage", "scipy")  # numba would take 18 MB for them
-    import edgefl_server.torch_process.workshop  # noqa: F401
+    import edgefl_server.torch_process.client  # noqa: F401
 
     return process
 
@@ -61,7 +61,7 @@ def run(settings: ServerSettings, process: Process) -> None:
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
     from edgefl.wire.mqtt.address import Address
-    from edgefl_server.torch_process.workshop import Workshop
+    from edgefl_server.torch_process.client import TorchProcess
 
     config, say = Path(settings.config), _said(as_json=settings.as_json)
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
@@ -73,7 +73,7 @@ def run(settings: ServerSettings, process: Process) -> None:
         settings = msgspec.structs.replace(settings, broker=replace(named, password="").url)
     if (password := os.environ.get("EDGEFL_BROKER_PASSWORD", "")) and "broker.password_file" not in given:
         given["broker.password"] = password
-    with Workshop(process) as workshop:
+    with TorchProcess(process) as torch_process:
         federation = load_federation(config, given)
         with _page(settings), _web(settings, federation):
             served = Server(
@@ -85,7 +85,7 @@ def run(settings: ServerSettings, process: Process) -> None:
                 sign_key=settings.sign_key or None,
                 enrolled=settings.enrolled or None,
                 emit=say,
-                workshop=workshop,
+                torch_process=torch_process,
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: served.stop())

@@ -133,7 +133,7 @@ def profile(
         refuse,
     )
     from edgefl.errors import ConfigError
-    from edgefl_server.profiling.recorded import read_recorded
+    from edgefl_server.profiling.reports import read_recorded
 
     chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))

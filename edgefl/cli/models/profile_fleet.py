@@ -19,15 +19,14 @@ from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.output import table as table_of
 from edgefl.errors import ConfigError, ParticipationError
 from edgefl.system.files import write_text
-from edgefl_server.profiling.recorded import merged, record
-from edgefl_server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.reports import DeviceReport, FleetReport, merged, record
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
     from edgefl.wire.bundle.archive import Bundle as BundleArchive
     from edgefl.wire.bundle.profiles import BundleProfile
     from edgefl.wire.mqtt.address import Address
-    from edgefl_server.profiling.rows import DeviceReport, FleetReport
+    from edgefl_server.profiling.reports import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
 
@@ -86,7 +85,7 @@ def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> 
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
     """
-    from edgefl_server.profiling.recorded import merged, record
+    from edgefl_server.profiling.reports import merged, record
 
     report = _asked(bundles, options)
     if options.record and report.answered:
@@ -113,7 +112,7 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
     from edgefl.wire.mqtt.messages import MOST_REPEATS
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
-    from edgefl_server.profiling.rows import by_tier
+    from edgefl_server.profiling.reports import by_tier
 
     if options.repeat > MOST_REPEATS:
         raise ConfigError(
@@ -135,10 +134,10 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
     with shown() as tell:
         assert options.broker is not None
         signer = Signer(key) if key.is_file() else None
-        profiler = FleetProfiler(options.broker, wanted, signer=signer, on_report=tell)
+        profiler = FleetProfiler(options.broker, wanted, signer=signer)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: profiler.stop())
-        return profiler.run()
+        return profiler.run(tell)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from edgefl.config.simulation import SimulationTable
 from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions
-from edgefl.simulator.training import LocalTraining, Participant, TierInputs
+from edgefl.simulator.training import ClientTraining, Participant, TierInputs
 from edgefl.wire import tensors
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
@@ -31,7 +31,7 @@ from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
-from edgefl_server.rounds import RoundModel
+from edgefl_server.rounds import FixedDownlink, RoundModel
 from edgefl_server.run_spec import RunSpec
 
 ReadCarry = Callable[[int], Arrays]
@@ -64,14 +64,13 @@ class RoundTask:
     @property
     def start(self) -> RoundModel:
         """Model of the round."""
-        received = self.received
-        return RoundModel(self.model, lambda: received)
+        return RoundModel(self.model, FixedDownlink(self.received))
 
     @property
     def older(self) -> Mapping[int, RoundModel]:
         """Model of an earlier round that its clients begin with, by number of the round."""
-        since, received = self.since, self.received
-        return {} if since is None else {since.number + 1: RoundModel(since, lambda: received)}
+        since = self.since
+        return {} if since is None else {since.number + 1: RoundModel(since, FixedDownlink(self.received))}
 
 
 @dataclass(frozen=True)
@@ -185,7 +184,7 @@ class LocalRounds:
     ) -> None:
         self._spec = spec
         self._functions = functions
-        self._training = {key: LocalTraining(each, together) for key, each in functions.items()}
+        self._training = {key: ClientTraining(each, together) for key, each in functions.items()}
         self._data = data
         self._attack = Attack(next((each.table for each in functions.values()), SimulationTable()))
         self._given: dict[str, TierInputs] = {}

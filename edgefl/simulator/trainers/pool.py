@@ -15,14 +15,27 @@ from dataclasses import dataclass, field
 from functools import cache
 from queue import SimpleQueue
 
+from edgefl.config import Federation
+from edgefl.data.dataset import Dataset
 from edgefl.errors import EdgeflError
-from edgefl.simulator.trainers.local_rounds import Portion, ReadCarry, Report, RoundTask
+from edgefl.setup.digests import code_of
+from edgefl.simulator.clients import ClientData
+from edgefl.simulator.functions import SimulationPlan
+from edgefl.simulator.trainers.local_rounds import (
+    LocalRounds,
+    Portion,
+    ReadCarry,
+    Report,
+    RoundTask,
+    Trainers,
+)
 from edgefl.simulator.trainers.worker import Collect, Train, WorkerFailure, WorkerMessage, WorkerSetup
 from edgefl.system.processes import start_module
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.workers.process import ProcessLauncher
 from edgefl_server.workers.protocol import Died, WorkerHandle, WorkerLauncher
+from edgefl_server.workers.ray_cluster import RayLauncher
 
 _AHEAD = 2
 """Deals of a worker at a time: one in training, one queued."""
@@ -220,3 +233,33 @@ class Pool:
                     clients=names,
                 )
         queue.extendleft(reversed(again if not failed else ()))
+
+
+@dataclass
+class InProcessTrainer:
+    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` without another process: one portion after the other."""
+
+    rounds: LocalRounds
+    _active: RoundAggregation | None = field(default=None, init=False)
+
+    def begin(self, task: RoundTask, active: RoundAggregation) -> None:
+        self.rounds.begin(task)
+        self._active = active
+
+    def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
+        assert self._active is not None, "begin() comes first"
+        for portion in portions:
+            yield from self.rounds.train(self._active, portion, portion.carries(read))
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, clients: ClientData) -> Trainers:
+    """Return the trainers of a simulation, which the caller closes. Raises ConfigError if Ray is not available."""
+    table = federation.simulation
+    if table.workers == 1 and not table.ray:
+        return InProcessTrainer(LocalRounds(plan.spec, plan.functions, clients, table.together))
+    gpus = 1 if table.device == "cuda" else 0
+    launcher = RayLauncher(table.ray, table.workers, "simulation", gpus) if table.ray else ForkingLauncher()
+    return Pool(launcher, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation)))

@@ -49,7 +49,7 @@ class LabAuthority:
         self._key = found
 
     def broker(self, *hosts: str) -> Pair:
-        """The certificate of a broker that is reached under these names and addresses."""
+        """Return the certificate of a broker that is reached under these names and addresses."""
         pair = Pair(self._folder / "broker.crt", self._folder / "broker.key")
         if not pair.exists:
             names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
@@ -57,7 +57,7 @@ class LabAuthority:
         return pair
 
     def client(self, name: str) -> Pair:
-        """A client's certificate: its common name is ``name``, which a broker takes for the user."""
+        """Return a client's certificate: its common name is ``name``, which a broker uses as the user."""
         pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         if not pair.exists:
             self._issue(pair, name, ExtendedKeyUsageOID.CLIENT_AUTH)

@@ -23,7 +23,7 @@ _TITLE = "Who may read and write what in federation"
 
 
 def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") -> Mapping[str, str]:
-    """Files by name. ``aws``: region and account of the ARNs, joined by a colon."""
+    """Return the files by name. ``aws``: region and account of the ARNs, joined by a colon."""
     makers: Mapping[BrokerName, Callable[[], Mapping[str, str]]] = {
         "mosquitto": lambda: {"mosquitto.acl": mosquitto(access)},
         "emqx": lambda: {"acl.conf": emqx(access)},
@@ -51,7 +51,7 @@ def mosquitto(access: Access) -> str:
 
 
 def emqx(access: Access) -> str:
-    """``acl.conf`` of EMQX 5: the first rule that matches counts, and the last one denies all."""
+    """Return ``acl.conf`` of EMQX 5. The first rule that matches counts, and the last one denies all."""
     lines = [f"%% {_TITLE} {access.federation!r}. A device's user is its name."]
     for who, role in (
         (f'{{username, "{access.server}"}}', "server"),
@@ -65,7 +65,9 @@ def emqx(access: Access) -> str:
 
 
 def hivemq(access: Access) -> str:
-    """``credentials.xml`` of HiveMQ's file RBAC extension: roles, and an example of a user for each. Passwords are yours."""
+    """Return ``credentials.xml`` of HiveMQ's file RBAC extension: roles, and an example user for each, with passwords to
+    replace.
+    """
     roles = []
     for role in ROLES:
         rules = "".join(_hivemq_rule(rule) for rule in access.of(role))

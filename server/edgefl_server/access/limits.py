@@ -63,7 +63,7 @@ class Traffic:
 
 
 def longest_topics(federation: str) -> tuple[str, ...]:
-    """The longest topic of each kind, for the longest name of a device."""
+    """Return the longest topic of each kind, for the longest name of a device."""
     topics = Topics(federation)
     device = topics.device(_LONGEST_NAME)
     return (
@@ -84,7 +84,7 @@ def breaks(
     subscribe_batch: int = 8,
     traffic: Traffic | None = None,
 ) -> Iterator[str]:
-    """Each thing that this broker would not take, with what to do. Nothing is connected."""
+    """Yield each limit of the broker that the federation exceeds, with a remedy. Connects to nothing."""
     yield from _of_names(hosted, federation, address)
     if limits.chunk_bytes > hosted.payload_bytes:
         yield (

@@ -100,23 +100,27 @@ class Accumulator(Protocol):
         """Return True if updates with these pieces can be added as late as in :meth:`ended`."""
 
     def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
-        """The sums so far and ``batches`` (:meth:`by_parts`) beside them, which are in what it gives alone: their sums
-        are made a part at a time, in the cache, and never lie in memory."""
+        """Return the sums so far and ``batches`` (:meth:`by_parts`).
+
+        The sums of these are made a part at a time, in the cache, and are in no other result.
+        """
 
     def renewing(
         self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
-        """Calls that make the new model of ``batches`` as :meth:`ended` and :func:`edgefl_server.aggregate.blocks.mean`
-        would, in one go: where they are one batch of whole models, and all that there is. None elsewhere."""
+        """Return calls that compute the new model of ``batches`` in one pass, as :meth:`ended` and
+        :func:`edgefl_server.aggregate.blocks.mean` would. Empty unless ``batches`` is one batch of whole models and there
+        are no other sums.
+        """
 
     def sums(self) -> Integers:
-        """The sums so far, int64 [size]; not to be changed."""
+        """Return the sums so far, int64 [size]. Do not change them."""
 
     def take(self, sums: Integers) -> None:
         """Add the ``sums`` of another one, int64 [size]."""
 
     def reset(self) -> None:
-        """Back to zero: memory that was written to before is the faster one to add into."""
+        """Set the sums to zero. Memory that was written to before is faster to add into."""
 
 
 class CpuAccumulator:
@@ -245,7 +249,7 @@ def _add_here(
 
 
 def _spans(work: SectionBlocks, count: int) -> list[slice]:
-    """Consecutive blocks, about equally many entries in each span."""
+    """Return spans of consecutive blocks with about equally many entries."""
     ends = np.cumsum(work.blocks[:, LENGTH])
     edges = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
     edges = np.unique([0, *edges.tolist(), len(ends)])

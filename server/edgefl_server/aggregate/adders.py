@@ -50,7 +50,7 @@ class Checked:
 
 
 def readable(array: Array) -> Array:
-    """The array as compiled loops read it: in C order and aligned."""
+    """Return the array as compiled loops read it: in C order and aligned."""
     if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.require(array, requirements=["C", "A"])  # a number that was an array without a dimension, too

@@ -133,7 +133,7 @@ class Aggregator:
         return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
 
     def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
-        """The compiled form of ``regions``, kept for the next update of the same tier."""
+        """Return the compiled form of ``regions``, which is cached for the next update of the tier."""
         key = id(regions), id(form)
         known = self._compiled.get(key)
         if known is None:  # the entry keeps both alive, so their ids stay their own
@@ -144,12 +144,14 @@ class Aggregator:
     def check(
         self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
     ) -> Checked:
-        """The update, ready to add; UpdateRejected if a name, shape, dtype or value is not as it should be."""
+        """Return the update, ready to add. UpdateRejected if a name, shape, dtype or value is wrong."""
         return checked(arrays, self.pieces(regions, form), self._threads)
 
     def as_change(self, checked: Checked, began: Mapping[str, Array]) -> Checked:
-        """A checked update as the change of ``began``, the weights that its device had; one of changes as it is.
-        UpdateRejected if that goes further than changes may."""
+        """Return a checked update as the change of ``began``, the weights that its device had.
+
+        An update of changes is returned unchanged. UpdateRejected if the change is larger than permitted.
+        """
         pieces = checked.pieces
         if pieces.form.change:
             return checked
@@ -197,7 +199,7 @@ class Aggregator:
             )
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
-        """The new model: the average where an update counts, the bits of ``old`` elsewhere."""
+        """Return the new model: the average where an update counts, and the bits of ``old`` elsewhere."""
         self._check_in_use()
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
@@ -215,7 +217,7 @@ class Aggregator:
         return without_negative_variances(arrays, self._statistics.names)
 
     def _room(self, dtype: npt.DTypeLike) -> Floats:
-        """Memory for a model."""
+        """Return memory for a model."""
         if self._sums is None:
             return np.empty(self.layout.size, dtype)
         return self._sums.spare.array(self.layout.size, dtype)
@@ -245,7 +247,7 @@ class Aggregator:
         return OverHolders(self.layout, self._sums, scale)
 
     def _counted(self) -> npt.NDArray[np.bool_]:
-        """The entries that say how far an update lies from others: all but moving statistics, which are bounded."""
+        """Return the entries for the distance between updates: all but moving statistics, which are bounded."""
         counted = np.ones(self.layout.size, np.bool_)
         for name in self._statistics.names if self._statistics else ():
             start = self.layout.offsets[name]
@@ -253,7 +255,10 @@ class Aggregator:
         return counted
 
     def released(self) -> Accumulator | None:
-        """The sums, for the aggregator of the next round; this one is of no more use. None if it made none."""
+        """Return the sums for the aggregator of the next round, or None if there are none.
+
+        This aggregator cannot be used any more.
+        """
         self._check_in_use()
         self._released = True
         return self._sums
@@ -263,7 +268,7 @@ class Aggregator:
             raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
     def _decoded(self, update: Checked) -> Checked:
-        """The same update, dense."""
+        """Return the update in dense form."""
         pieces = update.pieces
         if not pieces.form.sections:
             return update
@@ -287,7 +292,7 @@ class Aggregator:
             self._rows.append(row)
 
     def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
-        """The update and what its values are to be multiplied with. Weights are pulled towards the base instead."""
+        """Return the update and the factor of its values. Weights are pulled towards the base instead."""
         form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
         norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)
         share = clip_factor(norm, clip.limit)
@@ -299,7 +304,7 @@ class Aggregator:
 
 
 def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
-    """Sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`)."""
+    """Return the sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`)."""
     place = processor(device)
     if place == "cpu":
         return CpuAccumulator(size, threads)

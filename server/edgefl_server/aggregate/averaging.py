@@ -40,7 +40,7 @@ Distances = npt.NDArray[np.float64]
 
 
 def chosen(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> list[Row]:
-    """The ``rows`` (float32 [n], NaN where an update holds nothing) that count, whatever their order.
+    """Return the ``rows`` (float32 [n], NaN where an update has no entry) that count, independent of their order.
 
     ``counted``, bool [n], are the entries that distances are taken over; None: all of them.
     """
@@ -62,7 +62,7 @@ def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Ro
 
 
 def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
-    """Squared L2 distances, float64 [K, K], of ``rows`` that hold the same entries.
+    """Return the squared L2 distances, float64 [K, K], of ``rows`` that have the same entries.
 
     Differences are squared as they are: of weights that are nearly equal a product of rows would leave nothing.
     """
@@ -82,7 +82,7 @@ def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
 
 
 def scores(squares: Distances, bad: int) -> npt.NDArray[np.float64]:
-    """Krum's score of each update, float64 [K]: the sum of its K - bad - 2 smallest distances to others."""
+    """Return Krum's score of each update, float64 [K]: the sum of its K - bad - 2 smallest distances to others."""
     others = np.sort(squares + np.diag(np.full(len(squares), np.inf)), axis=1)
     kept: npt.NDArray[np.float64] = others[:, : len(squares) - bad - 2].sum(axis=1)
     return kept
@@ -127,8 +127,9 @@ class Average(Protocol):
         """Count what another one was given, too."""
 
     def renewing(self, renewal: Renewal) -> list[Call]:
-        """Calls, for any threads, that write the new model: the average (added to the old one if it is of changes), or the
-        old one where no update counts. No update comes before they are done."""
+        """Return calls, for any threads, that write the new model: the average (added to the old one for changes), or the
+        old one where no update counts. Add no update before they are finished.
+        """
 
 
 class OverHolders:
@@ -178,7 +179,9 @@ class OverHolders:
         ]
 
     def renewing(self, renewal: Renewal) -> list[Call]:
-        """Keep the pending batches, unless their pieces cannot be added in parts: then flush them first."""
+        """Return calls, for any threads, that write the new model: the average (added to the old one for changes), or the
+        old one where no update counts. Add no update before they are finished.
+        """
         if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
             self.flush()
         batches, weights = self._batches(), self._total_weights()
@@ -194,7 +197,7 @@ class OverHolders:
         return renewal.by_parts(merge)
 
     def _total_weights(self) -> Integers:
-        """The weight of each entry, or a single number where all have the same."""
+        """Return the weight of each entry, or a single number if all are equal."""
         if all(pieces.whole for pieces, _ in self._held.values()):
             return self._taken + sum(weight for _, weight in self._held.values())
         from edgefl_server.aggregate import kernels

@@ -65,7 +65,7 @@ def spread(out: Numbers, block: Numbers, sink: Sink) -> None:
 
 @compiled
 def _renew(out: Numbers, start: Number, sink: Sink) -> None:
-    """The new model from entry ``start`` on, of as many sums."""
+    """Write the new model from entry ``start`` on, for as many sums."""
     tensor, done = np.searchsorted(sink.starts, start, "right") - 1, 0
     weights = sink.weights
     while done < out.shape[0]:
@@ -79,7 +79,7 @@ def _renew(out: Numbers, start: Number, sink: Sink) -> None:
 
 @compiled
 def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """``new``: sum / (weight * scale), with ``change`` added to ``old``; the bits of ``old`` where nothing weighs.
+    """Write ``new`` = sum / (weight * scale), with ``change`` added to ``old``; the bits of ``old`` where the weight is 0.
 
     ``weights`` has one number per entry, or a single one for all.
     """
@@ -97,7 +97,7 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """The mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
+    """Write the mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
     nearly = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
@@ -109,7 +109,7 @@ def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new
 
 @compiled
 def quotient(a: Number, b: Number, nearly: Number) -> Number:
-    """``a / b`` to the last bit, where ``nearly`` is ``1 / b`` and nothing comes near the ends of float64's range.
+    """Return ``a / b``, correctly rounded. ``nearly`` is ``1 / b``, and no value is near the limits of float64's range.
 
     A division takes longer than what it is replaced with. The first remainder brings the quotient to within a unit of its
     last place, and from there the second one to what a division rounds to (P. Markstein, Computation of elementary

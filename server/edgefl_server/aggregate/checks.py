@@ -25,7 +25,7 @@ _DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
 def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Checked:
-    """The update, ready to add. UpdateRejected, with a reason and what to do, if anything is not as it should be.
+    """Return the update, ready to add. UpdateRejected, with a reason and a remedy, if it is invalid.
 
     So many ``threads`` look through the values of a large one.
     """
@@ -73,7 +73,9 @@ def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _largest(update: Checked, threads: int) -> float:
-    """The largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without floats."""
+    """Return the largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without
+    floats.
+    """
     from edgefl_server.aggregate import scans
 
     found = [0.0]
@@ -107,7 +109,7 @@ def _largest_bits(
 
 
 def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
-    """UpdateRejected for the first array that has a float which no update may hold, if one has."""
+    """Raise UpdateRejected for the first array with a float that no update may hold."""
     for name, array in named.items():
         if form.sections and name not in ("values", "halves", "scales"):
             continue
@@ -152,7 +154,7 @@ def _check_scales(update: Checked) -> None:
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
-    """Each tensor has exactly as many bits set as the form keeps, and none is set beyond the last."""
+    """Raise UpdateRejected unless each tensor has exactly as many bits set as the form keeps, and none beyond the last."""
     from edgefl_server.aggregate import scans
 
     names, firsts, lengths, kept = pieces.masked

@@ -33,7 +33,7 @@ def add_codes(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
+    """Add codes of ``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
     group_size = 8 // bits
     turned = 8 % bits == 0
     groups = -(-addresses.shape[0] // group_size)
@@ -82,7 +82,8 @@ def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> 
 
 @compiled
 def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
-    """``tables`` [groups, 256]: what a group adds whose update k has the code in the ``bits`` from ``bits * k`` on.
+    """Fill ``tables`` [groups, 256] with the sums of a group, whose update k has the code in the ``bits`` from ``bits * k``
+    on.
 
     An update beyond the last adds nothing, whatever its code is.
     """
@@ -100,8 +101,9 @@ def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
 
 @compiled
 def _turn(at: Numbers, codes: Number, bits: Number, planes: Numbers) -> None:
-    """``planes[p]``'s byte j: its bits ``bits * k`` on are code ``j * len(planes) + p`` of update k, whose codes begin
-    at address ``at[k]``; ``bits`` is 1, 2, 4 or 8, and there are ``8 // bits`` updates and planes (uint64 [planes, words]).
+    """Fill byte j of ``planes[p]``: its bits from ``bits * k`` on are code ``j * len(planes) + p`` of update k, whose codes
+    begin at address ``at[k]``. ``bits`` is 1, 2, 4 or 8, and there are ``8 // bits`` updates and planes (uint64 [planes,
+    words]).
 
     The fields of two words that are half a byte, a quarter and an eighth of one apart are exchanged, all words in turn.
     """
@@ -138,7 +140,7 @@ def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
 
 @compiled
 def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Numbers, b: Numbers) -> None:
-    """The same for two planes, whose half bytes are exchanged on the way."""
+    """Read two planes, whose half bytes are exchanged on the way."""
     one, other = words_at(first), words_at(second)
     shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
     for j in range(words):
@@ -158,14 +160,15 @@ def _swap(a: Numbers, b: Numbers, shift: Number, mask: Number, start: Number, st
 
 @compiled
 def _swapped(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
-    """Both words, the bits of ``low`` above ``shift`` exchanged for those of ``high`` that ``mask`` names."""
+    """Return both words with the bits of ``low`` above ``shift`` exchanged for those of ``high`` in ``mask``."""
     moved = ((low >> shift) ^ high) & mask
     return low ^ (moved << shift), high ^ moved
 
 
 @compiled
 def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbers) -> None:
-    """``plane``'s byte j: its bits ``bits * k`` on are code j from bit ``skip`` on of the update at address ``at[k]``.
+    """Fill byte j of ``plane``: its bits from ``bits * k`` on are code j from bit ``skip`` on of the update at address
+    ``at[k]``.
 
     Eight codes share one integer, which is halved three times: each half moves to its half of the resulting integer.
     """
@@ -238,7 +241,7 @@ def _look_up(
 def _look_up_some(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers, start: Number, stop: Number
 ) -> None:
-    """The same for entries ``start`` to ``stop``, one by one."""
+    """Look up entries ``start`` to ``stop``, one by one."""
     codes, count = planes.view(np.uint8), planes.shape[1]
     for i in range(start, stop):
         byte, plane = (skip + i) // count, (skip + i) % count

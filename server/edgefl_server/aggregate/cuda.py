@@ -67,7 +67,7 @@ class Slab:
 
 
 def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
-    """The blocks of ``work``, in their order."""
+    """Return the blocks of ``work``, in their order."""
     step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
     edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
@@ -118,7 +118,7 @@ class Batch:
         return self._rows[source]
 
     def joined(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Arrays ``used`` one after the other, [updates, entries], and where each source begins."""
+        """Return the arrays ``used`` one after the other, [updates, entries], and the first entry of each source."""
         rows = [self.rows(source) for source in used]
         starts = torch.zeros(len(self.pieces.sources), dtype=torch.int64)
         starts[list(used)] = torch.tensor([0, *(row.shape[1] for row in rows)]).cumsum(0)[:-1]
@@ -230,7 +230,7 @@ class TorchAccumulator:
                 self._sums[slab.target] += part  # regions name no entry twice
 
     def by_parts(self, pieces: Pieces) -> bool:
-        """Never: a launch for each part would cost more than it saves."""
+        """Return False: a launch for each part would cost more than it saves."""
         return False
 
     def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
@@ -260,7 +260,7 @@ _COPIED = 1 << 31
 def measure_signs(
     parameters: int, clients: int, repeat: int = 10, device: str = "cuda", copied: int = _COPIED
 ) -> dict[str, Any]:
-    """Speed of adding one-bit updates of ``clients``, made on the device, to a model of so many ``parameters``.
+    """Measure the speed of adding one-bit updates of ``clients``, made on the device, to a model of so many ``parameters``.
 
     ``bytes`` counts every packed byte once, and eight per parameter read and eight written for the sums.
     ``copy_bytes_per_s`` is the speed of a copy within the device, reading and writing counted, and ``copy_fraction`` the
@@ -302,7 +302,7 @@ def measure_signs(
 def _drawn(
     parameters: int, clients: int, device: torch.device
 ) -> tuple[torch.Tensor, Integers, torch.Tensor]:
-    """Random bits of a model of contiguous tensors, each group's scales of every client, and the blocks."""
+    """Return random bits of a model of contiguous tensors, the scales of every client by group, and the blocks."""
     row = (-(-parameters // 32) + 1) * 4
     generator = torch.Generator(device).manual_seed(0)
     codes = torch.randint(256, (clients, row), dtype=torch.uint8, device=device, generator=generator)
@@ -322,7 +322,7 @@ def _drawn(
 
 
 def _seconds(call: Callable[[], object], repeat: int, device: torch.device) -> float:
-    """Median over ``repeat`` calls, after one that compiles."""
+    """Return the median of ``repeat`` calls, after one that compiles."""
     call()
     durations = []
     for _ in range(repeat):
@@ -348,7 +348,7 @@ def _wait(device: torch.device) -> None:
 def _compare(
     sums: torch.Tensor, codes: torch.Tensor, values: Integers, blocks: torch.Tensor, launches: int
 ) -> None:
-    """RuntimeError unless the first, the middle and the last block hold ``launches`` times what numpy adds up."""
+    """Raise RuntimeError unless the first, the middle and the last block hold ``launches`` times numpy's sums."""
     for number in (0, len(blocks) // 2, len(blocks) - 1):
         first, length, _, row, _ = blocks[number].tolist()
         packed = codes[:, first // 8 : (first + length + 7) // 8].cpu().numpy()

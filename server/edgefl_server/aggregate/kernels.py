@@ -57,7 +57,7 @@ def _fixed(value: Number, factor: Number) -> Number:
 
 @compiled
 def _shifted(value: Number, factor: Number) -> Number:
-    """The same, for a value that is near, and ``_SHIFT_BITS`` more."""
+    """Return the fixed-point value with ``_SHIFT_BITS`` more bits, for a value that is near."""
     return bits_of(np.float64(value) * factor + _SHIFT)
 
 
@@ -69,7 +69,7 @@ def add_floats(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """float32 entries: x adds rint(float64(x) * factors[k])."""
+    """Add float32 entries: x adds rint(float64(x) * factors[k])."""
     scratch, own = np.zeros(BLOCK, np.int64), np.zeros(_TOGETHER, np.uint64)
     updates = addresses.shape[0]
     by = np.zeros(updates + _TOGETHER - 1, np.float64)  # 0 for the updates that are repeated to make four
@@ -116,7 +116,7 @@ def add_halves(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """16 bits per entry, whose value is ``widened`` (float32 [65536]), added as floats are."""
+    """Add entries of 16 bits, whose values are in ``widened`` (float32 [65536]), as floats."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -145,7 +145,7 @@ def add_kept(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """A mask's bit per entry: where it is 1, the next value of array ``source`` is added as a float, else nothing.
+    """Add masked entries: where an entry's bit is 1, the next value of array ``source`` is added as a float.
 
     ``starts`` (int64 [updates, blocks]) is the place in ``source`` of each block's first value.
     """
@@ -207,7 +207,7 @@ def add_changed(
     sums: Numbers,
     weights: Numbers,
 ) -> None:
-    """One update's float32 entries and its ``weight``, where they differ from ``base`` (float32, the flat model)."""
+    """Add one update's float32 entries and its ``weight``, where they differ from ``base`` (float32, the flat model)."""
     for b in range(blocks.shape[0]):
         block = blocks[b]
         values = floats_at(addresses[0, block[SOURCE]])

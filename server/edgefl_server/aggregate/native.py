@@ -39,7 +39,7 @@ _pointer_to: Callable[[Any], Any] = types.CPointer
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compiled at first use and kept on disk; where no folder can be written, compiled anew in each process."""
+    """Compile a function at its first use and cache it on disk. Without a writable folder, each process compiles anew."""
     try:
         return cast(Callable[_P, _R], njit(nogil=True, cache=True)(function))
     except RuntimeError:  # "cannot cache function: no locator available"
@@ -47,7 +47,7 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def pointer(element: Any) -> Any:
-    """A function that compiled code calls to see an address (uint64) as an array of ``element``."""
+    """Return a function that compiled code calls to read an address (uint64) as an array of ``element``."""
 
     @intrinsic
     def at(typing_context: Any, address: Any) -> Any:
@@ -70,8 +70,10 @@ floats_at = pointer(types.float32)
 
 
 def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -> Any:
-    """A function of a number of 64 bits that is one instruction of the processor; ``made`` gives it for a builder, the
-    number, and the type of what is found."""
+    """Return a function of a 64-bit number that is one instruction of the processor.
+
+    ``made`` emits it for a builder, the number, and the type of the result.
+    """
 
     @intrinsic
     def of(typing_context: Any, number: Any) -> Any:

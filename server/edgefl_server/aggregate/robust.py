@@ -101,7 +101,7 @@ MEAN = MeanRule()
 
 
 def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
-    """(result, whether any update holds it) of each entry, float64 [n] and bool [n]; 0 where none holds it.
+    """Return the result, float64 [n], and a mask of the entries that any update holds, bool [n]; the result is 0 elsewhere.
 
     ``values`` is float32 or float64 [K, n], finite where ``held``, bool [K, n], is true; of the h holders of an entry
 
@@ -128,7 +128,10 @@ def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDAr
 
 
 def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float64]:
-    """One block. Rows are updates; sorted, the holders' values come first, smallest first, then infinities for holes."""
+    """Combine one block.
+
+    Rows are updates; sorted, the holders' values come first, smallest first, then infinities for holes.
+    """
     rows = np.where(held, values, np.inf).astype(values.dtype, copy=False)
     rows += 0.0  # makes -0.0 a plain 0: sorting takes them for equal and would keep their order of arrival
     ordered = np.sort(np.ascontiguousarray(rows.T), axis=1)
@@ -142,7 +145,7 @@ def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float
 def _mean_between(
     ordered: Floats, first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Mean of the places first .. stop - 1 of each row of ``ordered``."""
+    """Return the mean of the places first .. stop - 1 of each row of ``ordered``."""
     lowest, highest = (
         np.take_along_axis(ordered, place[:, None], axis=1)[:, 0].astype(np.float64)
         for place in (first, stop - 1)
@@ -164,13 +167,14 @@ def unprotected(rule: MeanRule, holders: int) -> bool:
 
 
 def buffered_bytes(updates: int, entries: int, threads: int = 1) -> int:
-    """Most bytes that a buffered rule takes for so many updates of a model of so many entries: every update as float32,
-    the latest one a second time while it is added, the new model, and the scratch of each thread."""
+    """Return the most bytes that a buffered rule needs for so many updates of a model of so many entries: every update as
+    float32, the latest one a second time while it is added, the new model, and the scratch of each thread.
+    """
     return (updates + 2) * entries * 4 + threads * _SCRATCH
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """min(1, limit / norm): what a change of this L2 norm is multiplied with so that it is no longer than ``limit``.
+    """Return min(1, limit / norm), the factor that limits a change of this L2 norm to ``limit``.
 
     ConfigError unless ``limit`` is above 0.
     """
@@ -188,7 +192,7 @@ def change_norm(
     *,
     without: Collection[str] = (),
 ) -> float:
-    """L2 norm of how far an update moves the weights that a device trained.
+    """Return the L2 norm of the change of the weights that a device trained.
 
     ``base`` holds the global weights that the round began with; an update of changes does not read it. ``without`` names
     global tensors that do not count: moving statistics are not trained, and one large variance would hide a change. One

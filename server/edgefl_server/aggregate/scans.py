@@ -27,7 +27,10 @@ def _below(bits: Number) -> Number:
 
 @compiled
 def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbers) -> None:
-    """``counts[b]``: how many of the ``lengths[b]`` bits from bit ``firsts[b]`` on are set. Nothing behind them is read."""
+    """Set ``counts[b]`` to the number of set bits among the ``lengths[b]`` bits from bit ``firsts[b]`` on.
+
+    Does not read beyond them.
+    """
     for b in range(firsts.shape[0]):
         skip = firsts[b] & 7
         start, stop = np.uint64(address) + np.uint64(firsts[b] >> 3), skip + lengths[b]
@@ -48,7 +51,8 @@ def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbe
 
 @compiled
 def largest(addresses: Numbers, counts: Numbers) -> int:
-    """The largest magnitude of ``counts[k]`` float32 from ``addresses[k]`` on, over all k, as the 31 bits below its sign.
+    """Return the largest magnitude of ``counts[k]`` float32 from ``addresses[k]`` on, over all k, as the 31 bits below its
+    sign.
 
     Magnitudes sort as these bits do; infinity is above all numbers, and NaN above it.
     """
@@ -63,7 +67,7 @@ def largest(addresses: Numbers, counts: Numbers) -> int:
 
 @compiled
 def largest_half(addresses: Numbers, counts: Numbers) -> int:
-    """The same of 16 bits, float16 or bfloat16: the 15 bits below the sign."""
+    """Return the largest magnitude of 16-bit floats (float16 or bfloat16), as the 15 bits below its sign."""
     most = np.uint16(0)
     for k in range(addresses.shape[0]):
         patterns, own = shorts_at(addresses[k]), np.uint16(0)

@@ -69,7 +69,7 @@ class Layout:
 
 
 def layout_of(weights: Mapping[str, Array]) -> Layout:
-    """The layout of a model's tensors; TypeError for a tensor that is not floating point."""
+    """Return the layout of a model's tensors. TypeError for a tensor that is not floating point."""
     shapes: dict[str, tuple[int, ...]] = {}
     offsets: dict[str, int] = {}
     size = 0
@@ -82,13 +82,13 @@ def layout_of(weights: Mapping[str, Array]) -> Layout:
 
 
 def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
-    """``weights`` in the order of ``layout``, as one array."""
+    """Return ``weights`` as one array, in the order of ``layout``."""
     parts = [weights[name].reshape(-1) for name in layout.offsets]
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats:
-    """Entries ``part`` of :func:`flatten`, which are not copied where they lie in one tensor."""
+    """Return the entries ``part`` of :func:`flatten`, without a copy if they are in one tensor."""
     first, last = bisect_right(layout.starts, part.start) - 1, bisect_left(layout.starts, part.stop)
     parts = [
         weights[name].reshape(-1)[max(0, part.start - at) : part.stop - at]
@@ -205,7 +205,7 @@ class Pieces:
         return [name for name, _, _ in found], np.cumsum(lengths) - lengths, lengths, kept
 
     def targets(self) -> Integers:
-        """Position in the model of each entry, in the order of the blocks."""
+        """Return the position in the model of each entry, in the order of the blocks."""
         parts = [
             np.arange(at, at + length) if at < self.model else self.index[at - self.model :][:length]
             for length, at in self.blocks[:, [LENGTH, TARGET]].tolist()
@@ -214,7 +214,7 @@ class Pieces:
 
 
 def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
-    """The pieces of updates that hold ``regions`` in this ``form``.
+    """Return the pieces of updates that hold ``regions`` in this ``form``.
 
     KeyError for a tensor the model does not have, ConfigError for a code whose value is beyond what the form may hold.
     """
@@ -235,13 +235,13 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
 
 
 def reach(codes: Codes, scale: float) -> float:
-    """The largest magnitude of a code's value; NaN or infinity if one is that."""
+    """Return the largest magnitude of a code's value: NaN or infinity if one is that."""
     with np.errstate(over="ignore"):
         return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
 
 
 def _check_codes(encoding: Encoding, form: Form) -> None:
-    """Values of a known scale are as large as they will be; those of one that travels are checked with each update."""
+    """Raise ConfigError if values of a known scale are too large. Scales that are sent are checked with each update."""
     if not isinstance(encoding, Codes) or encoding.scale is None:
         return
     largest = reach(encoding, encoding.scale)
@@ -257,7 +257,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
 def _works(
     form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
 ) -> Iterator[SectionBlocks]:
-    """One work per section. Each array continues from section to section."""
+    """Yield one work per section. Each array continues from section to section."""
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
     for section in form.sections:
         match section.encoding:
@@ -302,8 +302,10 @@ class _Cutter:
     def runs(
         self, name: str, first: int, step: int, source: int, groups: Mapping[str, int] | None = None
     ) -> Iterator[_Runs]:
-        """The runs of tensor ``name``, whose first entry lies at ``first`` and each next one ``step`` further; ``groups``
-        are the rows of scales of global tensors."""
+        """Return the runs of tensor ``name``, whose first entry is at ``first`` and each next one ``step`` further.
+
+        ``groups`` are the rows of scales of global tensors.
+        """
         for part, positions in pieces(name, self._regions[name], self.layout.shapes):
             if positions is None:
                 size, target = math.prod(self.layout.shapes[part]), self.layout.offsets[part]
@@ -317,7 +319,7 @@ class _Cutter:
             first += step * int(lengths.sum())
 
     def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
-        """(lengths, targets) of the entries of global tensor ``part`` that stay together, in local order."""
+        """Return (lengths, targets) of the entries of global tensor ``part`` that are contiguous, in local order."""
         start = self.layout.offsets[part]
         if not positions.size:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -335,7 +337,7 @@ def _no_blocks() -> Integers:
 
 
 def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
-    """Runs with neighbours that continue each other as one, cut to the length of a block and where parts meet."""
+    """Join adjacent runs, and cut them to the length of a block and at the boundaries of parts."""
     kinds = groupby(runs, lambda each: isinstance(each, tuple))
     parts = [np.array(list(each)) if single else np.concatenate(list(each)) for single, each in kinds]
     whole = np.concatenate(parts) if parts else _no_blocks()
@@ -363,7 +365,7 @@ def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
 
 
 def _cut_at_parts(blocks: Integers, step: int, model: int) -> Integers:
-    """The blocks, with two for one that goes to two parts of the model."""
+    """Cut the blocks at the boundaries of the parts of the model."""
     left = PART - blocks[:, TARGET] % PART
     across = np.flatnonzero((blocks[:, TARGET] < model) & (left < blocks[:, LENGTH]))
     second, left = blocks[across], left[across]

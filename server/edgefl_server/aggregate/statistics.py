@@ -56,7 +56,7 @@ class TensorReader:
     parts: tuple[_Part, ...]
 
     def __call__(self, arrays: Mapping[str, Array]) -> Reals:
-        """The entries in the checked arrays of an update, one tensor after the other."""
+        """Return the entries in the checked arrays of an update, one tensor after the other."""
         found = [part(arrays) for part in self.parts]
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.float32), *found])
 
@@ -94,7 +94,7 @@ def reader(
 def _starts(
     section: Section, sizes: Mapping[str, int], places: Mapping[str, int]
 ) -> tuple[str, dict[str, int], int]:
-    """The array that a section's tensors travel in, where each begins in it, and where the last one ends."""
+    """Return the array that contains a section's tensors, the start of each in it, and the end of the last one."""
     match section.encoding:
         case Codes(bits=bits):
             key, lengths = "codes", {name: packed_bytes(size, bits) for name, size in sizes.items()}
@@ -127,7 +127,7 @@ def _part(
 
 
 def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
-    """Codes of which each begins at the bit ``where``, and has the scale that lies at ``scales``."""
+    """Return a reader of codes that begin at the bits ``where``, with the scales at ``scales``."""
     levels, known, bits = np.asarray(encoding.levels, np.float32), encoding.scale, encoding.bits
     first, last = (int(where.min()) // 8, (int(where.max()) + bits - 1) // 8 + 1) if where.size else (0, 0)
     places = where[:, None] - 8 * first + np.arange(bits)
@@ -208,7 +208,7 @@ class Bounds:
     def bounded(
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Arrays | None:
-        """The update, decoded, with every entry of :attr:`names` moved to where it may lie; None if all of them do."""
+        """Return the update, decoded, with every entry of :attr:`names` moved into its bounds; None if all are within."""
         look = self._looks.get(id(regions))
         if look is None or (look.form, look.regions) != (form, regions):
             look = self._looks[id(regions)] = self._look(form, regions, shapes)
@@ -229,7 +229,7 @@ class Bounds:
     def row(
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Reals:
-        """An update's entries of :attr:`names`, one tensor after the other, NaN where it holds none."""
+        """Return an update's entries of :attr:`names`, one tensor after the other, NaN for missing ones."""
         row = {name: np.full(values.shape, np.nan, np.float32) for name, values in self.base.items()}
         held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
         for name, region, flat in _of(held, form, arrays, regions, shapes):
@@ -275,7 +275,7 @@ class Bounds:
     def _parts(
         self, name: str, region: Region, shapes: Shapes
     ) -> Iterator[tuple[str, slice, npt.NDArray[np.int64] | None]]:
-        """(global tensor, where its entries lie in the local one, their positions in it): of those that are bounded."""
+        """Return (global tensor, slice of its entries in the local one, their positions in it) for the bounded ones."""
         return (each for each in spans(name, region, shapes) if each[0] in self.base)
 
     def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
@@ -288,7 +288,7 @@ class Bounds:
 def bounds_of(
     weights: Mapping[str, Array], names: Iterable[str], reach: float, *, median: bool = False
 ) -> Bounds:
-    """Around the round's ``weights``: ``reach`` units to either side; 0: as far as anything, but no variance below 0."""
+    """Return bounds of ``reach`` units around the round's ``weights``; 0: unlimited, but no variance below 0."""
     base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
     low, high = {}, {}
     for name, values in base.items():
@@ -305,7 +305,9 @@ def is_variance(name: str) -> bool:
 
 
 def without_negative_variances(arrays: Mapping[str, Array], names: Collection[str]) -> Arrays:
-    """``arrays``, in which those of ``names`` that are variances are 0 at least: what roundings leave of a change to 0."""
+    """Return ``arrays`` with variances among ``names`` raised to at least 0, because rounding may make a change to 0
+    negative.
+    """
     variances = {name: np.maximum(arrays[name], 0) for name in names if is_variance(name) and name in arrays}
     return {**arrays, **{name: array.astype(arrays[name].dtype) for name, array in variances.items()}}
 
@@ -329,7 +331,7 @@ def _of(
     regions: Mapping[str, Region],
     shapes: Shapes,
 ) -> Iterator[tuple[str, Region, Array]]:
-    """(local tensor, its region, its entries) of the tensors ``held``; nothing else is decoded."""
+    """Return (local tensor, its region, its entries) of the tensors ``held``. Decodes no others."""
     if not form.sections:
         for name in held:
             yield name, regions[name], arrays[name].reshape(-1)

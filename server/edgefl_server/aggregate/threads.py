@@ -23,5 +23,5 @@ def run(calls: Sequence[Call], threads: int) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that stay: starting some takes as long as looking through a megabyte."""
+    """Return a pool of threads that is kept: starting some takes as long as scanning a megabyte."""
     return ThreadPoolExecutor(threads, thread_name_prefix="aggregate")

@@ -56,13 +56,13 @@ TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None),
 
 @triton.jit
 def _swap(a, b, low: tl.constexpr, by: tl.constexpr):
-    """The fields of ``a`` and ``b`` at the mask ``low``, side by side in one word, and those above them in another."""
+    """Return the fields of ``a`` and ``b`` at the mask ``low`` side by side in one word, and those above them in another."""
     return (a & low) | ((b & low) << by), ((a >> by) & low) | (b & (low << by))
 
 
 @triton.jit
 def _word(at, client, clients, stride, shift, inside):
-    """32 bits of a client from any bit on: ``shift`` into the word ``at``, uint32."""
+    """Return 32 bits of a client from any bit on: ``shift`` into the word ``at``, uint32."""
     # In the interpreter two numbers compare to a Python bool, and a mask & True is int32.
     here = (inside & (client < clients)) != 0
     low = tl.load(at + client * stride, here, other=0)
@@ -88,7 +88,7 @@ def _sum_of(tables, offset):
 
 @triton.jit
 def _look_up(sums, tables, table, nibbles):
-    """Eight sums, each with what its nibble finds. Offsets are in bytes: shifting and masking is all that they take."""
+    """Return eight sums, each with the entry of its nibble. Offsets in bytes need only shifts and masks."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     s0 += _sum_of(tables, ((nibbles << 3) & 0x78) | table)
     s1 += _sum_of(tables, ((nibbles >> 1) & 0x78) | table)
@@ -103,7 +103,7 @@ def _look_up(sums, tables, table, nibbles):
 
 @triton.jit
 def _in_order(sums):
-    """Eight tensors as one of [words, 2, 2, 2] whose last three axes count through them."""
+    """Return eight tensors as one of [words, 2, 2, 2] whose last three axes count through them."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     even, odd = tl.join(tl.join(s0, s4), tl.join(s2, s6)), tl.join(tl.join(s1, s5), tl.join(s3, s7))
     return tl.join(even, odd)
@@ -196,7 +196,8 @@ def add_signs(
 
 
 def sign_tables(values: Integers) -> Integers:
-    """int64 [rows, groups, 16]: entry c sums what the four clients of a group add, client k having bit k of c.
+    """Return tables, int64 [rows, groups, 16]: entry c is the sum of the four clients of a group, with bit k of c for
+    client k.
 
     ``values`` is int64 [clients, rows, 2]; a group that is not full is filled up with clients that add nothing.
     """

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl_server.coordinator import roster, selection, suspension
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 _MAX_NAMED = 20
@@ -247,7 +247,7 @@ def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> flo
     return grace_ends(rules, device, current.deadline - rules.deadline_s)
 
 
-def grace_ends(rules: Rules, device: Device | None, since: float) -> float:
+def grace_ends(rules: Rules, device: RosterEntry | None, since: float) -> float:
     """Return the end of a device's grace, which begins when it was last seen, or at ``since`` if that is later."""
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
@@ -263,7 +263,7 @@ def named(reasons: Mapping[str, str]) -> str:
     )
 
 
-def _is_there(device: Device | None) -> bool:
+def _is_there(device: RosterEntry | None) -> bool:
     return device is not None and device.online and device.usable
 
 

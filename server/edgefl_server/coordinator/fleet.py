@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from immutables import Map
 
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 
 Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
 """``expired``: its time is over, ``stale``: too many versions came since; both only where versions wait for nobody."""
@@ -47,7 +47,7 @@ class Assignment:
     lost_turn: bool = False
 
 
-class Devices(Mapping[str, Device]):
+class Devices(Mapping[str, RosterEntry]):
     """Devices by name.
 
     Attributes:
@@ -59,7 +59,7 @@ class Devices(Mapping[str, Device]):
 
     __slots__ = ("_all", "away", "left_out", "members", "ready")
 
-    def __init__(self, devices: Mapping[str, Device] | None = None) -> None:
+    def __init__(self, devices: Mapping[str, RosterEntry] | None = None) -> None:
         known = dict(devices or {})
         self._all = Map(known)
         self.away = Map({name: device for name, device in known.items() if not device.online})
@@ -67,7 +67,7 @@ class Devices(Mapping[str, Device]):
         self.left_out = sum(map(_left_out, known.values()))
         self.members = sum(map(_has_tier, known.values()))
 
-    def with_device(self, device: Device) -> Devices:
+    def with_device(self, device: RosterEntry) -> Devices:
         """Return the devices with ``device``, which replaces one of its name."""
         return self._changed(device.name, device)
 
@@ -75,7 +75,7 @@ class Devices(Mapping[str, Device]):
         """Return the devices without the one of that name."""
         return self._changed(name, None)
 
-    def _changed(self, name: str, device: Device | None) -> Devices:
+    def _changed(self, name: str, device: RosterEntry | None) -> Devices:
         before, after = self._all.get(name), Devices.__new__(Devices)
         after.ready, after.left_out, after.members = (
             count + (device is not None and holds(device)) - (before is not None and holds(before))
@@ -100,7 +100,7 @@ class Devices(Mapping[str, Device]):
         """Return the number of usable devices that are online, or went offline less than ``grace_s`` ago."""
         return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
 
-    def __getitem__(self, name: str) -> Device:
+    def __getitem__(self, name: str) -> RosterEntry:
         return self._all[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -187,13 +187,13 @@ class Assignments(Mapping[str, Assignment]):
         return name in self._all
 
 
-def _ready(device: Device) -> bool:
+def _ready(device: RosterEntry) -> bool:
     return device.online and device.usable
 
 
-def _has_tier(device: Device) -> bool:
+def _has_tier(device: RosterEntry) -> bool:
     return bool(device.tier)
 
 
-def _left_out(device: Device) -> bool:
+def _left_out(device: RosterEntry) -> bool:
     return device.online and bool(device.tier) and bool(device.unfit)

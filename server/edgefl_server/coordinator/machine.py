@@ -32,7 +32,7 @@ from edgefl_server.coordinator import (
 )
 from edgefl_server.coordinator.eligibility import unfit
 from edgefl_server.coordinator.fleet import Assignments, Devices, Status
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.round_texts import noted
 from edgefl_server.coordinator.states import MOST_REFUSED, Actions, OpenRound, Rules, State
 
@@ -115,7 +115,7 @@ def _hello(
         now if online else known.seen if known is not None else 0.0
     )  # gone before its hello, it is gone for good
     why = unfit(rules.selection, event.conditions)
-    device = Device(event.device, tier, event.samples, online, seen, event.conditions, why)
+    device = RosterEntry(event.device, tier, event.samples, online, seen, event.conditions, why)
     state = replace(state, devices=state.devices.with_device(device))
     state, actions = _settle(rules, state, now) if settle else (state, ())
     if (

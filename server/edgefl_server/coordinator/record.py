@@ -37,7 +37,7 @@ NOBODY = Participation(0, 0, 0)
 
 
 @dataclass(frozen=True)
-class Record:
+class ParticipationRecord:
     """Participation of all devices in a run.
 
     Attributes:
@@ -57,7 +57,7 @@ class Record:
     @classmethod
     def read(
         cls, participations: Mapping[str, Participation], turnouts: tuple[Mapping[str, Turnout], ...]
-    ) -> Record:
+    ) -> ParticipationRecord:
         """Return the record that the journal stores."""
         counts = [each.reports for each in participations.values()]
         squares = sum(count * count for count in counts)
@@ -90,7 +90,9 @@ class Record:
         return sum(each.lost for each in tallies) / tasks if tasks else None
 
 
-def recorded(record: Record, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]) -> Record:
+def recorded(
+    record: ParticipationRecord, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]
+) -> ParticipationRecord:
     """Return the record with the tasks of round ``number``, which receives no more updates."""
     after, reports, squares = record.of.mutate(), record.reports, record.squares
     for name, task in tasks.items():

@@ -16,7 +16,7 @@ import msgspec
 from edgefl_server.coordinator import roster
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.record import Turnout
-from edgefl_server.coordinator.roster import CANDIDATE, Device, base_of
+from edgefl_server.coordinator.roster import CANDIDATE, RosterEntry, base_of
 
 LEAST_TASKS = 10
 """With so many tasks of the candidate its failures are judged before the trial is over: one that ends processes is not to do
@@ -116,7 +116,7 @@ def lot(seed: int, name: str) -> str:
     return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
 
 
-def tier_for(rollout: Rollout | None, trial: Trial | None, device: Device) -> str:
+def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) -> str:
     """Return the tier of a device's next task."""
     if rollout is None or trial is None or device.tier not in rollout.tiers or trial.verdict == "taken back":
         return device.tier

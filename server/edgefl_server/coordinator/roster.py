@@ -39,7 +39,7 @@ class TierRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class RosterEntry:
     """Device that the server knows.
 
     Attributes:
@@ -70,7 +70,7 @@ class Device:
         return self.usable and (self.online or now - self.seen < grace_s)
 
 
-def gone(device: Device) -> Device:
+def gone(device: RosterEntry) -> RosterEntry:
     """Return the device as one that is offline and not expected back."""
     return replace(device, online=False, seen=0.0)
 
@@ -114,7 +114,7 @@ def _takes(tier: TierRule) -> str:
     return " or ".join([*(f"devices {pattern}" for pattern in tier.patterns), *memory]) or "every device"
 
 
-def eligible(devices: Mapping[str, Device], now: float, grace_s: float) -> list[str]:
+def eligible(devices: Mapping[str, RosterEntry], now: float, grace_s: float) -> list[str]:
     """Return the names of the devices that a round may select, sorted."""
     return sorted(name for name, device in devices.items() if device.eligible(now, grace_s))
 
@@ -125,7 +125,9 @@ def share(fraction: float, count: int) -> int:
 
 
 def sample(seed: int, round_number: int | str, names: Iterable[str], count: int) -> list[str]:
-    """``count`` of ``names``, uniformly by (seed, round), sorted. ``round_number`` may also name a draw within a round.
+    """Return ``count`` of ``names``, uniform by (seed, round) and sorted.
+
+    ``round_number`` may also identify a draw within a round.
 
     Names are ranked by a hash of their own, so one more device displaces at most one of the others.
     """

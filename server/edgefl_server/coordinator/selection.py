@@ -11,7 +11,7 @@ from functools import lru_cache
 from edgefl_server.coordinator import rollout, roster
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.record import NOBODY
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Rules, State
 
 
@@ -126,7 +126,7 @@ def _bounded(rules: Rules, lost: float | None) -> float:
 
 
 def assign(
-    rules: Rules, state: State, number: int, device: Device, *, turn: int = 0, until: float = 0.0
+    rules: Rules, state: State, number: int, device: RosterEntry, *, turn: int = 0, until: float = 0.0
 ) -> Assignment:
     """Return a task that begins from the model of round ``number``.
 
@@ -134,7 +134,7 @@ def assign(
         rules: Rules of the run.
         state: State of the coordinator.
         number: Number of the round.
-        device: Device that gets the task.
+        device: RosterEntry that gets the task.
         turn: Number of the device's task in that round, if there are several.
         until: End of the task's time in epoch seconds, in asynchronous rounds.
     """

@@ -13,7 +13,7 @@ from edgefl.errors import DivergedError, EdgeflError, ParticipationError
 from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions
 from edgefl_server.coordinator.eligibility import EVERYONE, Selection
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices, Status
-from edgefl_server.coordinator.record import Record
+from edgefl_server.coordinator.record import ParticipationRecord
 from edgefl_server.coordinator.rollout import Rollout, Trial
 from edgefl_server.coordinator.roster import TierRule
 
@@ -30,7 +30,7 @@ HINGE = 4
 
 
 def _hinge(versions: int) -> float:
-    """FedAsync's (Xie et al. 2019, section 5.2), with a = 1: fresh enough counts whole."""
+    """Return the weight of FedAsync (Xie et al. 2019, section 5.2) with a = 1: fresh updates count whole."""
     return 1.0 if versions <= HINGE else 1.0 / (1.0 + versions - HINGE)
 
 
@@ -215,7 +215,7 @@ class State:
     strikes: Mapping[str, int] = field(default_factory=dict)
     suspended: Mapping[str, int] = field(default_factory=dict)
     held: bool = False
-    record: Record = field(default_factory=Record)
+    record: ParticipationRecord = field(default_factory=ParticipationRecord)
     trial: Trial | None = None
     carried: Assignments = field(default_factory=lambda: Assignments({}))
     versions: Mapping[int, Version] = field(default_factory=dict)

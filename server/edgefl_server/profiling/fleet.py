@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edgefl.errors import BrokerError, BundleError, IdentityError, ProtocolError
+from edgefl.system.clock import Clock
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Signer
@@ -40,7 +41,7 @@ from edgefl.wire.mqtt.reasons import reason_text
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.text import printable
-from edgefl_server.profiling.rows import DeviceReport, FleetReport, Offered, Row, tier_for
+from edgefl_server.profiling.reports import DeviceReport, FleetReport, Offered, Row, tier_for
 
 _POLL_S = 0.2
 _FAREWELL_S = 5.0
@@ -72,10 +73,7 @@ class ProfilingOptions:
 
 
 class FleetProfiler:
-    """Profiler of a fleet: :meth:`run` sends requests and waits for the profiles, :meth:`stop` ends it early.
-
-    ``on_report`` receives a report after each change.
-    """
+    """Profiler of a fleet: :meth:`run` sends requests and waits for the profiles, :meth:`stop` ends it early."""
 
     def __init__(
         self,
@@ -83,12 +81,10 @@ class FleetProfiler:
         wanted: ProfilingOptions,
         *,
         signer: Signer | None = None,
-        on_report: Callable[[FleetReport], None] = lambda _: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._wanted = wanted
         self._address = address
-        self._on_report = on_report
         self._clock = clock
         self._nonce = secrets.token_hex(8)
         self._topics = Topics(wanted.federation)
@@ -128,8 +124,13 @@ class FleetProfiler:
 
     # -- the loop --------------------------------------------------------------------------------------------
 
-    def run(self) -> FleetReport:
-        """Ask, and wait until all devices that can answer have. BrokerError if the broker cannot be reached."""
+    def run(self, progress: Callable[[FleetReport], None] = lambda _: None) -> FleetReport:
+        """Request profiles, and wait until all devices that can answer have.
+
+        ``progress`` receives a report after each change.
+
+        BrokerError if the broker cannot be reached.
+        """
         self._begun = self._clock()
         for device in self._wanted.devices:
             self._row(device)
@@ -137,7 +138,7 @@ class FleetProfiler:
         self._session.start()
         try:
             while not self._stopped and not self._is_over():
-                self._next()
+                self._next(progress)
             self._conclude()
         finally:
             self._leave()
@@ -151,14 +152,14 @@ class FleetProfiler:
             devices=tuple(self._rows[name].report for name in sorted(self._rows)),
         )
 
-    def _next(self) -> None:
+    def _next(self, progress: Callable[[FleetReport], None]) -> None:
         before = self.report().devices
         with suppress(queue.Empty):
             self._handle(self._session.inbox.get(timeout=_POLL_S))
         for name, row in self._rows.items():
             self._ask_if_due(name, row)
         if self.report().devices != before:
-            self._on_report(self.report())
+            progress(self.report())
 
     def _handle(self, event: Event) -> None:
         check_limit(event, self._address)
@@ -174,7 +175,7 @@ class FleetProfiler:
                     self._incoming(event)
 
     def _up(self) -> None:
-        """Connected: publish what devices fetch, also to a broker that forgot it, and ask again what is open."""
+        """Publish the bundles after a connection, also to a broker that lost them, and repeat the open requests."""
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
@@ -236,7 +237,7 @@ class FleetProfiler:
             self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
 
     def _opened(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
-        """A device's message; the first key that is seen of a device is its own for as long as this command runs."""
+        """Return a device's message. The first key that is seen of a device is trusted as long as this command runs."""
         opened = open_message(kind, message.topic, message.payload)
         if self._keys.setdefault(device, opened.key) != opened.key:
             raise IdentityError("wrong-key", f"two keys speak for {device}", device=device)
@@ -336,7 +337,7 @@ class FleetProfiler:
         row.asked_first = row.asked_first or now
 
     def _conclude(self) -> None:
-        """Say of each device without a last word why there is none."""
+        """Set the reason of each device without a result."""
         wanted = self._wanted
         for row in (row for row in self._rows.values() if not row.final):
             if not row.known and not row.online:
@@ -362,7 +363,7 @@ class FleetProfiler:
                 row.now(state="silent", text=text)
 
     def _leave(self) -> None:
-        """Nothing of ours stays at the broker."""
+        """Clear everything that was published at the broker."""
         if self._session.connected:
             last = self._clear(self._nonce, tuple(ref for ref, _ in self._blobs.values()))
             last.wait(_FAREWELL_S)

@@ -19,12 +19,12 @@ from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound, State
+from edgefl_server.publish.blob_store import MirrorFolder
 from edgefl_server.publish.downlink import Downlink
-from edgefl_server.publish.kept import MirrorFolder
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.publish.publisher import Publisher
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
-from edgefl_server.storage.published import PublishedModels
+from edgefl_server.storage.checkpoints import PublishedModels
 
 Sign = Callable[[str], bytes]
 """The signature of a manifest's digest; empty for none."""
@@ -85,7 +85,7 @@ class Announcements:
         return [*_refs(self._downlink.units), *self.publisher.pages]
 
     def publish(self, model: ModelVersion) -> None:
-        """Offer the parts of a new model."""
+        """Publish the parts of a new model."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
@@ -95,12 +95,12 @@ class Announcements:
         self._units[number] = self._downlink.units
 
     def resume(self, model: ModelVersion) -> None:
-        """Offer the parts of a model as a killed process did."""
+        """Publish the parts of a model as a killed process did."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
     def received(self, model: ModelVersion) -> Arrays:
-        """The weights of ``model`` as devices have them, rounded on their way."""
+        """Return the weights of ``model`` as devices have them, rounded by the encoding."""
         return self._downlink.given(model.weights, model.parts(self._spec))
 
     def clear(self, refs: Iterable[BlobRef]) -> None:
@@ -109,7 +109,7 @@ class Announcements:
             self.publisher.clear(ref)
 
     def announce(self, state: State, model_version: str) -> None:
-        """Say where the run is, then clear the blobs that this no longer names. Its blobs have been offered before."""
+        """Announce the state of the run, then clear the blobs that it no longer names. Publish its blobs first."""
         current, spec = state.round, self._spec
         number = current.number if current else max(0, state.next_round - 1)
         # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
@@ -148,7 +148,7 @@ class Announcements:
     def send_task(
         self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
     ) -> None:
-        """``ask``: the device is to offer its update before it sends it; ``shard``: below which topics."""
+        """Send a device its task. ``ask``: it offers its update before it sends it; ``shard``: shard of its topics."""
         period_s = opened.count("open") / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
@@ -165,13 +165,13 @@ class Announcements:
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
 
     def call(self, number: int, device: str, tier: str) -> None:
-        """Have a device that stopped listening look where the run is, after round ``number``: a task that is none."""
+        """Make a device that stopped listening read the announcement, after round ``number``, by a task without a nonce."""
         topic = self._topics.device(device).tasks
         task = Task(run=self._run, round=number, tier=tier, seed=0, nonce="")
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.limits.round_deadline_s)
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
-        """The bundles of an exchange, by format and tier."""
+        """Return the offer of an exchange: its bundles by format and tier."""
         refs: dict[str, dict[str, BlobRef]] = {}
         for tier, spec in exchange.tiers.items():
             for format, bundle in spec.bundles.items():
@@ -184,9 +184,7 @@ def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
 
 
 def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
-    """Add all that devices need of a bundle to the live set. The manifest names what travels: compressed graphs, and what
-    texts are read by, where that pays. It itself travels as it is, so that the reference's digest, which is signed, is the
-    manifest's."""
+    """Publish a bundle and return the reference of its manifest."""
     graphs = tuple(
         msgspec.structs.replace(
             graph, blob=publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)

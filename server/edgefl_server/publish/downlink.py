@@ -25,7 +25,7 @@ from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
 from edgefl_server.run_spec import Count, DownlinkSpec, Encoding
-from edgefl_server.storage.published import Lines, PublishedModel, PublishedModels
+from edgefl_server.storage.checkpoints import Lines, PublishedModel, PublishedModels
 
 
 class Shelf(Protocol):
@@ -52,7 +52,7 @@ class PublishedPart:
 
     @classmethod
     def of_payload(cls, placement: Placement, trained: frozenset[str]) -> PublishedPart:
-        """A tier's payload: rounded where it holds nothing but entries of the parameters ``trained``."""
+        """Return the payload of a tier: rounded if it holds only entries of the parameters ``trained``."""
         coded = {
             name
             for name, region in placement.regions.items()
@@ -90,7 +90,7 @@ class Downlink:
         return {name: line.refs for name, line in self._lines.items()}
 
     def publish(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Offer the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
+        """Publish the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
         before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":
             lines: Lines = {name: line.refs for name, line in after.items()}
@@ -109,7 +109,7 @@ class Downlink:
         self._lines = after  # last: a full disk leaves it as it was, for another try
 
     def resume(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Offer ``model`` after round ``number`` again as a killed process did; as keyframes if that is not known."""
+        """Publish ``model`` after round ``number`` as a killed process did, or as keyframes if its record is missing."""
         known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
             self.publish(number, model, parts)
@@ -141,7 +141,7 @@ class Downlink:
         return rounded_weights
 
     def _next(self, number: int, name: str, part: PublishedPart) -> _PatchChain:
-        """The part whole, or one patch more."""
+        """Return the chain with the whole part, or with one more patch."""
         before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
         keyframe = before is None or number % self._spec.keyframe_every == 0

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from edgefl.contract import server_state
+from edgefl.wire import tensors
 from edgefl.wire.regions import Placement, extract
-from edgefl.wire.tensors import Arrays
+from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.publish.downlink import PublishedPart
-from edgefl_server.publish.publisher import of_units, unit_blobs, version_of
 from edgefl_server.run_spec import RunSpec, TierSpec
+
+
+def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
+    """Return each unit's tensors under their global names, without units that have none."""
+    by_unit = {
+        unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
+        for unit in units
+    }
+    return {unit: own for unit, own in by_unit.items() if own}
+
+
+def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield one safetensors blob per unit with its tensors under their global names. Skips units without tensors."""
+    return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
+
+
+def version_of(units: Iterable[tuple[str, bytes]]) -> str:
+    """Return the model version: the SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
+    whole = hashlib.sha256()
+    for unit in sorted(digests):
+        whole.update(f"{unit}={digests[unit]}\n".encode())
+    return whole.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -29,7 +53,7 @@ class ModelVersion:
         return cls(number, weights, version_of(unit_blobs(weights, spec.units)), placements)
 
     def parts(self, spec: RunSpec) -> dict[str, PublishedPart]:
-        """Everything that a tier reads, by the name under which it is published."""
+        """Return everything that a tier reads, by the name under which it is published."""
         units = of_units(self.weights, spec.units)
         parts: dict[str, PublishedPart] = {}
         for exchange in spec.exchanges:

@@ -6,22 +6,22 @@ device that follows ``rounds/current`` never misses a chunk.
 
 from __future__ import annotations
 
-import hashlib
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from edgefl.errors import ConfigError, StoreError
-from edgefl.wire import tensors
+from edgefl.errors import ConfigError, ProtocolError, StoreError
+from edgefl.system.clock import Clock
 from edgefl.wire.blobs import BlobRef, Compression, compress, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.envelope import Seal, bare, unwrap
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.tensors import Array, Arrays
-from edgefl_server.publish.kept import BlobStore, InMemory
+from edgefl_server.events import EventListener, Warned
+from edgefl_server.publish.blob_store import BlobStore, InMemory
 
 _MOST_ECHOES = 64
 _MOST_WAITING = 64 << 20
@@ -124,7 +124,7 @@ class Publisher:
         return self._blobs[ref.sha256]
 
     def travelling(self, sha256: str) -> bytes:
-        """The bytes of a live blob as they travel."""
+        """Return the bytes of a live blob as they travel."""
         return self._kept.whole(sha256)
 
     def announce(self, message: Round) -> None:
@@ -202,12 +202,12 @@ class Publisher:
             self._publish(lost=retained != self._said)
 
     def disconnected(self) -> None:
-        """The broker is away; offers wait."""
+        """Note that the broker is away. Offers are published after the next connection."""
         self.online = self.asking = False
         self._echoes.clear()
 
     def _publish(self, *, lost: bool) -> None:
-        """Everything that is live, or where nothing is ``lost`` what came up meanwhile."""
+        """Publish everything that is live, or only what is new if nothing is ``lost``."""
         self.online, self.asking = True, False
         for sha256 in self._blobs:
             if lost or sha256 not in self._sent:
@@ -230,12 +230,12 @@ class Publisher:
         return False
 
     def restore(self) -> None:
-        """Announce again what somebody else cleared or replaced, under the next number."""
+        """Announce again, under the next number, after another client cleared or replaced the announcement."""
         if self.current is not None:
             self.announce(self.current)
 
     def restore_blobs(self) -> None:
-        """Publish every live blob again: a device cannot find some of it. Not before the last time is over."""
+        """Publish every live blob again for a device that misses some, but not before the last repetition is delivered."""
         if self.online and (self._restored is None or self._restored.done()):
             for sha256 in self._blobs:
                 self._restored = self._send(sha256) or self._restored
@@ -251,11 +251,11 @@ class Publisher:
         return ""
 
     def close(self) -> None:
-        """Nothing more is published."""
+        """Close the storage. Publish nothing afterwards."""
         self._kept.close()
 
     def _send(self, sha256: str) -> Delivery | None:
-        """Publish a blob; the last chunk's delivery."""
+        """Publish a blob and return the delivery of its last chunk."""
         ref, last, patient = self._blobs[sha256], None, True
         self._sent.add(sha256)
         if not self._by_broker:
@@ -280,25 +280,87 @@ class Publisher:
         return True
 
 
-def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
-    """Each unit's tensors under their global names; a unit without tensors is left out."""
-    by_unit = {
-        unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
-        for unit in units
-    }
-    return {unit: own for unit, own in by_unit.items() if own}
+_HEARD_S = 2.0
+"""For the broker to send what it retains, before all of it is published again."""
+_ANNOUNCE_S = 1.0
+_BLOBS_S = 30.0
+"""At most so often, whatever others do: an announcement is small, and a model is not."""
 
 
-def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """One safetensors blob per unit with its tensors under their global names, one after the other; a unit without tensors
-    has none."""
-    return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
+class AnnouncementMonitor:
+    """Restores the announcement when another one takes its place, and the blobs when a device cannot find some.
 
+    It reports each connection to the publisher, and then what the broker still retains. ``came`` takes what arrives on the
+    announcement's topic, ``failed`` what a device says of an attempt that failed, and ``step`` is called now and then.
+    """
 
-def version_of(units: Iterable[tuple[str, bytes]]) -> str:
-    """The model version: SHA-256 over the SHA-256 of each unit's blob, by unit."""
-    digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
-    whole = hashlib.sha256()
-    for unit in sorted(digests):
-        whole.update(f"{unit}={digests[unit]}\n".encode())
-    return whole.hexdigest()
+    def __init__(
+        self,
+        publisher: Publisher,
+        own: bytes,
+        listener: EventListener,
+        clock: Clock = time.time,
+    ) -> None:
+        self._publisher = publisher
+        self._own = own
+        self._listener = listener
+        self._clock = clock
+        self._announced = self._sent = self._heard_by = 0.0
+        self._due = False
+        self._told = False
+        self._lost = ""
+
+    def connected(self, *, resumed: bool) -> None:
+        """Report a connection. If the broker ``resumed`` our session, wait for the announcement that it retains."""
+        self._publisher.connected(resumed=resumed)
+        self._heard_by = self._clock() + _HEARD_S
+
+    def disconnected(self) -> None:
+        """Note that the broker is away."""
+        self._publisher.disconnected()
+
+    def came(self, payload: bytes, *, retained: bool = False) -> None:
+        """Handle an announcement at the broker: our own, or that of another client."""
+        if self._publisher.asking:
+            if retained:  # else it was on its way when the connection ended
+                self._publisher.heard(payload)
+            return
+        if not self._publisher.is_foreign(payload):
+            return
+        if not self._told and not self._is_ours(payload):  # one of an earlier process of ours is no news
+            self._told = True
+            text = "somebody else cleared or replaced the announcement at the broker; it is published again each time"
+            self._listener.emit(Warned(tier="", text=text))
+        self._due = True
+        self.step()
+
+    def _is_ours(self, payload: bytes) -> bool:
+        with suppress(ProtocolError):
+            envelope = unwrap(payload)
+            return envelope is not None and envelope.key == self._own
+        return False
+
+    def failed(self) -> None:
+        """Publish the blobs again after a device failed: chunks that it needs may have been cleared."""
+        if self._publisher.online and self._clock() - self._sent >= _BLOBS_S:
+            self._sent = self._clock()
+            self._publisher.restore_blobs()
+            if (lost := self._publisher.lost()) != self._lost:
+                self._lost = lost
+                if lost:
+                    self._listener.emit(Warned(tier="", text=lost))
+
+    def step(self) -> float | None:
+        """Restore the announcement if it is time. Return the seconds until the next call, or None if none is needed."""
+        if self._publisher.asking:
+            if (left := self._heard_by - self._clock()) > 0:
+                return left
+            self._publisher.heard(b"")
+        if not self._due or not self._publisher.online:
+            return None
+        wait = self._announced + _ANNOUNCE_S - self._clock()
+        if 0 < wait <= _ANNOUNCE_S:
+            return wait
+        self._due, self._announced = False, self._clock()
+        self._publisher.restore()
+        return None

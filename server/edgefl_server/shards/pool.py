@@ -1,9 +1,9 @@
 """Pool of aggregation workers: starts them, sends them the rounds, merges their sums, and replaces those that died.
 
 ``kill -9`` of a worker is harmless because of the order at a round's end. The round is first closed in the journal, and no
-worker can commit an update after that (:func:`edgefl_server.storage.round_rows.close`). Then each worker returns its sum and
-the digest of the updates in it. If that is not what the journal holds of its shards, or the worker is gone, the server adds
-these updates itself. Sums are whole numbers, so they have the same bits whoever adds them.
+worker can commit an update after that (:func:`edgefl_server.storage.round_table.close`). Then each worker returns its sum
+and the digest of the updates in it. If that is not what the journal holds of its shards, or the worker is gone, the server
+adds these updates itself. Sums are whole numbers, so they have the same bits whoever adds them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards import messages
 from edgefl_server.shards.messages import SHARDS, shards_of, worker_of
 from edgefl_server.shards.worker import WorkerSettings
-from edgefl_server.storage.retrying import RetryingJournal
+from edgefl_server.storage.retry import RetryingJournal
 from edgefl_server.updates.receiver import stored_updates
 from edgefl_server.workers.process import ProcessLauncher
 from edgefl_server.workers.protocol import Died, Stop, WorkerHandle, WorkerLauncher

@@ -29,7 +29,7 @@ from edgefl.wire.mqtt.session import Session, inbox_of
 from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl.wire.text import printable
 from edgefl_server.coordinator.fleet import Devices, Status
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Answered, Rules, State, TurnLost
 from edgefl_server.events import Event, Rejected
 from edgefl_server.identity.authenticator import check_valid, unknown_key, unsigned
@@ -38,8 +38,8 @@ from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.shards import messages
 from edgefl_server.shards.messages import shard_of, shards_of
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import store_at
-from edgefl_server.storage.retrying import RetryPolicy
+from edgefl_server.storage.retry import RetryPolicy
+from edgefl_server.storage.update_storage import store_at
 from edgefl_server.updates.rate_limit import RateLimiter
 from edgefl_server.updates.receiver import MAX_ROUNDS, ReceiveResult, Reply, UpdateReceiver
 from edgefl_server.updates.upload_scheduler import UploadScheduler
@@ -110,7 +110,7 @@ class KeyRing:
         """Verify and decode a chunk.
 
         Args:
-            device: Device in the topic.
+            device: RosterEntry in the topic.
             topic: Topic of the message, which is part of what was signed.
             payload: The envelope.
 
@@ -277,7 +277,7 @@ class AggregationWorker:
 
     def _update_devices(self) -> None:
         """Put the devices with keys into the state: all others are unknown."""
-        known = {name: Device(name, "", 0, True, 0.0) for name in self._ring.keys}
+        known = {name: RosterEntry(name, "", 0, True, 0.0) for name in self._ring.keys}
         self._state = replace(self._state, devices=Devices(known))
 
     def _end(self, command: messages.End) -> None:

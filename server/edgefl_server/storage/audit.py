@@ -14,7 +14,7 @@ import hashlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,49 @@ from typing import Any
 import msgspec
 
 from edgefl.errors import DataError
+from edgefl.system.clock import Clock
 from edgefl_server import events
-from edgefl_server.events import Event, Warned
-from edgefl_server.storage.history import rounds_of
+from edgefl_server.events import Event, RoundClosed, Warned
+
+HISTORY_NAME = "history.jsonl"
+
+
+class History:
+    """Writer of the history of rounds. A round that a killed server reports twice is in the file twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HISTORY_NAME
+
+    def take(self, event: Event) -> Warned | None:
+        """Write a closed round, and ignore other events. Returns a warning if it cannot write."""
+        if not isinstance(event, RoundClosed):
+            return None
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"\n" + msgspec.json.encode(event) + b"\n")  # begins anew behind half a line
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            text = (
+                f"round {event.round} is missing in {self._path} ({error.strerror or error}): free some space"
+            )
+            return Warned(tier="", text=text)
+        return None
+
+
+def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
+    """Return the rounds of the run in ``folder``, in their order, each as first reported.
+
+    Ignores a line that a killed server left incomplete: the resumed server reports that round again.
+    """
+    path = folder / HISTORY_NAME
+    rounds: dict[int, RoundClosed] = {}
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            row = msgspec.json.decode(line, type=RoundClosed)
+            rounds.setdefault(row.round, row)
+    return tuple(rounds[number] for number in sorted(rounds))
+
 
 NAME = "audit.jsonl"
 BEGINNING = "0" * 64
@@ -59,7 +99,7 @@ class _ChainState:
 class Audit:
     """Writer of the chain in ``folder``. Returns a warning if it cannot write."""
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, clock: Clock = time.time) -> None:
         self._path = folder / NAME
         self._clock = clock
         self._tail: _ChainState | None = None
@@ -67,7 +107,10 @@ class Audit:
         self._devices: frozenset[str] = frozenset()
 
     def take(self, event: Event) -> Warned | None:
-        """Write down what belongs to the history of a round; an update that a killed server accepted twice, once."""
+        """Append an event that belongs to the history of a round.
+
+        An update that a killed server accepted twice is appended once.
+        """
         try:
             self._tail = self._tail or _mended(self._path)
             if self._is_told(event, self._tail):
@@ -154,7 +197,7 @@ def verify(folder: Path) -> Verified:
 
 
 def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
-    """A line as values, and what is wrong with it."""
+    """Return a line as values, and its fault, or an empty text if it is valid."""
     try:
         told = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -181,7 +224,7 @@ def _own_hash(line: bytes) -> str:
 
 
 def _mended(path: Path) -> _ChainState:
-    """The end of the chain, after half a line that a killed server left was cut off; nothing else is ever changed."""
+    """Return the end of the chain. Cuts off half a line that a killed server left, and changes nothing else."""
     tail = _ChainState()
     if not path.exists():
         return tail
@@ -198,7 +241,7 @@ def _mended(path: Path) -> _ChainState:
 
 
 def _go_on(tail: _ChainState, line: bytes) -> None:
-    """One line further along the chain."""
+    """Advance the end of the chain by one line."""
     told, _ = _read(line, tail.lines + 1, tail.head)
     tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
     event = _event(told)

@@ -1,4 +1,4 @@
-"""The model after each round as safetensors files that are whole or not there, equal weights giving equal bytes."""
+"""Files of the models: checkpoints after each round, and the published bytes. Each is whole or missing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
+
 from edgefl.errors import ProtocolError, StoreError
 from edgefl.system.files import make_folder, write_whole
 from edgefl.wire import tensors
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array, Arrays
 
 KEPT = 3
@@ -26,7 +30,7 @@ class Checkpoints:
         return self._folder / "model.safetensors"
 
     def path(self, number: int) -> Path:
-        """File of the model after round ``number``; 0 is the initial model."""
+        """Return the file of the model after round ``number``; 0 is the initial model."""
         return self._folder / "checkpoints" / f"round-{number:04d}.safetensors"
 
     def save(self, number: int, weights: Mapping[str, Array]) -> str:
@@ -41,7 +45,7 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
 
     def load(self, number: int) -> Arrays:
-        """The model after round ``number``; StoreError if the file is missing or damaged."""
+        """Return the model after round ``number``. StoreError if the file is missing or damaged."""
         path = self.path(number)
         try:
             return tensors.load(path.read_bytes())
@@ -71,3 +75,69 @@ def store(path: Path, data: bytes, *, private: bool = False) -> str:
             f"{path} cannot be written ({reason}): free some space, or choose another folder", path=str(path)
         ) from error
     return hashlib.sha256(data).hexdigest()
+
+
+Blobs = dict[str, bytes]
+Lines = dict[str, tuple[BlobRef, ...]]
+
+
+class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """Record of one published model: per name a whole blob and the patches since, and the blobs new in this record.
+
+    A name's whole blob is in the record that began its line, also if it was published before. ``oldest`` is the number
+    of the oldest record that holds any of the others. ``model`` is the version of the model it was made from.
+    """
+
+    run: str
+    model: str
+    oldest: int
+    lines: Lines
+    blobs: Blobs
+
+
+class PublishedModels:
+    """``published/round-0007.msgpack`` below ``folder``: a record per published model of ``run``, 0 for the initial one.
+
+    Those of another run, which an earlier server left in the folder, are as good as none.
+    """
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self._folder = folder / "published"
+        self.run = run
+
+    def save(self, number: int, record: PublishedModel) -> None:
+        """Keep a record, whole or not at all, on disk before this returns."""
+        store(self._path(number), msgspec.msgpack.encode(record))
+
+    def load(self, number: int, model: str) -> tuple[PublishedModel, Blobs] | None:
+        """Return the record and all blobs that it names, as they travelled.
+
+        None if any is missing or damaged, or if the record was made from another model.
+        """
+        record = self._read(number)
+        if record is None or record.model != model:
+            return None
+        blobs = dict(record.blobs)
+        for earlier in range(record.oldest, number):
+            earlier_record = self._read(earlier)  # one without new blobs may be gone
+            blobs |= earlier_record.blobs if earlier_record is not None else {}
+        wanted = {ref.sha256 for line in record.lines.values() for ref in line}
+        whole = all(hashlib.sha256(blobs.get(name, b"")).hexdigest() == name for name in wanted)
+        return (record, {name: blobs[name] for name in wanted}) if whole else None
+
+    def prune(self, oldest: int, newest: int) -> None:
+        """Delete all records but those of the numbers ``oldest`` to ``newest``."""
+        for path in self._folder.glob("round-*.msgpack"):
+            number = path.stem.removeprefix("round-")
+            if number.isdigit() and not oldest <= int(number) <= newest:
+                path.unlink(missing_ok=True)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"round-{number:04d}.msgpack"
+
+    def _read(self, number: int) -> PublishedModel | None:
+        try:
+            record = msgspec.msgpack.decode(self._path(number).read_bytes(), type=PublishedModel)
+        except (OSError, *MALFORMED):
+            return None
+        return record if record.run == self.run else None

@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from edgefl.system.clock import Clock
 from edgefl_server import events
 from edgefl_server.events import Event, Warned
 
@@ -32,9 +33,7 @@ _PROGRESS_S = 1.0
 class Feed:
     """Appends to the feed of ``folder``. ``clock`` gives epoch seconds."""
 
-    def __init__(
-        self, folder: Path, clock: Callable[[], float] = time.time, *, most_bytes: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, folder: Path, clock: Clock = time.time, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
         self._clock = clock
         self._most_bytes = most_bytes
@@ -107,7 +106,7 @@ class Feed:
 
 
 def begin(folder: Path) -> None:
-    """A feed in ``folder``, empty where there is none: who follows it finds the folder to be that of a run."""
+    """Create an empty feed in ``folder`` if there is none: a reader then recognizes the folder of a run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / NAME).touch()
 
@@ -122,7 +121,7 @@ def _line(at: float, event: Event) -> bytes:
 
 
 def _lean(event: Event) -> dict[str, Any]:
-    """The fields that say something; JSON has no NaN."""
+    """Return the fields that differ from their defaults, without NaN, which JSON lacks."""
     kind = type(event)
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     found: dict[str, Any] = {}
@@ -134,3 +133,92 @@ def _lean(event: Event) -> dict[str, Any]:
         if at < required or (value != default and value not in ({}, ())):
             found[name] = value
     return found
+
+
+AnyEvent = (
+    events.Started | events.Exporting | events.Compiled | events.Warned | events.Noted | events.Waiting
+    | events.Offline | events.Online | events.DeviceJoined | events.DeviceLost | events.DeviceFailed
+    | events.DeviceFitness | events.RolloutStarted | events.RolloutJudged
+    | events.Awaiting | events.RoundOpened | events.DeviceSeen | events.UpdateAccepted | events.Rejected
+    | events.Declined | events.Limited | events.Vitals | events.Ordered | events.Refused | events.RoundEnded
+    | events.RolledBack | events.RoundClosed | events.Stopped | events.Finished
+)  # fmt: skip
+
+_MOST_AT_ONCE = 4 << 20
+"""Bytes that are read at a time, so that the caller can interrupt."""
+
+
+class FeedEvent(msgspec.Struct, frozen=True):
+    """Line of the feed: an event and its time in epoch seconds."""
+
+    at: float
+    event: AnyEvent
+
+
+_decode = msgspec.json.Decoder(FeedEvent).decode
+
+
+def decode_event(line: bytes) -> FeedEvent | None:
+    """Return the event of a line. None if it is invalid, such as half a line of a killed server, or of a later release."""
+    try:
+        return _decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+class FeedReader:
+    """Reader that follows the feed in ``folder`` over rotations and new runs, from its oldest line on."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: BinaryIO | None = None
+        self._inode = 0
+        self._rest = b""
+        self._old = True
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the new lines that are complete."""
+        if self._old:
+            self._old = False
+            older = self._folder / BEFORE
+            yield from older.read_bytes().splitlines() if older.exists() else ()
+        while self._ready():
+            assert self._file is not None
+            replaced = self._replaced()  # checked before reading: a replaced file no longer grows
+            data = self._file.read(_MOST_AT_ONCE)
+            if not data:
+                if not replaced:
+                    return
+                self.close()
+                self._rest = b""
+                continue
+            whole, newline, rest = (self._rest + data).rpartition(b"\n")
+            self._rest = rest
+            if newline:
+                yield from whole.split(b"\n")
+
+    def _ready(self) -> bool:
+        if self._file is None:
+            try:
+                self._file = (self._folder / NAME).open("rb")
+            except OSError:
+                return False
+            self._inode = _inode(self._folder / NAME)
+        return True
+
+    def _replaced(self) -> bool:
+        """Return True if another file has the name, because this one was full or another run began."""
+        inode = _inode(self._folder / NAME)
+        return inode not in (0, self._inode)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -2,12 +2,13 @@
 
 SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
 did not. Updates are journaled before they are acknowledged. Their bytes lie in a place of their own
-(:mod:`edgefl_server.storage.update_store`), are durable before the journal names them, and go when the round is over.
+(:mod:`edgefl_server.storage.update_storage`), are durable before the journal names them, and go when the round is over.
 Workers (:mod:`edgefl_server.shards`) write to the same journal: a round takes an update, or it is closed and does not.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,11 +22,11 @@ from edgefl.errors import StoreError
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.record import Participation
-from edgefl_server.coordinator.roster import Device
-from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.storage import device_rows, participation_rows, round_rows, tables, trial_rows, update_rows
-from edgefl_server.storage.update_rows import AcceptedUpdate, ShardOf
-from edgefl_server.storage.update_store import UpdateLocation, UpdateStore
+from edgefl_server.coordinator.roster import RosterEntry
+from edgefl_server.coordinator.states import OpenRound, State
+from edgefl_server.storage import device_table, round_table, tables, update_table
+from edgefl_server.storage.update_storage import UpdateLocation, UpdateStore
+from edgefl_server.storage.update_table import AcceptedUpdate, ShardOf
 
 _Given = ParamSpec("_Given")
 _Read = TypeVar("_Read")
@@ -126,7 +127,7 @@ class Journal:
     # -- runs ------------------------------------------------------------------------------------------------
 
     def latest_run(self) -> RunRecord | None:
-        """The federation's run, if one was ever begun."""
+        """Return the federation's run, or None if none was begun."""
         query = sa.select(tables.runs).where(tables.runs.c.federation == self._federation)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
@@ -138,34 +139,34 @@ class Journal:
 
     # -- devices ---------------------------------------------------------------------------------------------
 
-    def save_devices(self, devices: Iterable[tuple[Device, bytes | None]]) -> None:
+    def save_devices(self, devices: Iterable[tuple[RosterEntry, bytes | None]]) -> None:
         """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
         with self._transaction() as connection:
-            device_rows.save(connection, self._federation, devices)
+            device_table.save(connection, self._federation, devices)
 
-    def devices(self) -> dict[str, Device]:
+    def devices(self) -> dict[str, RosterEntry]:
         with self._transaction() as connection:
-            return device_rows.devices(connection, self._federation)
+            return device_table.devices(connection, self._federation)
 
     def count_devices(self) -> int:
         """Return the number of devices with a tier."""
         with self._transaction() as connection:
-            return device_rows.count(connection, self._federation)
+            return device_table.count(connection, self._federation)
 
     # -- rounds ----------------------------------------------------------------------------------------------
 
-    ended_round = _in_transaction(round_rows.ended_round)
-    open_tasks = _in_transaction(round_rows.open_tasks)
-    task_status = _in_transaction(round_rows.status)
-    versions = _in_transaction(round_rows.versions)
-    current_round = _in_transaction(round_rows.open_round)
-    progress = _in_transaction(round_rows.progress)
-    stop_taking = _in_transaction(round_rows.close)
-    take_again = _in_transaction(round_rows.open_again)
-    record = _in_transaction(participation_rows.read)
-    trial = _in_transaction(trial_rows.trial)
-    reports = _in_transaction(trial_rows.reports)
-    undo = _in_transaction(round_rows.undo)
+    ended_round = _in_transaction(round_table.ended_round)
+    open_tasks = _in_transaction(round_table.open_tasks)
+    task_status = _in_transaction(round_table.status)
+    versions = _in_transaction(round_table.versions)
+    current_round = _in_transaction(round_table.open_round)
+    progress = _in_transaction(round_table.progress)
+    stop_taking = _in_transaction(round_table.close)
+    take_again = _in_transaction(round_table.open_again)
+    record = _in_transaction(round_table.read_participations)
+    trial = _in_transaction(round_table.trial)
+    reports = _in_transaction(round_table.reports)
+    undo = _in_transaction(round_table.undo)
 
     def open_round(
         self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
@@ -180,16 +181,16 @@ class Journal:
                     state="open",
                     units=units,
                     outcome=dict(outcome or {}),
-                    **{name: getattr(opened, name) for name in round_rows.COLUMNS},
+                    **{name: getattr(opened, name) for name in round_table.COLUMNS},
                 )
             )
-            round_rows.insert_tasks(connection, run, opened.began)
+            round_table.insert_tasks(connection, run, opened.began)
 
     def reassign(self, run: str, over: Sequence[Assignment], tasks: Sequence[Assignment]) -> None:
-        """Tasks that ended without an answer, as their status says, and new ones."""
+        """Store tasks that ended without an answer, with their status, and new ones."""
         with self._transaction() as connection:
-            round_rows.answer(connection, run, over)
-            round_rows.insert_tasks(connection, run, tasks)
+            round_table.answer(connection, run, over)
+            round_table.insert_tasks(connection, run, tasks)
 
     def begin_again(self, run: str, number: int) -> None:
         """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
@@ -198,9 +199,9 @@ class Journal:
             connection.execute(tables.rounds.update().where(key).values(restart=True))
 
     def decline(self, run: str, task: Assignment, reason: str) -> None:
-        """A device sends no update for that task."""
+        """Store that a device sends no update for a task."""
         with self._transaction() as connection:
-            round_rows.answer(connection, run, [replace(task, status="declined", reason=reason)])
+            round_table.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
         """Return the units of the last two rounds, or of those that are open, the newest first."""
@@ -237,21 +238,21 @@ class Journal:
             connection.execute(
                 tables.rounds.update().where(before & (tables.rounds.c.units != b"")).values(units=b"")
             )
-            participation_rows.keep(connection, run, took_part or {})
+            round_table.keep_participations(connection, run, took_part or {})
             if not self._keep:
-                update_rows.prune(connection, run, number, self._most_rows, self._versions)
+                update_table.prune(connection, run, number, self._most_rows, self._versions)
         if not self._keep:
             self._files.drop()
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
-        """Complete an ended round's outcome, with an evaluation for example."""
+        """Add to an ended round's outcome, for example an evaluation."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             known = connection.execute(sa.select(tables.rounds.c.outcome).where(key)).scalar_one()
             connection.execute(tables.rounds.update().where(key).values(outcome={**known, **more}))
 
     def outcome(self, run: str, number: int) -> tuple[str, dict[str, Any]]:
-        """(state, outcome) of one round."""
+        """Return (state, outcome) of one round."""
         which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             row = connection.execute(
@@ -260,7 +261,7 @@ class Journal:
         return row[0], row[1]
 
     def outcomes(self, run: str) -> list[tuple[int, str, dict[str, Any]]]:
-        """(round, state, outcome) of every round so far, in order."""
+        """Return (round, state, outcome) of every round so far, in order."""
         query = sa.select(tables.rounds.c.round, tables.rounds.c.state, tables.rounds.c.outcome).where(
             tables.rounds.c.run == run
         )
@@ -271,14 +272,14 @@ class Journal:
 
     # -- updates ---------------------------------------------------------------------------------------------
 
-    add_traffic = _in_transaction(update_rows.add_traffic)
-    tally = _in_transaction(update_rows.tally)
+    add_traffic = _in_transaction(update_table.add_traffic)
+    tally = _in_transaction(update_table.tally)
 
     def accept(self, run: str, number: int, updates: Sequence[AcceptedUpdate]) -> None:
         """Keep accepted updates and mark their assignments, all or none; after this they may be acknowledged."""
         places = self._files.append(number, [update.data for update in updates])
         with self._transaction() as connection:
-            update_rows.accept(connection, run, number, updates, places, self._shard_of)
+            update_table.accept(connection, run, number, updates, places, self._shard_of)
 
     def reject(
         self,
@@ -300,12 +301,13 @@ class Journal:
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         with self._transaction() as connection:
             if final is not None:
-                round_rows.answer(connection, run, [replace(final, status="rejected")])
-            return update_rows.reject(connection, key, step, reason, text)
+                round_table.answer(connection, run, [replace(final, status="rejected")])
+            return update_table.reject(connection, key, step, reason, text)
 
     def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
-        """The digest of this device's update for a task that was accepted, in any round that has its rows; empty if none
-        was."""
+        """Return the digest of a device's accepted update for a task, in any round that has its rows; empty if there is
+        none.
+        """
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
             & (tables.updates.c.round == number)
@@ -320,15 +322,52 @@ class Journal:
     def accepted(
         self, run: str, number: int, shards: Collection[int] | None = None
     ) -> Iterator[StoredUpdate]:
-        """The accepted updates of a round (of these ``shards`` only), in the order in which they came, one at a time: memory
-        stays at one update. StoreError if their bytes are gone."""
+        """Yield the accepted updates of a round (of these ``shards`` only) in the order of their arrival.
+
+        Holds one in memory at a time. StoreError if their bytes are missing.
+        """
         columns = tables.updates.c
         names = ("device", "sha256", "weight", "share", "file", "offset", "size")
         query = sa.select(*(columns[name] for name in names))
-        which = update_rows.of_step(run, number) & (columns.reason == "")
+        which = update_table.of_step(run, number) & (columns.reason == "")
         if shards is not None:
             which &= columns.shard.in_(sorted(shards))
         with self._transaction() as connection:
             rows = connection.execute(query.where(which).order_by(columns.file, columns.offset)).all()
         for device, sha256, weight, share, *place in rows:
             yield StoredUpdate(device, sha256, weight, share, self._files.read(UpdateLocation(*place)))
+
+
+_TOGETHER_S = 1.0
+"""News of devices waits that long for more, while messages come one after the other."""
+
+
+class DeviceWrites:
+    """Devices without a tier take part in nothing, and have no rows: anybody may be one."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._new: dict[str, tuple[RosterEntry, bytes | None]] = {}
+        self._since = 0.0
+
+    def take(self, before: State, after: State, name: str, hello: bytes | None) -> None:
+        """Buffer a device that changed, with its ``hello`` if it sent one."""
+        device = after.devices.get(name)
+        if device is None or not device.tier or device is before.devices.get(name):
+            return
+        if not self._new:
+            self._since = time.monotonic()
+        known = self._new.get(name)
+        self._new[name] = (device, hello if hello is not None else known[1] if known else None)
+
+    def wait(self) -> float | None:
+        """Return the seconds until something is to be written; None if nothing is."""
+        return max(0.0, self._since + _TOGETHER_S - time.monotonic()) if self._new else None
+
+    def write(self, *, quiet: bool) -> None:
+        """Journal what is new, if it is ``quiet`` or has waited long enough. StoreError if it cannot be written; it is tried
+        again later."""
+        if self._new and (quiet or self.wait() == 0.0):
+            self._since = time.monotonic()
+            self._journal.save_devices(list(self._new.values()))
+            self._new.clear()

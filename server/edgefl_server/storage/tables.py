@@ -115,7 +115,7 @@ _CONNECT_S = 10
 
 
 def engine(url: str) -> sa.Engine:
-    """Connections to the journal at ``url``, an SQLAlchemy URL. StoreError for one that cannot be used here."""
+    """Return the connections to the journal at ``url``, an SQLAlchemy URL. StoreError if it cannot be used here."""
     try:
         if url.startswith("sqlite"):
             made = sa.create_engine(url)
@@ -159,8 +159,9 @@ def create(engine: sa.Engine) -> None:
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:
-    """Writers do not block readers, and a commit is on disk (FULL) before we acknowledge an update. Workers write, too:
-    each waits its turn."""
+    """Set up a connection: writers do not block readers, a commit is on disk (FULL) before an update is acknowledged, and
+    writers wait for each other.
+    """
     cursor = connection.cursor()
     cursor.execute("PRAGMA busy_timeout=30000")
     cursor.execute("PRAGMA journal_mode=WAL")

@@ -6,7 +6,7 @@
 
 A head is pickled. Both ends are one program of one user, and the socket between them has no name that another process could
 connect to. An object that cannot be pickled, such as a function, is sent as a placeholder (``names``). The other side
-replaces it (``resolve``).
+replaces it (:class:`PlaceholderResolver`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import pickle
 import select
 import socket
 import struct
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -32,12 +33,18 @@ class ConnectionEnded(Exception):
     """The other side is gone."""
 
 
-class PickleConnection:
-    """One end of the connection, for one thread at a time. ``alive`` returns True while the other process runs."""
+class PlaceholderResolver(Protocol):
+    """Source of the objects that placeholders stand for."""
 
-    def __init__(self, end: socket.socket, alive: Callable[[], bool] = lambda: True) -> None:
+    def resolve(self, name: Any) -> object: ...
+
+
+class PickleConnection:
+    """One end of the connection, for one thread at a time. It ends with the ``other`` process, if that is given."""
+
+    def __init__(self, end: socket.socket, other: subprocess.Popen[bytes] | None = None) -> None:
         self._end = end
-        self._alive = alive
+        self._other = other
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 
@@ -54,15 +61,15 @@ class PickleConnection:
         except OSError as error:
             raise ConnectionEnded from error
 
-    def receive(self, resolve: Callable[[Any], object] | None = None) -> Any:
+    def receive(self, resolver: PlaceholderResolver | None = None) -> Any:
         """Return the next object, its arrays in new memory. ConnectionEnded if the other side is gone.
 
-        ``resolve`` returns the object for a placeholder.
+        ``resolver`` returns the objects for placeholders.
         """
         (count,) = struct.unpack("<Q", self._read(8))
         lengths = struct.unpack(f"<{count}Q", self._read(8 * count))
         head, *buffers = [self._read(length) for length in lengths]
-        return _Unpickler(io.BytesIO(head), buffers, resolve).load()
+        return _Unpickler(io.BytesIO(head), buffers, resolver).load()
 
     def _read(self, length: int) -> memoryview:
         room = np.empty(length, np.uint8).data  # a bytearray would be filled with zeros first
@@ -70,7 +77,7 @@ class PickleConnection:
         while left:
             try:
                 while not self._poll.poll(_LOOK_MS):
-                    if not self._alive():
+                    if self._other is not None and self._other.poll() is not None:
                         raise ConnectionEnded
                 count = self._end.recv_into(left)
             except OSError as error:
@@ -81,7 +88,7 @@ class PickleConnection:
         return room
 
     def hang_up(self) -> None:
-        """Shut the socket down, which wakes any thread that waits for it."""
+        """Shut down the socket, which wakes any thread that waits for it."""
         with suppress(OSError):  # the other side did
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -102,12 +109,12 @@ class _Pickler(pickle.Pickler):
 
 class _Unpickler(pickle.Unpickler):
     def __init__(
-        self, head: io.BytesIO, buffers: list[memoryview], resolve: Callable[[Any], object] | None
+        self, head: io.BytesIO, buffers: list[memoryview], resolver: PlaceholderResolver | None
     ) -> None:
         super().__init__(head, buffers=buffers)
-        self._resolve = resolve
+        self._resolver = resolver
 
     def persistent_load(self, name: object) -> object:
-        if self._resolve is None:
+        if self._resolver is None:
             raise pickle.UnpicklingError("a name came where none is known")
-        return self._resolve(name)
+        return self._resolver.resolve(name)

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgefl.system.processes import end_with_input
@@ -14,7 +15,7 @@ from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnec
 from edgefl_server.torch_process.messages import Done, EventMessage, Failed, portable
 
 if TYPE_CHECKING:
-    from edgefl_server.events import Event
+    from edgefl_server.events import Event, EventListener
     from edgefl_server.torch_process.messages import WorkRequest
     from edgefl_server.torch_process.worker import Answer
 
@@ -34,7 +35,17 @@ def main(first: int, beside: int) -> None:
     os._exit(0)  # stops an evaluation whose answer is no longer needed
 
 
-def _answerer() -> Callable[[WorkRequest, Callable[[Event], None]], Answer]:
+@dataclass(frozen=True)
+class _ServerListener:
+    """Listener that sends events to the server."""
+
+    connection: PickleConnection
+
+    def emit(self, event: Event) -> None:
+        self.connection.send(EventMessage(event))
+
+
+def _answerer() -> Callable[[WorkRequest, EventListener], Answer]:
     """Return the function that answers requests. If it cannot be loaded, each request fails with the reason."""
     try:
         from edgefl.setup.torch_start import without_dynamo
@@ -44,21 +55,20 @@ def _answerer() -> Callable[[WorkRequest, Callable[[Event], None]], Answer]:
     except Exception as error:
         failed = error
 
-        def refuse(request: WorkRequest, emit: Callable[[Event], None]) -> Answer:
+        def refuse(request: WorkRequest, listener: EventListener) -> Answer:
             raise failed
 
         return refuse
     return ModelWorker().answer
 
 
-def _serve(
-    connection: PickleConnection, answer: Callable[[WorkRequest, Callable[[Event], None]], Answer]
-) -> None:
+def _serve(connection: PickleConnection, answer: Callable[[WorkRequest, EventListener], Answer]) -> None:
+    listener = _ServerListener(connection)
     try:
         while True:
             request: WorkRequest = connection.receive()
             try:
-                value, names = answer(request, lambda event: connection.send(EventMessage(event)))
+                value, names = answer(request, listener)
                 _send(connection, Done(value), names)
             except ConnectionEnded:
                 raise

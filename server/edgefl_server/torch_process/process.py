@@ -45,15 +45,12 @@ class Process:
         from edgefl_server.torch_process.connection import PickleConnection
 
         self.connections: tuple[PickleConnection, ...] = tuple(
-            PickleConnection(here, self._runs) for here, _ in pairs
+            PickleConnection(here, self._process) for here, _ in pairs
         )
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def _runs(self) -> bool:
-        return self._process.poll() is None
 
     def end(self) -> str:
         """End the process and return a description of its end. The caller must not hold one of its locks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from edgefl.config import Federation
@@ -17,7 +17,7 @@ from edgefl_export.compiler.cache import bundle_name
 from edgefl_export.compiler.request import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
 from edgefl_server.coordinator.roster import CANDIDATE
-from edgefl_server.events import Event
+from edgefl_server.events import EventListener
 from edgefl_server.run_spec import RunSpec, Steady
 from edgefl_server.torch_process import messages
 
@@ -31,12 +31,14 @@ class ModelWorker:
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
 
-    def answer(self, request: messages.WorkRequest, emit: Callable[[Event], None]) -> Answer:
+    def answer(self, request: messages.WorkRequest, listener: EventListener) -> Answer:
         """Return the answer to a request of the server. Errors of the run's functions pass through."""
         value: object = None
         match request:
             case messages.ComposeRequest(federation, folder, device):
-                self._spec = compose(federation, open_data(federation), folder, emit=emit, device=device)
+                self._spec = compose(
+                    federation, open_data(federation), folder, listener=listener, device=device
+                )
                 about = messages.ComposeResult(processor(device), files_of(_own(federation)))
                 return (self._spec, about), dict(_names(self._spec))
             case messages.RecomposeRequest():

@@ -25,8 +25,8 @@ from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, 
 from edgefl_server.events import EventListener, Rejected, UpdateAccepted, Warned
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.round_rows import RoundOver
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.round_table import RoundOver
+from edgefl_server.storage.update_table import AcceptedUpdate
 from edgefl_server.updates import acks, validation
 from edgefl_server.updates.rate_limit import RateLimiter
 from edgefl_server.updates.reassembly import MIN_CHUNK_BYTES, ChunkReassembler, MissingChunks, Reassembled

@@ -11,8 +11,7 @@ import pytest
 
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import journal_at
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles, journal_at
 from tests.device_runtime.store.stores import open_store
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="other systems have no modes")

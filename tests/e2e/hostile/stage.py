@@ -19,6 +19,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import RoundClosed
 from edgefl_server.identity.registry import Registry
+from edgefl_server.service import ServerKeys
 from tests.secure import SecureBroker
 from tests.server.fleet import (
     PATIENCE_S,
@@ -74,8 +75,7 @@ class Stage:
             plan,
             broker.user("server"),
             folder / "out",
-            enrolled=folder / "list.sqlite",
-            signer=Signer(folder / "server.key"),
+            keys=ServerKeys(Signer(folder / "server.key"), folder / "list.sqlite"),
         )
         stack.callback(self._end)
         self.devices = [

@@ -31,7 +31,7 @@ from edgefl_device.engine.select import open_engine
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.request import fetched
 from edgefl_export.onnx.model import to_onnx
-from edgefl_server.publish.publisher import unit_blobs
+from edgefl_server.publish.model import unit_blobs
 from tests.parity.rounds import device_round
 from tests.support.bundles import build_bundle
 

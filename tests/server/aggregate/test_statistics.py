@@ -19,7 +19,7 @@ from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import ModelVersion
-from edgefl_server.rounds import RoundModel, begin_aggregation
+from edgefl_server.rounds import FixedDownlink, RoundModel, begin_aggregation
 from edgefl_server.run_spec import AggregateSpec
 from tests.server.fleet import plan_for
 
@@ -222,7 +222,7 @@ def test_a_round_bounds_its_statistics(spec: AggregateSpec, median: bool) -> Non
     plan = replace(plan_for("bounded", Limits()), trained=frozenset(weights), aggregate=spec)
     tasks = Assignments({"strong-0": Assignment("strong-0", "strong", 0, "n")})
     opened = OpenRound(1, "v", 0.0, 9.0, 1, tasks)
-    model = RoundModel(ModelVersion.of(plan, 0, plan.initial), lambda: plan.initial)
+    model = RoundModel(ModelVersion.of(plan, 0, plan.initial), FixedDownlink(plan.initial))
 
     active = begin_aggregation(plan, opened, model, device="cpu", sums=None)
 

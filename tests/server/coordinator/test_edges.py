@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.errors import DIVERGED, DivergedError, UpdateRejected
 from edgefl_server.coordinator import attendance, claims, machine, roster, states
-from edgefl_server.coordinator.roster import Device, TierRule
+from edgefl_server.coordinator.roster import RosterEntry, TierRule
 from edgefl_server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left, play
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
@@ -44,7 +44,7 @@ def test_memory_as_large_as_a_tier_asks_for_is_enough() -> None:
 
 
 def test_a_device_is_eligible_until_the_grace_is_over() -> None:
-    device = Device("d", "weak", 1, online=False, seen=10.0)
+    device = RosterEntry("d", "weak", 1, online=False, seen=10.0)
     assert device.eligible(14.9, 5.0) and not device.eligible(15.0, 5.0)
     assert replace(device, online=True).eligible(1e9, 5.0)
     assert not replace(device, online=True, tier="").eligible(10.0, 5.0)
@@ -138,7 +138,7 @@ def test_an_update_after_the_round_closes_finds_no_round_open() -> None:
 def test_hellos_of_a_device_that_is_there_renew_what_is_known_of_it() -> None:
     state, _ = hello(RULES, machine.initial(VERSION, 0.0), "weak-0")
     state, _ = machine.step(RULES, state, states.DeviceHello("weak-0", 9, 60), 3.0)
-    assert state.devices["weak-0"] == Device("weak-0", "weak", 60, online=True, seen=3.0)
+    assert state.devices["weak-0"] == RosterEntry("weak-0", "weak", 60, online=True, seen=3.0)
 
 
 def test_nobody_is_known_by_a_status_alone() -> None:
@@ -289,7 +289,7 @@ def test_a_message_names_twenty_devices_and_counts_the_others() -> None:
 
 
 def test_grace_runs_from_the_later_of_both_instants() -> None:
-    rules, device = replace(RULES, offline_grace_s=5), Device("d", "weak", 1, online=False, seen=7.0)
+    rules, device = replace(RULES, offline_grace_s=5), RosterEntry("d", "weak", 1, online=False, seen=7.0)
     assert attendance.grace_ends(rules, device, 3.0) == 12.0
     assert attendance.grace_ends(rules, device, 9.0) == 14.0
     assert attendance.grace_ends(rules, None, 9.0) == 14.0

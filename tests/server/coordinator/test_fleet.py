@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices, Status
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 
 NAMES = st.sampled_from("abcdef")
 STATUSES = st.sampled_from(("open", "accepted", "rejected", "declined"))
 DEVICES = st.builds(
-    Device,
+    RosterEntry,
     NAMES,
     st.sampled_from(("", "strong")),
     st.integers(0, 9),
@@ -22,7 +22,9 @@ DEVICES = st.builds(
 
 
 @given(st.lists(DEVICES), st.lists(DEVICES), st.floats(0, 20), st.floats(0, 9))
-def test_devices_are_counted(before: list[Device], changes: list[Device], now: float, grace_s: float) -> None:
+def test_devices_are_counted(
+    before: list[RosterEntry], changes: list[RosterEntry], now: float, grace_s: float
+) -> None:
     by_name = {device.name: device for device in before}
     devices = Devices(by_name)
     for device in changes:

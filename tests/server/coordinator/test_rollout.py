@@ -13,7 +13,7 @@ from edgefl_server.coordinator import machine, rollout
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.record import Turnout
 from edgefl_server.coordinator.rollout import Arm, Reports, Rollout, Trial
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
 from tests.server.coordinator.test_selection import RULES, fleet, names
 
@@ -39,7 +39,7 @@ def trying(state: State) -> set[str]:
 def test_shares_are_rounded_up(seed: int, share: float, strong: int, weak: int) -> None:
     rule = replace(RULE, seed=seed, share=share)
     devices = Devices(
-        {name: Device(name, name.partition("-")[0], 1, True, 0.0) for name in names(strong, weak)}
+        {name: RosterEntry(name, name.partition("-")[0], 1, True, 0.0) for name in names(strong, weak)}
     )
     trial = rollout.begun(rule, 1, devices, devices)
     for tier, count in (("strong", strong), ("weak", weak)):

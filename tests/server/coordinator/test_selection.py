@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions, known_conditions
 from edgefl_server.coordinator import attendance, machine, selection, states
 from edgefl_server.coordinator.eligibility import Selection, unfit
-from edgefl_server.coordinator.record import Participation, Record, Turnout
+from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
 from edgefl_server.coordinator.roster import TierRule, sample, share
 from edgefl_server.coordinator.states import (
     Answered,
@@ -180,7 +180,7 @@ def test_what_is_recorded_of_devices_is_what_counting_anew_gives(reporting: list
     assert {each.tasks for each in record.of.values()} == {len(reporting)}
     total, squares = sum(counts.values()), sum(n * n for n in counts.values())
     assert record.fairness(6) == pytest.approx(total**2 / (6 * squares))
-    again = Record.read(record.of, record.turnouts)
+    again = ParticipationRecord.read(record.of, record.turnouts)
     assert replace(again, newest=record.newest) == record
 
 
@@ -191,7 +191,9 @@ def lossy(lost: float, **changes: object) -> tuple[Rules, State]:
     """Twenty devices after a round of a hundred tasks of which that share was lost."""
     rules = replace(RULES, **{"fraction": 0.5, **changes})  # type: ignore[arg-type]
     turnout = {"strong": Turnout(100, round(100 * lost))}
-    state = replace(fleet(rules, *names(20, 0)), next_round=2, record=Record(turnouts=(turnout,)))
+    state = replace(
+        fleet(rules, *names(20, 0)), next_round=2, record=ParticipationRecord(turnouts=(turnout,))
+    )
     return rules, state
 
 

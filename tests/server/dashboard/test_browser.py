@@ -14,9 +14,9 @@ import pytest
 from benchmarks.browser import Browser
 from edgefl.wire.limits import Limits
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
-from edgefl_server.operations.mailbox import Mailbox
+from edgefl_server.operations import Mailbox
+from edgefl_server.storage.audit import History
 from edgefl_server.storage.feed import Feed
-from edgefl_server.storage.history import History
 from tests.conftest import Mosquitto
 from tests.server.dashboard.served import TOKEN, PageProcess
 from tests.server.fleet import MakeDevice, RunningServer, ScriptedDevice, plan_for, silent

@@ -18,11 +18,18 @@ import pytest
 
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
 from edgefl.errors import ConfigError, StoreError
-from edgefl_server.dashboard.known.fleet import Fleet
-from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.dashboard.state.fleet import Fleet
+from edgefl_server.dashboard.state.source import Folder
 from edgefl_server.dashboard.web.hub import Hub
-from edgefl_server.dashboard.web.serve import bind, check_token, is_loopback, parse_listen, read_token, serve
-from edgefl_server.dashboard.web.start import order_handler
+from edgefl_server.dashboard.web.serve import (
+    bind,
+    check_token,
+    is_loopback,
+    order_handler,
+    parse_listen,
+    read_token,
+    serve,
+)
 from edgefl_server.dashboard.web.upstream import Upstream
 
 
@@ -230,7 +237,7 @@ def test_a_page_for_everybody_says_so(folder: Path) -> None:
 def test_the_page_alone_needs_none_of_the_servers_packages() -> None:
     script = (
         "import sys\n"
-        "import edgefl_server.dashboard.web.start, edgefl_server.dashboard.web.serve\n"
+        "import edgefl_server.dashboard.web.serve, edgefl_server.dashboard.web.serve\n"
         "sys.argv = ['edgefl', 'dashboard', '--alerts']\n"
         "import edgefl.cli\n"
         "try:\n"

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from edgefl_server import events
-from edgefl_server.dashboard.known.tail import AnyEvent, FeedEvent, FeedReader, decode_event
 from edgefl_server.events import DeviceSeen, Noted, UpdateAccepted
 from edgefl_server.storage import feed
-from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.feed import AnyEvent, Feed, FeedEvent, FeedReader, decode_event
 from tests.support.events import round_closed
 
 

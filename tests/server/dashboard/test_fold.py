@@ -9,13 +9,12 @@ import pytest
 
 from benchmarks.dashboard import FEDERATION, RUN, SyntheticRun
 from edgefl_server import events
-from edgefl_server.dashboard.known import fleet as fleets
-from edgefl_server.dashboard.known import fold
-from edgefl_server.dashboard.known.fleet import Fleet
-from edgefl_server.dashboard.known.source import Folder
-from edgefl_server.dashboard.shown import rows
-from edgefl_server.dashboard.shown.glance import Glance, histogram
-from edgefl_server.dashboard.shown.rows import DeviceFilter
+from edgefl_server.dashboard.state import fleet as fleets
+from edgefl_server.dashboard.state import fold
+from edgefl_server.dashboard.state.fleet import Fleet
+from edgefl_server.dashboard.state.source import Folder
+from edgefl_server.dashboard.views import summary
+from edgefl_server.dashboard.views.summary import DeviceFilter, Glance, histogram
 from edgefl_server.events import (
     Declined,
     DeviceJoined,
@@ -27,7 +26,7 @@ from edgefl_server.events import (
 )
 from edgefl_server.storage.feed import Feed
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles
 
 DEVICES = ("strong-0", "strong-1", "weak-0", "weak-1")
 
@@ -80,7 +79,7 @@ def test_a_round_counts_what_became_of_each_of_its_devices() -> None:
     assert row.reasons == {"policy": 1, "it did not report in time": 1}
     assert row.tiers["strong"].seconds == 2.0 and row.tiers["strong"].used_bytes == 50
     assert (row.tiers["strong"].up_bytes, row.tiers["weak"].arrived) == (6, 0)
-    assert rows.staleness(fleet) == {0: 2, 1: 1}, "the late update was one version behind"
+    assert summary.staleness(fleet) == {0: 2, 1: 1}, "the late update was one version behind"
 
 
 def test_who_goes_on_from_an_earlier_version_is_at_work_and_missed_by_none() -> None:
@@ -89,7 +88,7 @@ def test_who_goes_on_from_an_earlier_version_is_at_work_and_missed_by_none() -> 
     opens = RoundOpened(round=2, goal=2, devices=("strong-0", "weak-0", "weak-1"), deadline=90.0)
     fleet = told(*report("strong-0"), *report("strong-1"), ends, opens)
 
-    states = {name: rows.state_of(fleet, fleet.devices[name]) for name in DEVICES}
+    states = {name: summary.state_of(fleet, fleet.devices[name]) for name in DEVICES}
     assert states == {"strong-0": "working", "strong-1": "idle", "weak-0": "working", "weak-1": "working"}
     assert list(fleet.rounds[2].parts) == ["strong-0"]
 
@@ -129,7 +128,7 @@ def test_what_is_told_twice_changes_nothing() -> None:
     twice = told(*report("strong-0"), *report("strong-0"), DECLINED, DECLINED, ENDED, ENDED)
 
     for name in DEVICES:
-        first, second = (rows.device_row(fleet, fleet.devices[name]) for fleet in (once, twice))
+        first, second = (summary.device_row(fleet, fleet.devices[name]) for fleet in (once, twice))
         assert (first.reports, first.missed, first.seconds) == (second.reports, second.missed, second.seconds)
     assert Glance(once).round(1).reasons == Glance(twice).round(1).reasons
 
@@ -138,10 +137,10 @@ def test_a_device_stands_where_it_said_last() -> None:
     seen = DeviceSeen(device="weak-1", tier="weak", round=1, stage="train", step=3, steps=10, loss=0.7)
     fleet = told(*report("strong-0"), DECLINED, seen, events.DeviceLost(device="strong-1", tier="strong"))
 
-    states = {name: rows.state_of(fleet, device) for name, device in fleet.devices.items()}
+    states = {name: summary.state_of(fleet, device) for name, device in fleet.devices.items()}
 
     assert states == dict(zip(DEVICES, ["reported", "offline", "declined", "working"], strict=True))
-    row = rows.device_row(fleet, fleet.devices["weak-1"])
+    row = summary.device_row(fleet, fleet.devices["weak-1"])
     assert (row.stage, row.step, row.steps, row.loss) == ("train", 3, 10, 0.7)
     found = [
         [each.name for each in view.of(fleet)]
@@ -154,7 +153,7 @@ def test_a_refused_update_ends_the_part_of_its_device() -> None:
     refused = Rejected(device="weak-1", round=1, reason="not-finite", text="NaN")
     fleet = told(refused)
 
-    assert rows.state_of(fleet, fleet.devices["weak-1"]) == "rejected"
+    assert summary.state_of(fleet, fleet.devices["weak-1"]) == "rejected"
     assert Glance(fleet).round(1).reasons == {"not-finite": 1}
 
 

@@ -10,7 +10,7 @@ import sys
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from edgefl_server.dashboard.shipped import ALERTS, GRAFANA
+from edgefl_server.dashboard import ALERTS, GRAFANA
 from tests.server.dashboard.served import PageProcess
 
 _NAME = re.compile(r"\bedgefl_\w+")

@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 import pytest
 
 from edgefl_server.dashboard.web.hub import MOST_STREAMS
-from edgefl_server.operations.mailbox import Mailbox, Pause, RollBack
+from edgefl_server.operations import Mailbox, Pause, RollBack
 from tests.server.dashboard.conftest import HOSTILE, MARKUP
 from tests.server.dashboard.served import PageProcess
 

@@ -15,6 +15,7 @@ from edgefl_server.events import Event
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.service import Service
 from tests.server.fleet import plan_for
+from tests.support.listeners import CallingListener
 
 LIMITS = Limits(chunk_bytes=1024, reconnect_min_s=0.02, reconnect_max_s=0.1)
 
@@ -45,4 +46,4 @@ def run(plan: RunSpec, events: Connection, port: int, out: Path, **options: Any)
     def emit(event: Event) -> None:
         events.send_bytes(msgspec.json.encode(event))
 
-    Service(plan, Address("127.0.0.1", port), out, emit=emit, **options).run()
+    Service(plan, Address("127.0.0.1", port), out, listener=CallingListener(emit), **options).run()

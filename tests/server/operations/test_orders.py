@@ -11,9 +11,9 @@ import pytest
 from edgefl.simulator.replay import Replay
 from edgefl.wire.mqtt.messages import Task
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened, Started, Stopped
-from edgefl_server.operations.mailbox import Drain, Mailbox, Order, Pause, Resume, RollBack, read
+from edgefl_server.operations import Drain, Mailbox, Order, Pause, Resume, RollBack, read
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles
 from tests.server.fleet import WEIGHTS, MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve, silent
 
 

@@ -12,7 +12,7 @@ from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Hello, ProfileAnswer, ProfileRequest, Status, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.profiling.rows import DeviceReport, FleetReport
+from edgefl_server.profiling.reports import DeviceReport, FleetReport
 from tests.server.fleet import bundle
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import PATIENCE_S, wait_up

@@ -11,8 +11,7 @@ import pytest
 
 from edgefl.errors import ConfigError, ParticipationError
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl_server.profiling.recorded import read_recorded
-from edgefl_server.profiling.rows import FleetReport
+from edgefl_server.profiling.reports import FleetReport, read_recorded
 from tests.device_runtime import tiny, tiny_pte
 from tests.e2e.inside import Ran, edgefl
 from tests.e2e.runs import EDGEFL

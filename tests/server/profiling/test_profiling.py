@@ -18,7 +18,7 @@ from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileReques
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
-from edgefl_server.profiling.rows import FleetReport
+from edgefl_server.profiling.reports import FleetReport
 from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
 from tests.server.profiling.phones import (
     WEAK,
@@ -112,13 +112,13 @@ def test_a_command_that_is_stopped_does_not_blame_the_time(
     broker: BrokerProcess, phones: MakePhone, wanted: ProfilingOptions
 ) -> None:
     phones("phone", takes)
-    profiler = FleetProfiler(
-        broker.address,
-        wanted,
-        on_report=lambda report: profiler.stop() if report.devices[0].state == "measuring" else None,
-    )
+    profiler = FleetProfiler(broker.address, wanted)
 
-    row = profiler.run().devices[0]
+    def stop(report: FleetReport) -> None:
+        if report.devices[0].state == "measuring":
+            profiler.stop()
+
+    row = profiler.run(stop).devices[0]
 
     assert (row.state, "was stopped" in row.text) == ("late", True)
 

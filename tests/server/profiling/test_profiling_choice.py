@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
-from edgefl_server.profiling.rows import FleetReport, by_tier, tier_for
+from edgefl_server.profiling.reports import FleetReport, by_tier, tier_for
 from tests.conftest import BrokerProcess
 from tests.server.profiling.phones import STRONG, WEAK, MakePhone, Profile, by_name, measures
 from tests.wire.mqtt.events import PATIENCE_S

@@ -19,7 +19,7 @@ from edgefl_device.round.job import Job
 from edgefl_server.publish.downlink import Downlink, PublishedPart
 from edgefl_server.publish.publisher import Publisher
 from edgefl_server.run_spec import DownlinkSpec
-from edgefl_server.storage.published import PublishedModels
+from edgefl_server.storage.checkpoints import PublishedModels
 from tests.server.fleet import bundle
 
 LIMIT = 1 << 24

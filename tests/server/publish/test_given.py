@@ -20,6 +20,7 @@ from edgefl_server.events import RoundClosed
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, RunSpec
 from edgefl_server.service import Service
 from tests.server.fleet import UNITS, WEIGHTS, MakeDevice, MakePlan, ScriptedDevice, Serve, names_of, plan_for
+from tests.support.listeners import CallingListener
 
 LIMIT = 0.5
 HALF = {name: array.astype(np.float16).astype(np.float32) for name, array in WEIGHTS.items()}
@@ -88,4 +89,6 @@ def test_a_second_run_in_a_folder_publishes_its_own_weights(
 
 def start(plan: RunSpec, out: Path, database: str) -> Any:
     where = f"sqlite:///{out / database}.sqlite"
-    return Service(plan, Address("127.0.0.1", 1), out, emit=lambda _: None, database=where)
+    return Service(
+        plan, Address("127.0.0.1", 1), out, listener=CallingListener(lambda _: None), database=where
+    )

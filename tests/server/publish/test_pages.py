@@ -14,10 +14,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ELSEWHERE, Round, decode, encode
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.publish.kept import MirrorFolder
-from edgefl_server.publish.publisher import Publisher
-from edgefl_server.publish.watch import Watch
+from edgefl_server.publish.blob_store import MirrorFolder
+from edgefl_server.publish.publisher import AnnouncementMonitor, Publisher
 from tests.server.publish.test_publisher import TOPICS, Broker
+from tests.support.listeners import CallingListener
 from tests.wire.mqtt.rounds import announcement
 
 DATA = b"0123456789"
@@ -169,7 +169,8 @@ def test_a_blob_that_somebody_deleted_is_told_once(tmp_path: Path) -> None:
     ref = publisher.offer(DATA)
     told: list[str] = []
     now = iter(range(0, 10_000, 100))
-    watch = Watch(publisher, b"", lambda event: told.append(str(event)), lambda: float(next(now)))
+    listener = CallingListener(lambda event: told.append(str(event)))
+    watch = AnnouncementMonitor(publisher, b"", listener, lambda: float(next(now)))
     watch.failed()
     assert told == []
     (tmp_path / ref.sha256).unlink()

@@ -14,8 +14,9 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_server.publish.publisher import Publisher, unit_blobs, version_of
-from edgefl_server.publish.watch import Watch
+from edgefl_server.publish.model import unit_blobs, version_of
+from edgefl_server.publish.publisher import AnnouncementMonitor, Publisher
+from tests.support.listeners import CallingListener
 from tests.wire.mqtt.rounds import announcement
 from tests.wire.mqtt.speakers import speaker_in
 
@@ -208,7 +209,7 @@ def test_blobs_are_not_restored_again_before_the_last_time_is_over() -> None:
 def test_a_message_in_flight_is_not_the_retained_one(tmp_path: Path) -> None:
     broker, speaker = Broker(), speaker_in(tmp_path / "key")
     publisher = Publisher(broker, TOPICS, 4, seal=speaker.seal)
-    watch = Watch(publisher, speaker.keys.public, lambda _: None)
+    watch = AnnouncementMonitor(publisher, speaker.keys.public, CallingListener(lambda _: None))
     watch.connected(resumed=False)
     publisher.offer(b"0123456789")
     publisher.announce(announcement(1))

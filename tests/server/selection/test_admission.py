@@ -9,6 +9,7 @@ import msgspec
 from edgefl.wire.limits import Limits
 from edgefl_server.events import RoundClosed, RoundOpened
 from edgefl_server.identity.registry import Registry
+from edgefl_server.service import ServerKeys
 from edgefl_server.updates.rate_limit import AdmissionControl
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, MakeDevice, RunningServer, plan_for
@@ -27,7 +28,12 @@ def test_the_lowest_lots_get_the_places_and_the_others_come_later(
     for name, speaker in speakers.items():
         registry.add(name, speaker.keys.public, source="request", now=0.0)
     plan = plan_for(federation, limits, min_devices=3, rounds=2, ready_timeout_s=1.0)
-    server = RunningServer.start(plan, mosquitto.address, tmp_path / "out", enrolled=tmp_path / "list.sqlite")
+    server = RunningServer.start(
+        plan,
+        mosquitto.address,
+        tmp_path / "out",
+        keys=ServerKeys(enrolled=tmp_path / "list.sqlite"),
+    )
 
     made = {name: device(name, seal=speakers[name].seal) for name in reversed(ranked)}
     for name in ranked[2:]:

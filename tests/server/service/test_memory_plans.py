@@ -10,8 +10,8 @@ import pytest
 
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.coordinator.roster import TierRule, tier_of
-from edgefl_server.dashboard.known.fleet import Fleet, TierPlan
-from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.dashboard.state.fleet import Fleet, TierPlan
+from edgefl_server.dashboard.state.source import Folder
 from edgefl_server.events import REPORTED, DeviceSeen, Rejected, Warned
 from edgefl_server.memory_plans import MemoryPlans, read_raised
 from tests.server.fleet import PROFILE, MakeDevice, MakePlan, ScriptedDevice, Serve, with_manifest

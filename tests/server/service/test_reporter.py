@@ -43,6 +43,7 @@ from tests.server.fleet import (
     progress,
     silent,
 )
+from tests.support.listeners import CallingListener
 from tests.wire.mqtt.events import wait_up
 from tests.wire.mqtt.test_neighbours import announce
 
@@ -213,7 +214,7 @@ def test_quick_hellos_are_reported_once(seconds: Any, reconnects: bool, count: i
     reported: list[events.Event] = []
     now = 0.0
     plans = MemoryPlans(tmp_path, {})
-    reporter = EventReporter(plan_for("demo", Limits()), reported.append, plans, lambda: now)
+    reporter = EventReporter(plan_for("demo", Limits()), CallingListener(reported.append), plans, lambda: now)
     for now in seconds:  # noqa: B007 - the clock of the reporter
         if reconnects:
             reporter.report_online("broker")

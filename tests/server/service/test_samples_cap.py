@@ -19,7 +19,7 @@ from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import DeviceHello, OpenRound, Rules
 from edgefl_server.publish.model import ModelVersion
-from edgefl_server.rounds import RoundModel, begin_aggregation
+from edgefl_server.rounds import FixedDownlink, RoundModel, begin_aggregation
 from tests.server.fleet import plan_for
 
 RULES = Rules("run", 0, 1, (TierRule("strong", ("*",)),), min_devices=2)
@@ -89,7 +89,7 @@ def test_sums_have_room_for_all_weights_up_to_the_cap() -> None:
     model = ModelVersion.of(spec, 0, spec.initial)
 
     current = replace(current, assignments=Assignments(tasks))
-    active = begin_aggregation(spec, current, RoundModel(model, dict), device="cpu", sums=None)
+    active = begin_aggregation(spec, current, RoundModel(model, FixedDownlink({})), device="cpu", sums=None)
 
     assert active.aggregator.weight_limit == 100 + 100 + 200
     assert [active.weight(claimed) for claimed in (1, 100, 1 << 20)] == [1, 100, 200]

@@ -25,6 +25,7 @@ from edgefl_server.events import DeviceLost, DeviceSeen, Event, Rejected, RoundC
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.service import Service
 from tests.server.fleet import PATIENCE_S, MakeDevice, chunks_of, plan_for, progress, trained, update_for
+from tests.support.listeners import CallingListener
 from tests.wire.mqtt.speakers import speaker_in
 
 NOBODY = Address("127.0.0.1", 1)
@@ -38,7 +39,9 @@ class Flooded:
         self.now = 1000.0
         self.events: list[Event] = []
         plan = plan_for(federation, limits, **rules)
-        self.service = Service(plan, NOBODY, out, emit=self.events.append, clock=lambda: self.now)
+        self.service = Service(
+            plan, NOBODY, out, listener=CallingListener(self.events.append), clock=lambda: self.now
+        )
         self.service.handle(Connected(resumed=False))
         self.topics = Topics(federation)
         self.path = out / "journal.sqlite"

@@ -22,7 +22,7 @@ from edgefl_server.events import Rejected, RoundClosed
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import DownlinkSpec, RunSpec
 from edgefl_server.service import Service
-from edgefl_server.storage.update_rows import MOST_REJECTED
+from edgefl_server.storage.update_table import MOST_REJECTED
 from tests.server.fleet import (
     PATIENCE_S,
     MakeDevice,
@@ -34,6 +34,7 @@ from tests.server.fleet import (
     update_for,
     with_manifest,
 )
+from tests.support.listeners import CallingListener
 
 
 def nan_update(device: ScriptedDevice, task: Any, opened: Any) -> None:
@@ -260,8 +261,8 @@ def test_a_refused_configuration_leaves_no_run(
 ) -> None:
     plan = plan_of()
     with pytest.raises(ConfigError, match=reason):
-        Service(change(plan), NOBODY, tmp_path, emit=print)
+        Service(change(plan), NOBODY, tmp_path, listener=CallingListener(print))
 
-    mended = Service(replace(plan, digest="e" * 64), NOBODY, tmp_path, emit=print)
+    mended = Service(replace(plan, digest="e" * 64), NOBODY, tmp_path, listener=CallingListener(print))
 
     assert not mended.is_resumed

@@ -32,6 +32,7 @@ from tests.server.fleet import (
     silent,
     trained,
 )
+from tests.support.listeners import CallingListener
 
 
 def test_a_stopped_server_resumes_the_open_round(device: MakeDevice, serve: Any, tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_a_closed_listener_ends_the_service_and_the_run_resumes(
 def test_no_deadline_passes_while_the_broker_is_away(
     mosquitto: Mosquitto, plan_of: MakePlan, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    service = Service(plan_of(), mosquitto.address, tmp_path, emit=lambda _: None)
+    service = Service(plan_of(), mosquitto.address, tmp_path, listener=CallingListener(lambda _: None))
     advanced: list[Any] = []
     monkeypatch.setattr(service, "_run_timers", lambda: 0.0)
     monkeypatch.setattr(service, "dispatch", advanced.append)

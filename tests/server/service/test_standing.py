@@ -16,9 +16,9 @@ from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
 from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.round_rows import MethodProgress
-from edgefl_server.storage.update_files import UpdateFiles
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.round_table import MethodProgress
+from edgefl_server.storage.update_storage import UpdateFiles
+from edgefl_server.storage.update_table import AcceptedUpdate
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
 
 

@@ -11,7 +11,7 @@ import pytest
 from edgefl.errors import StoreError
 from edgefl_server.events import Rejected, RoundClosed, Warned
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.update_table import AcceptedUpdate
 from tests.server.fleet import PATIENCE_S, MakeDevice, assert_mean, silent
 
 

@@ -15,8 +15,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import RoundClosed, UpdateAccepted, Warned
 from edgefl_server.shards.messages import worker_of
-from edgefl_server.storage.places import place_of, store_at
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles, place_of, store_at
 from edgefl_server.workers.process import ProcessLauncher
 from tests.conftest import Mosquitto
 from tests.server.fleet import ScriptedDevice

@@ -31,12 +31,13 @@ from edgefl_server.shards.messages import (
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.retrying import RetryingJournal, RetryPolicy
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.retry import RetryingJournal, RetryPolicy
+from edgefl_server.storage.update_storage import UpdateFiles
 from edgefl_server.workers import process
 from edgefl_server.workers.process import ProcessLauncher
 from edgefl_server.workers.protocol import Died
 from tests.server.fleet import plan_for
+from tests.support.listeners import CallingListener
 
 WORKERS = 2
 BETWEEN_ROUNDS = initial("v", 0.0)
@@ -73,7 +74,9 @@ class Pooled:
             str(folder),
             False,
         )
-        reporter = EventReporter(spec, self.events.append, MemoryPlans(folder, {}), lambda: self.now)
+        reporter = EventReporter(
+            spec, CallingListener(self.events.append), MemoryPlans(folder, {}), lambda: self.now
+        )
         journal = RetryingJournal(
             Journal(self.settings.database, "demo", UpdateFiles(folder)), RetryPolicy(0.1, reporter)
         )

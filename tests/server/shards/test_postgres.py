@@ -11,10 +11,10 @@ import pytest
 
 from edgefl.errors import StoreError
 from edgefl.wire.mqtt.messages import Round, Task
-from edgefl_server.dashboard.known.source import Folder
+from edgefl_server.dashboard.state.source import Folder
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles
 from tests.server.fleet import PATIENCE_S, MakeDevice, MakePlan, RunningServer, ScriptedDevice, Serve
 from tests.server.shards.databases import Postgres
 from tests.server.shards.fleets import NAMES, model_of

@@ -10,8 +10,7 @@ import pytest
 
 from edgefl.errors import DataError
 from edgefl_server import events
-from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, verify
-from edgefl_server.storage.history import History
+from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, History, verify
 from tests.support.events import round_closed
 
 DEVICES = ("a", "b")

@@ -14,13 +14,13 @@ from edgefl.wire.mqtt.messages import Conditions, Hello, encode
 from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, Turnout
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.storage import tables, update_files
+from edgefl_server.storage import tables, update_storage
 from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.round_rows import RoundOver
-from edgefl_server.storage.update_files import UpdateFiles
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.round_table import RoundOver
+from edgefl_server.storage.update_storage import UpdateFiles
+from edgefl_server.storage.update_table import AcceptedUpdate
 
 RUN = RunRecord("run", "digest", 1)
 ASSIGNMENTS = {
@@ -45,7 +45,7 @@ def journal(url: str) -> Journal:
     """A journal with an open round: ``a`` accepted, ``b`` refused, ``c`` silent. Never closed, as after kill -9."""
     journal = opened(url)
     journal.begin_run(RUN)
-    journal.save_devices([(Device("a", "strong", 7, True, 1.0), b"hello")])
+    journal.save_devices([(RosterEntry("a", "strong", 7, True, 1.0), b"hello")])
     journal.open_round("run", ROUND, b"units")
     accept(journal, "a", b"bytes of a")
     assert journal.reject(
@@ -104,7 +104,7 @@ def test_a_new_process_finds_the_open_round_as_it_was(journal: Journal, url: str
     }
     assert found.assignments["c"] == ASSIGNMENTS["c"]
     assert (found.number, found.model_version, found.goal, found.deadline) == (1, "v" * 64, 2, 20.5)
-    assert again.latest_run() == RUN and again.devices() == {"a": Device("a", "strong", 7, True, 1.0)}
+    assert again.latest_run() == RUN and again.devices() == {"a": RosterEntry("a", "strong", 7, True, 1.0)}
 
 
 @pytest.mark.parametrize("number", [None, 0, tables.LAYOUT - 1])
@@ -146,8 +146,8 @@ def test_the_conditions_of_a_device_are_those_of_its_last_hello(journal: Journal
         engines={},
         conditions=Conditions(power="battery", link="wet"),
     )
-    journal.save_devices([(Device("a", "strong", 7, True, 2.0), encode(told))])
-    journal.save_devices([(Device("a", "strong", 7, False, 3.0), None)])
+    journal.save_devices([(RosterEntry("a", "strong", 7, True, 2.0), encode(told))])
+    journal.save_devices([(RosterEntry("a", "strong", 7, False, 3.0), None)])
     assert opened(url).devices()["a"].conditions == Conditions(power="battery")
 
 
@@ -226,7 +226,7 @@ def test_a_full_disk_accepts_nothing(journal: Journal, url: str, monkeypatch: py
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(update_files.os, "fsync", full)
+        patch.setattr(update_storage.os, "fsync", full)
         with pytest.raises(StoreError, match="No space left on device; free some space"):
             accept(journal, "c", b"of c")
     accept(journal, "c", b"of c, later")
@@ -285,14 +285,14 @@ def test_an_outcome_grows(journal: Journal) -> None:
 
 
 def test_presence_is_updated_without_losing_the_hello(journal: Journal) -> None:
-    journal.save_devices([(Device("a", "strong", 7, False, 2.0), None)])
-    assert journal.devices()["a"] == Device("a", "strong", 7, False, 2.0)
+    journal.save_devices([(RosterEntry("a", "strong", 7, False, 2.0), None)])
+    assert journal.devices()["a"] == RosterEntry("a", "strong", 7, False, 2.0)
 
 
 def test_federations_share_a_database(journal: Journal, url: str) -> None:
     other = opened(url, "other")
     assert other.latest_run() is None and other.devices() == {} and other.count_devices() == 0
-    journal.save_devices([(Device("stranger", "", 7, True, 1.0), b"hello")])
+    journal.save_devices([(RosterEntry("stranger", "", 7, True, 1.0), b"hello")])
     assert journal.count_devices() == 1
 
 

@@ -14,7 +14,7 @@ from edgefl.errors import EdgeflError
 from edgefl.wire.limits import Limits
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.update_files import UpdateFiles
+from edgefl_server.storage.update_storage import UpdateFiles
 from tests.conftest import BrokerProcess
 from tests.power import served
 from tests.power.disk import crash_states, lay_out

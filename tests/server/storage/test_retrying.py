@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgefl.errors import StoreError
-from edgefl_server.storage.retrying import RetryingJournal, RetryPolicy
+from edgefl_server.storage.retry import RetryingJournal, RetryPolicy
 
 
 class Failures:

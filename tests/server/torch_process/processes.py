@@ -9,7 +9,7 @@ from pathlib import Path
 _PATIENCE_S = 120.0
 
 
-def workshop_of(server: int) -> int:
+def torch_process_of(server: int) -> int:
     """The process that a server has started, from whichever of its threads; 0 while there is none."""
     for children in Path(f"/proc/{server}/task").glob("*/children"):
         with suppress(OSError):  # that thread has ended

@@ -1,4 +1,4 @@
-"""A run that needs its workshop for all there is: a submodel placed anew each round, a server's optimizer with a state."""
+"""A run that needs its torch process for all: a submodel placed anew each round, a server's optimizer with a state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edgefl.config import Federation, parse
 from edgefl.wire.tensors import Arrays
 
 TABLES: dict[str, Any] = {
-    "federation": {"name": "workshop", "rounds": 3, "seed": 3},
+    "federation": {"name": "torch", "rounds": 3, "seed": 3},
     "model": {"name": "mlp", "options": {"hidden": [6, 5]}},
     "algorithm": {"name": "tcbgd", "batch": 4, "steps": 2, "lr": 0.2},
     "optimizer": {"name": "fedadam", "options": {"lr": 0.05}},

@@ -1,8 +1,9 @@
-"""What goes between a server and its workshop arrives as it was sent."""
+"""What goes between a server and its torch process arrives as it was sent."""
 
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from edgefl import errors
 from edgefl.errors import ConfigError, EdgeflError, IdentityError, StoreError
-from edgefl_server.storage.retrying import ActionFailed
+from edgefl_server.storage.retry import ActionFailed
 from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnection
 from edgefl_server.torch_process.messages import Failed, MoveRequest, WorkFailed, portable
 
@@ -49,10 +50,17 @@ def test_names_mean_the_same_on_both_sides(ends: tuple[PickleConnection, PickleC
         """Cannot be pickled."""
 
     here.send({"call": function, "other": 1}, {id(function): "function"})
-    assert there.receive({"function": print}.__getitem__) == {"call": print, "other": 1}
+    assert there.receive(Printing()) == {"call": print, "other": 1}
     here.send(function, {id(function): "function"})
     with pytest.raises(Exception, match="a name came where none is known"):
         there.receive()
+
+
+class Printing:
+    """Resolver of one placeholder."""
+
+    def resolve(self, name: object) -> object:
+        return {"function": print}[name]  # type: ignore[index]
 
 
 def test_a_line_says_that_the_other_side_is_gone(ends: tuple[PickleConnection, PickleConnection]) -> None:
@@ -67,7 +75,7 @@ def test_a_line_says_that_the_other_side_is_gone(ends: tuple[PickleConnection, P
 def test_a_line_that_others_hold_open_ends_with_the_process_at_its_end() -> None:
     mine, theirs = socket.socketpair()
     with mine, theirs, pytest.raises(ConnectionEnded):
-        PickleConnection(mine, alive=lambda: False).receive()
+        PickleConnection(mine, subprocess.Popen(["true"])).receive()
 
 
 def crossed(error: Exception, ends: tuple[PickleConnection, PickleConnection]) -> Exception:

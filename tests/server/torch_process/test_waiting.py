@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.conftest import Mosquitto
 from tests.e2e.runs import EDGEFL, TINY
-from tests.server.torch_process.processes import wait_until_gone, workshop_of
+from tests.server.torch_process.processes import torch_process_of, wait_until_gone
 
 
 def libraries(pid: int) -> str:
@@ -24,8 +24,8 @@ def test_a_waiting_server_has_loaded_no_torch(tmp_path: Path, mosquitto: Mosquit
         assert server.stdout is not None
         said = (json.loads(line)["event"] for line in server.stdout)
         assert "waiting" in said
-        loaded, workshop = libraries(server.pid), workshop_of(server.pid)
+        loaded, torch_process = libraries(server.pid), torch_process_of(server.pid)
         assert "libtorch" not in loaded and "llvmlite" not in loaded and "_multiarray_umath" in loaded
-        assert "libtorch" in libraries(workshop)
+        assert "libtorch" in libraries(torch_process)
         server.kill()
-    wait_until_gone(workshop)
+    wait_until_gone(torch_process)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edgefl.wire.limits import Limits
 from edgefl_server.coordinator import machine
-from edgefl_server.coordinator.record import Participation, Record
+from edgefl_server.coordinator.record import Participation, ParticipationRecord
 from edgefl_server.coordinator.states import DeviceHello, DeviceLeft, State
 from edgefl_server.updates.rate_limit import AdmissionControl
 from tests.server.coordinator.test_selection import RULES
@@ -54,7 +54,7 @@ def test_whoever_had_a_task_keeps_its_place(first: list[str], later: list[str]) 
     admission = AdmissionControl(1, LIMITS)
     state = come(admission, empty(), *first)
     served = sorted(state.devices)[:2]
-    record = Record.read({name: Participation(1, 0, 1) for name in served}, ())
+    record = ParticipationRecord.read({name: Participation(1, 0, 1) for name in served}, ())
     state = come(admission, replace(state, record=record), *later)
     assert set(served) <= set(state.devices) and len(state.devices) <= LIMITS.max_devices
     others = {name for name in {*first, *later} if name not in served}
@@ -69,7 +69,7 @@ def test_admitted_keeps_devices_with_tasks_then_the_lowest_lots() -> None:
     for name in names:
         state, _ = machine.step(RULES, state, DeviceHello(name, 8, 50), 0.0, settle=False)
     served = max(names, key=admission.lot)
-    state = replace(state, record=Record.read({served: Participation(1, 1, 1)}, ()))
+    state = replace(state, record=ParticipationRecord.read({served: Participation(1, 1, 1)}, ()))
     others = sorted((name for name in names if name != served), key=admission.lot)
     assert set(admission.admitted(state, names)) == {served, *others[:3]}
 

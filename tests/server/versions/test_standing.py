@@ -14,8 +14,8 @@ from edgefl_server.coordinator import fleet, machine, states
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.states import Answered, Close, ModelReady, Open, Reassign, TaskDeclined
 from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.places import store_at
-from edgefl_server.storage.update_rows import AcceptedUpdate
+from edgefl_server.storage.update_storage import store_at
+from edgefl_server.storage.update_table import AcceptedUpdate
 from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
 
 

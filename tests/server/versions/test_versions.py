@@ -20,7 +20,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.events import RoundClosed
 from edgefl_server.run_spec import DownlinkSpec, RunSpec
 from edgefl_server.storage.journal import Journal
-from edgefl_server.storage.places import store_at
+from edgefl_server.storage.update_storage import store_at
 from tests.conftest import Mosquitto
 from tests.server.fleet import (
     PATIENCE_S,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import csv
+import io
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -16,17 +19,67 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgefl_server.dashboard.known.fleet import DeviceRound, Entry
-from edgefl_server.dashboard.shown import api, boards, pages
-from edgefl_server.dashboard.shown.api import csv_text
-from edgefl_server.dashboard.shown.boards import Board
-from edgefl_server.dashboard.shown.glance import Charts, Glance
-from edgefl_server.dashboard.shown.html import Html
-from edgefl_server.dashboard.shown.metrics import CONTENT_TYPE, exposition
-from edgefl_server.dashboard.shown.rows import DeviceFilter
-from edgefl_server.dashboard.web.desk import OrderHandler
+from edgefl_server.dashboard.state.fleet import DeviceRound, Entry, Vital
+from edgefl_server.dashboard.views import boards, pages
+from edgefl_server.dashboard.views.boards import Board
+from edgefl_server.dashboard.views.html import Html
+from edgefl_server.dashboard.views.metrics import CONTENT_TYPE, exposition
+from edgefl_server.dashboard.views.summary import (
+    Charts,
+    DeviceFilter,
+    DeviceRow,
+    Glance,
+    RoundSummary,
+    RunRow,
+    TierRow,
+    device_row,
+    run_row,
+)
 from edgefl_server.dashboard.web.hub import Hub
+from edgefl_server.dashboard.web.orders import OrderHandler
 from edgefl_server.dashboard.web.upstream import feed
+
+# Rows as CSV that a spreadsheet may open: text of devices must not become a formula.
+
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def csv_text(kind: type[msgspec.Struct], rows: Iterable[Any]) -> str:
+    """Return ``rows`` of one ``kind`` as CSV, with a line of names first. Nested values are JSON."""
+    out = io.StringIO()
+    names = kind.__struct_fields__
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(names)
+    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return value
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return f"'{text}" if text.startswith(_FORMULAS) else text
+
+
+Listing = tuple[type[msgspec.Struct], Callable[[Glance, DeviceFilter], list[Any]]]
+"""The kind of the rows of a table, and the rows."""
+
+TABLES: dict[str, Listing] = {
+    "run": (RunRow, lambda glance, _: [run_row(glance.fleet)]),
+    "rounds": (RoundSummary, lambda glance, _: glance.rounds()[::-1]),
+    "devices": (
+        DeviceRow,
+        lambda glance, view: [device_row(glance.fleet, each) for each in view.of(glance.fleet)],
+    ),
+    "tiers": (TierRow, lambda glance, _: glance.tiers),
+    "log": (Entry, lambda glance, _: list(glance.fleet.log)),
+    "vitals": (Vital, lambda glance, _: list(glance.fleet.vitals)),
+}
+
 
 # Stream of changes to each open page, once a second at most.
 
@@ -198,7 +251,7 @@ def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None
         return _events(hub, stream(hub, look, charts=charts))
 
     async def listing(request: Request) -> Response:
-        found = api.TABLES.get(request.path_params["table"])
+        found = TABLES.get(request.path_params["table"])
         if found is None:
             return _no_table(request)
         kind, rows = found

@@ -9,9 +9,9 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from starlette.applications import Starlette
 
 from edgefl.system.listener import most_connections
-from edgefl_server.dashboard.known.fleet import Fleet
-from edgefl_server.dashboard.known.source import Source
-from edgefl_server.dashboard.shown.glance import Glance
+from edgefl_server.dashboard.state.fleet import Fleet
+from edgefl_server.dashboard.state.source import Source
+from edgefl_server.dashboard.views.summary import Glance
 
 MOST_STREAMS = 100
 """Limit of open pages and followers: each costs memory, and an update a second."""

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl_server.dashboard.known import fold
-from edgefl_server.dashboard.known.fleet import Fleet
-from edgefl_server.dashboard.known.source import Watch
-from edgefl_server.dashboard.known.tail import decode_event
-from edgefl_server.operations.mailbox import AnyOrder
+from edgefl_server.dashboard.state import fold
+from edgefl_server.dashboard.state.fleet import Fleet
+from edgefl_server.dashboard.state.source import Watch
+from edgefl_server.operations import AnyOrder
+from edgefl_server.storage.feed import decode_event
 
 if TYPE_CHECKING:
     from edgefl_server.dashboard.web.hub import Hub

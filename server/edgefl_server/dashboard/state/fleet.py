@@ -1,5 +1,5 @@
-"""State of a run and its fleet: plain data, changed by :mod:`edgefl_server.dashboard.known.fold`, shown by
-:mod:`edgefl_server.dashboard.shown.rows`. Times are epoch seconds, sizes bytes, ``*_ms`` milliseconds.
+"""State of a run and its fleet: plain data, changed by :mod:`edgefl_server.dashboard.state.fold`, shown by
+:mod:`edgefl_server.dashboard.views.summary`. Times are epoch seconds, sizes bytes, ``*_ms`` milliseconds.
 
 Each change stamps its object with the fleet's ``tick``. A page that has seen everything up to one tick receives only the
 later changes.

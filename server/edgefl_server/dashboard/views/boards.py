@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from edgefl_server.dashboard.shown import parts, rows
-from edgefl_server.dashboard.shown.glance import Glance
-from edgefl_server.dashboard.shown.html import Html, el, joined
-from edgefl_server.dashboard.shown.rows import PAGE, DeviceFilter
+from edgefl_server.dashboard.views import parts, summary
+from edgefl_server.dashboard.views.html import Html, el, joined
+from edgefl_server.dashboard.views.summary import PAGE, DeviceFilter, Glance
 
 ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
@@ -33,7 +32,9 @@ def overview(glance: Glance, view: DeviceFilter) -> Board:
     board = _frame(glance)
     board.pieces["versions"] = parts.versions(fleet)
     board.pieces["pager"] = parts.pager(fleet, len(matching), page, pages, query)
-    board.tables["devices"] = {device.name: parts.device(rows.device_row(fleet, device)) for device in shown}
+    board.tables["devices"] = {
+        device.name: parts.device(summary.device_row(fleet, device)) for device in shown
+    }
     board.tables["rounds"] = {str(row.round): parts.round_(row) for row in glance.rounds(last=ROUNDS_SHOWN)}
     board.tables["tiers"] = {row.tier: parts.tier(row) for row in glance.tiers}
     newest = list(fleet.log)[-LOG_SHOWN:]
@@ -47,7 +48,7 @@ def device(glance: Glance, name: str) -> Board:
     found = glance.fleet.devices.get(name)
     if found is None:
         return board
-    row = rows.device_row(glance.fleet, found)
+    row = summary.device_row(glance.fleet, found)
     facts = found.facts
     properties: list[tuple[str, str]] = [
         ("tier", row.tier),
@@ -89,5 +90,5 @@ def round_(glance: Glance, number: int) -> Board:
 
 
 def _frame(glance: Glance) -> Board:
-    run = rows.run_row(glance.fleet)
+    run = summary.run_row(glance.fleet)
     return Board({"head": parts.head(run), "tiles": parts.tiles(run)}, {})

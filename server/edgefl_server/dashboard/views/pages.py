@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edgefl_server.dashboard.known.fleet import Fleet
-from edgefl_server.dashboard.shown import parts
-from edgefl_server.dashboard.shown.boards import Board
-from edgefl_server.dashboard.shown.html import Html, device_path, el, joined, link, table
-from edgefl_server.dashboard.shown.rows import STATES, DeviceFilter
+from edgefl_server.dashboard.state.fleet import Fleet
+from edgefl_server.dashboard.views import parts
+from edgefl_server.dashboard.views.boards import Board
+from edgefl_server.dashboard.views.html import Html, device_path, el, joined, link, table
+from edgefl_server.dashboard.views.summary import STATES, DeviceFilter
 
 CHARTS = {
     "score": "metric of the model by round",

@@ -1,22 +1,123 @@
-"""Orders and vitals as the service has them: one thing to start, to ask and to stop."""
+"""Orders of operators to a running server, and its vitals.
+
+Orders are files in ``orders`` of the run's folder: written whole, read now and then, and deleted once they are carried out
+or refused. Whoever may write there may give orders; the dashboard requires a token.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from edgefl.errors import StoreError
-from edgefl.wire.mqtt.events import Inbox
+from edgefl.system.files import make_folder, write_whole
+from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.text import printable
 from edgefl_server import events
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.states import State
-from edgefl_server.operations.mailbox import AnyOrder, Drain, Mailbox, Pause, Resume, RollBack
+
+FOLDER = "orders"
+_PAUSED = "paused"
+_MOST_BYTES = 4096
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=str.lower):
+    """Base of all orders. ``by`` is where it came from, ``at`` when, in epoch seconds."""
+
+    by: str = ""
+    at: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+
+class Pause(Order, frozen=True, kw_only=True):
+    """Let the open round end, and open no other."""
+
+
+class Resume(Order, frozen=True, kw_only=True):
+    """Order to resume after a pause."""
+
+
+class Drain(Order, frozen=True, kw_only=True):
+    """Order to close the open round and then stop the server. A restarted server resumes the run."""
+
+
+class RollBack(Order, frozen=True, kw_only=True, tag="rollback"):
+    """Once no round is open, make the model that after round ``version`` again; the rounds since count no more."""
+
+    version: int
+
+    @property
+    def name(self) -> str:
+        return "rollback"
+
+
+AnyOrder = Pause | Resume | Drain | RollBack
+_decode = msgspec.json.Decoder(AnyOrder).decode
+
+
+def read(data: bytes) -> AnyOrder:
+    """Return an order from JSON: ``{"order":"rollback","version":7}``. ValueError for anything else."""
+    try:
+        order: AnyOrder = _decode(data)
+        return order
+    except UnicodeDecodeError as error:
+        raise ValueError("an order is JSON in UTF-8") from error
+
+
+class Mailbox:
+    """The orders in a run's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / FOLDER
+
+    def give(self, order: AnyOrder) -> None:
+        """Leave an order for the server. OSError if it cannot be written."""
+        make_folder(self._folder)
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
+        write_whole(self._folder / name, msgspec.json.encode(order), durable=True)
+
+    def waiting(self) -> Iterator[tuple[Path, AnyOrder | None]]:
+        """Return the pending orders, the oldest first; None for an invalid one."""
+        for path in sorted(self._folder.glob("*.json")):
+            try:
+                with path.open("rb") as file:
+                    yield path, read(file.read(_MOST_BYTES))
+            except ValueError:
+                yield path, None
+            except OSError:  # gone meanwhile
+                continue
+
+    def done(self, path: Path) -> None:
+        """Delete an order that was carried out or refused. One that cannot be deleted is repeated by the next server."""
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+    @property
+    def paused(self) -> bool:
+        """Return True if the server is to open no round, even after a restart."""
+        return (self._folder / _PAUSED).exists()
+
+    def pause(self, *, on: bool) -> None:
+        """Remember whether it is."""
+        if on:
+            make_folder(self._folder)
+            write_whole(self._folder / _PAUSED, b"", durable=True)
+        else:
+            (self._folder / _PAUSED).unlink(missing_ok=True)
+
 
 # Carries out an operator's orders, between two rounds where that matters. The result of each is reported and audited.
 
@@ -56,12 +157,12 @@ class Operator:
     """Takes orders out of ``mailbox``."""
 
     def __init__(
-        self, mailbox: Mailbox, control: RunControl, models: Models, emit: Callable[[events.Event], None]
+        self, mailbox: Mailbox, control: RunControl, models: Models, reporter: events.EventListener
     ) -> None:
         self._mailbox = mailbox
         self._control = control
         self._models = models
-        self._emit = emit
+        self._reporter = reporter
         self._due: list[QueuedOrder] = []
 
     @property
@@ -72,7 +173,7 @@ class Operator:
         )
 
     def take(self, given: QueuedOrder) -> None:
-        """Carry an order out, or keep it for when no round is open."""
+        """Execute an order, or keep it until no round is open."""
         match given.order:
             case Pause() | Resume():
                 text = self._paused(on=isinstance(given.order, Pause))
@@ -88,7 +189,9 @@ class Operator:
                     self._due.append(given)
                 self._hold()
             case None:
-                self._emit(events.Ordered(order="unknown", by="", done=False, text="it cannot be read"))
+                self._reporter.emit(
+                    events.Ordered(order="unknown", by="", done=False, text="it cannot be read")
+                )
                 self._mailbox.done(given.path)
 
     def _paused(self, *, on: bool) -> str:
@@ -130,7 +233,9 @@ class Operator:
     def _end(self, given: QueuedOrder, *, done: bool, text: str = "", version: int = -1) -> None:
         assert given.order is not None
         by = printable(given.order.by, _MOST_BY)
-        self._emit(events.Ordered(order=given.order.name, by=by, done=done, text=text, version=version))
+        self._reporter.emit(
+            events.Ordered(order=given.order.name, by=by, done=done, text=text, version=version)
+        )
         self._mailbox.done(given.path)
 
 
@@ -157,12 +262,12 @@ class Sent(Protocol):
     def wait(self, timeout_s: float) -> bool: ...
 
 
-class Watcher:
-    """``put`` takes what it finds to the service. It ends with the process, or by :meth:`stop`."""
+class OrderWatcher:
+    """Thread that puts orders and latency probes into the service's ``inbox``, until the process ends or :meth:`stop`."""
 
-    def __init__(self, mailbox: Mailbox, put: Callable[[QueuedOrder | LatencyProbe], None]) -> None:
+    def __init__(self, mailbox: Mailbox, inbox: EventSink[Any]) -> None:
         self._mailbox = mailbox
-        self._put = put
+        self._inbox = inbox
         self._given: set[Path] = set()
         self._timed: Sent | None = None
         self._timed_at = 0.0
@@ -184,7 +289,7 @@ class Watcher:
             self._thread.join()
 
     def sent(self, delivery: Sent) -> None:
-        """A message went to the broker: now and then one is timed."""
+        """Time a message that went to the broker, now and then."""
         now = time.monotonic()
         if self._timed is None and now >= self._time_again:
             self._timed_at, self._time_again = now, now + _BROKER_AGAIN_S
@@ -211,13 +316,13 @@ class Watcher:
             self._look()
             if time.monotonic() >= self._due and not self._probing:
                 self._due, self._probing = time.monotonic() + _VITALS_S, True
-                self._put(LatencyProbe(time.monotonic()))
+                self._inbox.put(LatencyProbe(time.monotonic()))
 
     def _look(self) -> None:
         for path, order in self._mailbox.waiting():
             if path not in self._given:
                 self._given.add(path)
-                self._put(QueuedOrder(path, order))
+                self._inbox.put(QueuedOrder(path, order))
 
     def _time(self) -> None:
         """Measure how long the broker takes for the timed message."""
@@ -234,50 +339,3 @@ def _resident() -> int:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
-
-
-__all__ = ["LatencyProbe", "Operations", "QueuedOrder"]
-
-
-class Operations:
-    """Operation of the server in ``folder``, whose run is ``control``'s and whose models are ``models``."""
-
-    def __init__(
-        self,
-        folder: Path,
-        control: RunControl,
-        models: Models,
-        inbox: Inbox[Any],
-        emit: Callable[[events.Event], None],
-    ) -> None:
-        mailbox = Mailbox(folder)
-        self._inbox = inbox
-        self._emit = emit
-        self._operator = Operator(mailbox, control, models, emit)
-        self._watcher = Watcher(mailbox, inbox.put)
-
-    @property
-    def holds(self) -> bool:
-        """Return True if no round may open yet."""
-        return self._operator.holds
-
-    def start(self) -> None:
-        self._watcher.start()
-
-    def stop(self) -> None:
-        self._watcher.stop()
-
-    def sent(self, delivery: Sent) -> None:
-        """A message went to the broker."""
-        self._watcher.sent(delivery)
-
-    def take(self, event: QueuedOrder | LatencyProbe) -> None:
-        """Handle an item of the inbox."""
-        if isinstance(event, QueuedOrder):
-            self._operator.take(event)
-        else:
-            self._emit(self._watcher.vitals(event, self._inbox.qsize()))
-
-    def step(self, *, judged: bool) -> None:
-        """Do what waited for the end of a round. ``judged``: the models of all rounds have been evaluated."""
-        self._operator.step(judged=judged)

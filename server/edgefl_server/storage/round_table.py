@@ -1,16 +1,20 @@
-"""Rounds as the journal's tables hold them, read within one transaction of :mod:`edgefl_server.storage.journal`."""
+"""Rounds, their tasks, participations and trials in the tables of the journal, each within one transaction of it."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from edgefl.errors import StoreError
 from edgefl_server.coordinator.fleet import Assignment, Assignments
+from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
+from edgefl_server.coordinator.rollout import Reports, Trial
 from edgefl_server.coordinator.states import OpenRound, Version
 from edgefl_server.storage import tables
 
@@ -56,7 +60,7 @@ class RoundOver(StoreError):
 
 
 def open_round(connection: Connection, run: str) -> OpenRound | None:
-    """The round that is open; None between rounds."""
+    """Return the open round, or None between rounds."""
     which = (tables.rounds.c.run == run) & tables.rounds.c.state.in_(("open", CLOSING))
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
     if row is None:
@@ -82,7 +86,7 @@ def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assign
 def _buffered(
     connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
 ) -> OpenRound:
-    """A round that takes what began from earlier models, too: the ``tasks`` that are open, and how much it has taken."""
+    """Return an asynchronous round: its open ``tasks``, and the number of updates that it has."""
     number, took = row["round"], tables.updates.c
     taken = (took.run == run) & (took.step == number) & (took.reason == "")
     rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
@@ -108,14 +112,14 @@ def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
 
 
 def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
-    """The tasks of all rounds that wait for an answer, by device."""
+    """Return the tasks of all rounds that wait for an answer, by device."""
     columns = tables.assignments.c
     query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
     return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
 
 
 def versions(connection: Connection, run: str) -> dict[int, Version]:
-    """The model that each round began from, by its number."""
+    """Return the model that each round began from, by its number."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
     position, found = 0, {}
@@ -126,7 +130,7 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
 
 
 def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
-    """Rows of tasks that are given."""
+    """Insert rows of new tasks."""
     rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
     for row in rows:
         del row["until"]  # after a restart its time begins anew
@@ -150,7 +154,7 @@ def progress(connection: Connection, run: str) -> MethodProgress:
 
 
 def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
-    """Write down how tasks ended that are open: their status, and why. Of how many that is new."""
+    """Store the status and reason of tasks that are open. Return the number of changed rows."""
     rows = [
         {
             "of_run": run,
@@ -174,8 +178,10 @@ def status(connection: Connection, run: str, number: int, device: str, nonce: st
 
 
 def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
-    """RoundOver unless the round is open, and as many tasks were open as there should be. Where databases have locks of
-    rows, whoever closes the round waits for this transaction."""
+    """Raise RoundOver unless the round is open, and as many tasks were open as there should be.
+
+    In databases with row locks, the closing of the round waits for this transaction.
+    """
     state = connection.execute(_STATE_LOCKED, {"of_run": run, "number": number}).scalar()
     if state != "open" or answered != tasks:
         what = (
@@ -197,14 +203,13 @@ def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int,
 
 
 def open_again(connection: Connection, run: str) -> None:
-    """Whoever was closing a round did not live to end it: it takes updates again."""
+    """Open a round again whose server was killed while it closed it."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
     connection.execute(tables.rounds.update().where(which).values(state="open"))
 
 
 def undo(connection: Connection, run: str, after: int, text: str, weights_sha256: str) -> None:
-    """Rounds behind round ``after`` left the model as that one did, with these weights; those that were closed are
-    abandoned, and ``text`` says why."""
+    """Abandon closed rounds after round ``after``, because of ``text``, and store that all rounds since have its weights."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.outcome)
     behind = query.where((columns.run == run) & (columns.round > after))
@@ -226,3 +231,66 @@ def _assignment(row: Mapping[Any, Any]) -> Assignment:
         row["reason"],
         row["round"],
     )
+
+
+TURNOUT = "turnout"
+"""Where a round's outcome has what came of its tasks, by tier."""
+
+
+def keep_participations(connection: Connection, run: str, now: Mapping[str, Participation]) -> None:
+    """Replace the rows of these devices."""
+    if not now:
+        return
+    columns = tables.participations.c
+    key = (columns.run == run) & (columns.device == sa.bindparam("name"))
+    connection.execute(tables.participations.delete().where(key), [{"name": name} for name in now])
+    rows = [
+        {"run": run, "device": name, "tasks": each.tasks, "reports": each.reports, "last": each.last}
+        for name, each in now.items()
+    ]
+    connection.execute(tables.participations.insert(), rows)
+
+
+def read_participations(connection: Connection, run: str) -> ParticipationRecord:
+    """Return the participation of all devices in the finished rounds of a run."""
+    columns = tables.participations.c
+    of = {
+        row.device: Participation(row.tasks, row.reports, row.last)
+        for row in connection.execute(sa.select(tables.participations).where(columns.run == run))
+    }
+    rounds = tables.rounds.c
+    query = sa.select(rounds.outcome).where((rounds.run == run) & (rounds.state != "open"))
+    told = [row[0].get(TURNOUT) for row in connection.execute(query.order_by(rounds.round))]
+    turnouts = [msgspec.convert(each, dict[str, Turnout]) for each in told if each]
+    return ParticipationRecord.read(of, tuple(turnouts))
+
+
+ROLLOUT = "rollout"
+"""Where a round's outcome has the trial as it stood when it opened, or ended."""
+
+
+def trial(connection: Connection, run: str) -> Trial | None:
+    """Return the current trial, or None if none has begun."""
+    rounds = tables.rounds.c
+    query = sa.select(rounds.outcome).where(rounds.run == run).order_by(rounds.round.desc()).limit(1)
+    outcome = connection.execute(query).scalar()
+    return msgspec.convert(outcome[ROLLOUT], Trial) if outcome and ROLLOUT in outcome else None
+
+
+def reports(connection: Connection, run: str, number: int) -> dict[str, Reports]:
+    """Return the reports of a round's accepted updates, by the tier of their tasks."""
+    tasks, updates = tables.assignments.c, tables.updates.c
+    same = (tasks.run == updates.run) & (tasks.round == updates.round) & (tasks.device == updates.device)
+    query = sa.select(tasks.tier, updates.metrics, updates.train_ms).where(
+        same & (updates.run == run) & (updates.round == number) & (updates.reason == "")
+    )
+    losses: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
+    for tier, metrics, train_ms in connection.execute(query):
+        losses.setdefault(tier, []).extend([metrics["loss"]] if "loss" in metrics else [])
+        times.setdefault(tier, []).extend([train_ms] if train_ms > 0 else [])
+    return {tier: Reports(_median(losses[tier]), _median(times[tier])) for tier in sorted(losses)}
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from edgefl.errors import EdgeflError
-from edgefl_server.operations import mailbox
-from edgefl_server.operations.mailbox import AnyOrder
+from edgefl_server import operations
+from edgefl_server.operations import AnyOrder
 
 _MOST_BYTES = 4096
 _PAUSE_S = 0.5
@@ -60,7 +60,7 @@ class OrderHandler:
     async def _given(self, request: Request, token: str) -> Response:
         """Forward the order of an authorized request."""
         try:
-            order = mailbox.read(await _body(request))
+            order = operations.read(await _body(request))
         except ValueError as error:
             return _said(f"this is no order: {error}", 400)
         by = request.client.host if request.client else ""

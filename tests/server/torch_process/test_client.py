@@ -1,4 +1,4 @@
-"""A workshop's functions give the bits of those of this process, also after it was killed; none outlives its server."""
+"""A torch process's functions give the bits of those of this process, also after it was killed; none outlives its server."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ import pytest
 
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN
-from edgefl.errors import ConfigError, StepError, WorkshopError
+from edgefl.errors import ConfigError, StepError, TorchProcessError
 from edgefl.setup.data import open_data
 from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned
 from edgefl_server.run_spec import RunSpec, Steady
 from edgefl_server.torch_process import process
+from edgefl_server.torch_process.client import TorchProcess
 from edgefl_server.torch_process.messages import ComposeRequest, JudgeRequest
-from edgefl_server.torch_process.workshop import Workshop
 from tests.server.torch_process.processes import gone, wait_until_gone
 from tests.server.torch_process.runs import TABLES, alike, federation, moved
+from tests.support.listeners import CallingListener
 
 PATIENCE_S = 120.0
 
 
 @dataclass
 class Pair:
-    """The same run, with functions of this process and with those of a workshop."""
+    """The same run, with functions of this process and with those of a torch process."""
 
     here: RunSpec
     there: RunSpec
-    workshop: Workshop
+    torch_process: TorchProcess
     processor: str
     told: list[Event]
     folder: Path
@@ -46,24 +47,26 @@ class Pair:
     def kill(self) -> None:
         """And forget what was told."""
         self.told.clear()
-        os.kill(self.workshop.pid, signal.SIGKILL)
+        os.kill(self.torch_process.pid, signal.SIGKILL)
 
     def lost(self) -> list[str]:
         """What was told of ends of processes."""
         return [event.text for event in self.told if isinstance(event, Warned)]
 
 
-def pair(folder: Path, workshop: Workshop, **changes: Any) -> Pair:
+def pair(folder: Path, torch_process: TorchProcess, **changes: Any) -> Pair:
     made, told = federation(**changes), list[Event]()
-    there, processor = workshop.composed(made, folder, device="cpu", emit=told.append)
+    there, processor = torch_process.composed(
+        made, folder, device="cpu", listener=CallingListener(told.append)
+    )
     here = compose(made, open_data(made), folder / "again", device="cpu")
-    return Pair(here, there, workshop, processor, told, folder)
+    return Pair(here, there, torch_process, processor, told, folder)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    with Workshop(idle_s=PATIENCE_S) as workshop:
-        yield pair(tmp_path_factory.mktemp("run"), workshop)
+    with TorchProcess(idle_s=PATIENCE_S) as torch_process:
+        yield pair(tmp_path_factory.mktemp("run"), torch_process)
 
 
 def test_a_spec_is_the_same_but_for_where_its_functions_are(run: Pair) -> None:
@@ -116,13 +119,13 @@ def test_a_step_with_a_state_and_an_evaluation_are_the_same(run: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_workshop_costs_a_new_one_and_is_told_of_once(run: Pair) -> None:
+def test_a_killed_torch_process_costs_a_new_one_and_is_told_of_once(run: Pair) -> None:
     weights = moved(run.here.initial, 8)
     run.kill()
-    killed = run.workshop.pid
+    killed = run.torch_process.pid
     same(run.there.tiers["third"].place(weights, 2), run.here.tiers["third"].place(weights, 2))
     assert alike(step(run.there, 9), step(run.here, 9))
-    assert run.workshop.pid not in (0, killed)
+    assert run.torch_process.pid not in (0, killed)
     assert run.lost() == [
         "the process that computes with models ended (killed by SIGKILL) while it was needed, and is started again"
     ]
@@ -133,7 +136,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
     with pytest.raises(ConfigError) as here:
         compose(odd, open_data(odd), tmp_path)
     with pytest.raises(ConfigError) as there:
-        run.workshop.ask(ComposeRequest(odd, tmp_path, "cpu"))
+        run.torch_process.ask(ComposeRequest(odd, tmp_path, "cpu"))
     assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
     broken = {name: np.full_like(array, np.nan) for name, array in run.there.initial.items()}
     with pytest.raises(StepError, match="NaN, infinite or larger than"):
@@ -147,8 +150,8 @@ def test_exchanges_and_schedules_give_the_same_bits(tmp_path: Path) -> None:
         "optimizer": {"name": "none"},
     }
     own["tiers"] = {"strong": {"devices": ["strong-*"]}}
-    with Workshop(idle_s=PATIENCE_S) as workshop:
-        made = pair(tmp_path, workshop, **own)
+    with TorchProcess(idle_s=PATIENCE_S) as torch_process:
+        made = pair(tmp_path, torch_process, **own)
         here, there = made.here, made.there
         assert len(here.exchanges) > 1 and any(each.server.unfolds for each in here.exchanges)
         assert [there.hyper_at(n + 1, n) for n in range(3)] == [here.hyper_at(n + 1, n) for n in range(3)]
@@ -171,8 +174,8 @@ def test_exchanges_and_schedules_give_the_same_bits(tmp_path: Path) -> None:
 def test_a_candidate_has_bundles_of_its_own(tmp_path: Path) -> None:
     own: dict[str, Any] = {"algorithm": {"batch": 4, "steps": 2}, "optimizer": {"name": "none"}}
     own |= {"tiers": {"strong": {"devices": ["strong-*"]}}, "rollout": {"algorithm": {"batch": 8}}}
-    with Workshop(idle_s=PATIENCE_S) as workshop:
-        made = pair(tmp_path, workshop, **own)
+    with TorchProcess(idle_s=PATIENCE_S) as torch_process:
+        made = pair(tmp_path, torch_process, **own)
         assert made.there.tiers.keys() == made.here.tiers.keys() == {"strong", "strong@candidate"}
         for name, tier in made.here.tiers.items():
             assert made.there.tiers[name].bundle == tier.bundle
@@ -182,18 +185,18 @@ def test_a_candidate_has_bundles_of_its_own(tmp_path: Path) -> None:
         assert made.there.evaluate(made.here.initial) == made.here.evaluate(made.here.initial)
 
 
-def test_a_workshop_that_nobody_needs_ends() -> None:
-    with Workshop(idle_s=0.05) as workshop:
-        pid = workshop.pid
+def test_a_torch_process_that_nobody_needs_ends() -> None:
+    with TorchProcess(idle_s=0.05) as torch_process:
+        pid = torch_process.pid
         deadline = time.monotonic() + PATIENCE_S
-        while workshop.pid:
+        while torch_process.pid:
             assert time.monotonic() < deadline, "it goes on"
             time.sleep(0.02)
         wait_until_gone(pid)
 
 
 @pytest.mark.slow
-def test_a_workshop_ends_with_a_server_that_is_killed() -> None:
+def test_a_torch_process_ends_with_a_server_that_is_killed() -> None:
     code = (
         "from edgefl_server.torch_process.process import Process\n"
         "print(Process().pid, flush=True)\nimport time\ntime.sleep(600)"
@@ -212,8 +215,8 @@ def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: 
     ends = [sys.executable, "-S", "-c", "import sys; sys.exit(3)"]
     run.kill()
     monkeypatch.setattr(process, "_command", lambda *_: ends)
-    with pytest.raises(WorkshopError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
-        run.workshop.ask(JudgeRequest(run.here.initial), beside=True)
+    with pytest.raises(TorchProcessError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
+        run.torch_process.ask(JudgeRequest(run.here.initial), beside=True)
     assert len(run.lost()) == 3
     with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to move"):
         step(run.there, 1)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from edgefl_server.dashboard.shown import rows
-from edgefl_server.dashboard.shown.glance import Glance
+from edgefl_server.dashboard.views import summary
+from edgefl_server.dashboard.views.summary import Glance
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")
@@ -54,7 +54,7 @@ def _gauge(name: str, text: str, value: float | None, federation: str) -> Iterat
 
 
 def _run(glance: Glance) -> Iterator[Metric]:
-    run = rows.run_row(glance.fleet)
+    run = summary.run_row(glance.fleet)
     name = run.federation
     phases = (([name, each], float(each == run.phase)) for each in _PHASES)
     text = "1 for the phase that the run is in"
@@ -96,7 +96,7 @@ def _rounds(glance: Glance) -> Iterator[Metric]:
 
 def _devices(glance: Glance) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
-    counts = Counter((device.tier, rows.state_of(fleet, device)) for device in fleet.devices.values())
+    counts = Counter((device.tier, summary.state_of(fleet, device)) for device in fleet.devices.values())
     states = (([name, *tier_and_state], count) for tier_and_state, count in sorted(counts.items()))
     labels = ["federation", "tier", "state"]
     yield _family(GaugeMetricFamily, "devices", "devices, by tier and state", labels, states)

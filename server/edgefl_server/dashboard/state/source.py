@@ -18,14 +18,13 @@ from edgefl.wire.bundle.archive import read_manifest
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.text import printable
 from edgefl_server import events
-from edgefl_server.dashboard.known import fold
-from edgefl_server.dashboard.known.fleet import DeviceFacts, DeviceRound, Fleet, TierPlan
-from edgefl_server.dashboard.known.tail import FeedReader, decode_event
+from edgefl_server.dashboard.state import fold
+from edgefl_server.dashboard.state.fleet import DeviceFacts, DeviceRound, Fleet, TierPlan
 from edgefl_server.memory_plans import read_raised
 from edgefl_server.storage import tables
-from edgefl_server.storage.feed import NAME
-from edgefl_server.storage.history import rounds_of
-from edgefl_server.storage.round_rows import CLOSING
+from edgefl_server.storage.audit import rounds_of
+from edgefl_server.storage.feed import NAME, FeedReader, decode_event
+from edgefl_server.storage.round_table import CLOSING
 
 # Rounds and devices from the journal, read in short transactions of a connection that may not write.
 

@@ -9,15 +9,17 @@ from sqlalchemy.engine import Connection
 
 from edgefl.errors import ProtocolError
 from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions, Hello, decode, known_conditions
-from edgefl_server.coordinator.roster import Device
+from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.storage import tables
 
 _FEW = 500
 """Names that a statement lists: databases have a limit."""
 
 
-def save(connection: Connection, federation: str, devices: Iterable[tuple[Device, bytes | None]]) -> None:
-    """Rows of devices, each with the hello that it sent, if it sent one anew."""
+def save(
+    connection: Connection, federation: str, devices: Iterable[tuple[RosterEntry, bytes | None]]
+) -> None:
+    """Insert or update rows of devices, each with the hello that it sent, if it sent a new one."""
     table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
     ours = table.c.federation == federation
     among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
@@ -41,11 +43,11 @@ def save(connection: Connection, federation: str, devices: Iterable[tuple[Device
             connection.execute(table.update().where(key), many)
 
 
-def devices(connection: Connection, federation: str) -> dict[str, Device]:
-    """The devices of a federation by name."""
+def devices(connection: Connection, federation: str) -> dict[str, RosterEntry]:
+    """Return the devices of a federation by name."""
     query = sa.select(tables.devices).where(tables.devices.c.federation == federation)
     return {
-        row["device"]: Device(
+        row["device"]: RosterEntry(
             row["device"],
             row["tier"],
             row["samples"],
@@ -73,5 +75,5 @@ def _conditions(hello: bytes) -> Conditions:
     return known_conditions(told) if isinstance(told, Conditions) else UNKNOWN_CONDITIONS
 
 
-def _device_row(device: Device) -> dict[str, object]:
+def _device_row(device: RosterEntry) -> dict[str, object]:
     return {"tier": device.tier, "samples": device.samples, "online": device.online, "last_seen": device.seen}

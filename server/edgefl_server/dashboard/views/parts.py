@@ -6,9 +6,9 @@ import time
 from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
-from edgefl_server.dashboard.known.fleet import DeviceRound, Entry, Fleet
-from edgefl_server.dashboard.shown.html import Child, Html, TableColumn, device_path, el, joined, link, row
-from edgefl_server.dashboard.shown.rows import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
+from edgefl_server.dashboard.state.fleet import DeviceRound, Entry, Fleet
+from edgefl_server.dashboard.views.html import Child, Html, TableColumn, device_path, el, joined, link, row
+from edgefl_server.dashboard.views.summary import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
 
 
 def _texts(*names: str) -> list[TableColumn]:

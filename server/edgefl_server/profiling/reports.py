@@ -1,14 +1,17 @@
-"""State of each device while a fleet is profiled: its bundle, and the result. No I/O."""
+"""Reports on the devices of a fleet that is profiled, and files with such reports."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, ProtocolError
+from edgefl.system.files import write_text
+from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt.messages import Hello
@@ -80,7 +83,7 @@ Offered = Mapping[str, Mapping[str, Bundle]]
 
 
 def by_tier(bundles: Iterable[Bundle]) -> Offered:
-    """``bundles`` by tier and format; ConfigError if there are none, or several for the same."""
+    """Return ``bundles`` by tier and format. ConfigError if there are none, or several for the same."""
     bundles_by_tier: dict[str, dict[str, Bundle]] = {}
     for bundle in bundles:
         tier, kind = bundle.manifest.tier, bundle.manifest.format
@@ -114,3 +117,66 @@ def tier_for(offered: Offered, device: str, hello: Hello) -> str:
     known = all(needs.values())
     rules = [TierRule(tier, (f"{tier}-*",), need if known else _UNKNOWN_NEED) for tier, need in needs.items()]
     return tier_of(rules, device, hello.memory_bytes)
+
+
+VERSION = 1
+_LETTERS = 64
+_MOST_BYTES = 64 << 20
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a file, as JSON."""
+
+    v: int = VERSION
+    devices: tuple[DeviceReport, ...]
+
+
+def record(path: Path, devices: Sequence[DeviceReport]) -> None:
+    """Write those that have a profile, and why the others have none. ConfigError where the file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, msgspec.json.encode(Recorded(devices=tuple(devices))).decode())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {path}: {error.strerror or error}; name another file", path=str(path)
+        ) from error
+
+
+def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
+    """Return the devices in a file that :func:`record` wrote. ConfigError if it is none."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path} is larger than any recorded profile", path=str(path))
+        found = msgspec.json.decode(path.read_bytes(), type=Recorded)
+        if found.v != VERSION:
+            raise ConfigError(
+                f"{path} is of version {found.v}, this edgefl reads {VERSION}: record it again, or install a matching "
+                "edgefl",
+                path=str(path),
+            )
+        return tuple(_checked(device) for device in found.devices)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}; name a file that `edgefl profile --record` wrote",
+            path=str(path),
+        ) from error
+    except (msgspec.DecodeError, OverflowError, ProtocolError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} holds no recorded profiles: {error}; name a file that `edgefl profile --record` wrote",
+            path=str(path),
+        ) from error
+
+
+def merged(report: FleetReport, others: Sequence[DeviceReport]) -> FleetReport:
+    """Return ``report`` with ``others`` behind its own devices."""
+    return msgspec.structs.replace(report, devices=(*report.devices, *others))
+
+
+def _checked(device: DeviceReport) -> DeviceReport:
+    """Return a device's report. ProtocolError unless it is within the bounds of a profile that comes over the wire."""
+    texts = (device.device, device.tier, device.agent, device.reason)
+    if not all(text.isprintable() and len(text) <= _LETTERS for text in texts):
+        raise ProtocolError(f"the names of device {device.device[:_LETTERS]!r} cannot be shown")
+    if device.profile is None:
+        return device
+    return msgspec.structs.replace(device, profile=profiles.decode(profiles.encode(device.profile)))

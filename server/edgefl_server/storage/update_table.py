@@ -10,8 +10,8 @@ from sqlalchemy.engine import Connection
 
 from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment
-from edgefl_server.storage import round_rows, tables
-from edgefl_server.storage.update_store import UpdateLocation
+from edgefl_server.storage import round_table, tables
+from edgefl_server.storage.update_storage import UpdateLocation
 
 MOST_REJECTED = 16
 """Rows of refused updates per device and round: nobody may fill the disk with them."""
@@ -79,15 +79,16 @@ def accept(
     places: Sequence[UpdateLocation],
     shard_of: ShardOf,
 ) -> None:
-    """Rows of updates whose bytes lie in ``places``, and the answers of their devices: a statement for many.
+    """Insert rows of updates whose bytes are at ``places``, and store the answers of their devices, with one statement for
+    many.
 
     RoundOver, and nothing is to be kept, unless the round is open and each device's task is, too: somebody else may have
     closed the one, or answered the other.
     """
     tasks = [replace(update.assignment, status="accepted") for update in updates]
-    answered = round_rows.answer(connection, run, tasks)
+    answered = round_table.answer(connection, run, tasks)
     # After the first write, which other writers wait for: no writer closes the round between this check and the commit.
-    round_rows.check_open(connection, run, number, answered, len(tasks))
+    round_table.check_open(connection, run, number, answered, len(tasks))
     connection.execute(
         _INSERT,
         [
@@ -120,7 +121,10 @@ def accept(
 
 
 def reject(connection: Connection, key: Mapping[str, object], step: int, reason: str, text: str) -> bool:
-    """A row of a refused update; False if there is one of ``key``, or the device has had MOST_REJECTED in that round."""
+    """Insert a row of a refused update.
+
+    Return False if there is one of ``key``, or the device has had MOST_REJECTED in that round.
+    """
     same = sa.and_(*(_updates[name] == value for name, value in key.items()))
     if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
         return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,11 @@ from typing import Any, Self
 
 from edgefl.config import Federation
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
-from edgefl.errors import StepError, WorkshopError
+from edgefl.errors import StepError, TorchProcessError
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_server.events import Event, Warned
+from edgefl_server.events import EventListener, Warned
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.torch_process import messages
 from edgefl_server.torch_process.connection import ConnectionEnded
@@ -36,43 +36,43 @@ from edgefl_server.torch_process.process import Process
 
 # Functions of a run that the torch process calls. The server uses them like functions of its own process.
 
-Ask = Callable[..., Any]
-"""Returns the answer of the torch process: ``ask(request)``, ``ask(request, beside=True)``."""
 
+class RunResolver:
+    """Replaces placeholders by functions and bundles of the run in ``folder``."""
 
-def resolver(ask: Ask, folder: Path) -> Callable[[messages.Placeholder], object]:
-    """Return the function that replaces placeholders by functions and bundles of the run in ``folder``."""
-    placing = _Placing(ask)
+    def __init__(self, process: TorchProcess, folder: Path) -> None:
+        self._process = process
+        self._folder = folder
+        self._placing = _Placing(process)
 
-    def resolve(name: messages.Placeholder) -> object:
+    def resolve(self, name: messages.Placeholder) -> object:
+        """Return the object for a placeholder."""
         match name:
             case messages.MeanRef():
                 return MEAN
             case messages.BundleRef(file):
-                return read_bundle(folder / "bundles" / file)
+                return read_bundle(self._folder / "bundles" / file)
             case messages.PlacementRef(tier):
-                return partial(placing, tier)
+                return partial(self._placing, tier)
             case messages.OptimizerRef(exchange, called, state, unfolds, options):
                 own = _unfold if unfolds else MEAN.unfold
-                return _RemoteOptimizer(called, state, _step, own, options, ask, exchange)
+                return _RemoteOptimizer(called, state, _step, own, options, self._process, exchange)
             case messages.ScheduleRef(exchange, known):
-                return _RemoteSchedule(ask, exchange, {0: known})
+                return _RemoteSchedule(self._process, exchange, {0: known})
             case messages.EvaluationRef():
-                return partial(_judge, ask)
-
-    return resolve
+                return partial(_judge, self._process)
 
 
-def _judge(ask: Ask, weights: Arrays) -> Mapping[str, float]:
-    metrics: Mapping[str, float] = ask(messages.JudgeRequest(weights), beside=True)
+def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
+    metrics: Mapping[str, float] = process.ask(messages.JudgeRequest(weights), beside=True)
     return metrics
 
 
 class _Placing:
     """Placements of the current round, requested once for all tiers that are placed anew."""
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, process: TorchProcess) -> None:
+        self._process = process
         self._asked: tuple[Arrays, int] | None = None
         self._left: dict[str, Placement] = {}
 
@@ -82,7 +82,10 @@ class _Placing:
             own = {
                 name: array for name, array in weights.items() if "/" not in name
             }  # without the server's state
-            self._left, self._asked = dict(self._ask(messages.PlaceRequest(own, number))), (weights, number)
+            self._left, self._asked = (
+                dict(self._process.ask(messages.PlaceRequest(own, number))),
+                (weights, number),
+            )
         placement = self._left.pop(tier)
         if not self._left:
             self._asked = None
@@ -93,7 +96,7 @@ class _Placing:
 class _RemoteSchedule:
     """Schedule of an exchange; ``pages`` caches its values, by the first position of each page."""
 
-    ask: Ask
+    process: TorchProcess
     exchange: int
     pages: dict[int, Any] = field(default_factory=dict)
 
@@ -101,30 +104,30 @@ class _RemoteSchedule:
         first = position - position % messages.PAGE
         if position - first >= len(self.pages.get(first, ())):
             stop = max(position + 1, min(first + messages.PAGE, rounds))
-            self.pages[first] = self.ask(messages.AnnounceRequest(self.exchange, first, stop, rounds))
+            self.pages[first] = self.process.ask(messages.AnnounceRequest(self.exchange, first, stop, rounds))
         scalars: Scalars = self.pages[first][position - first]
         return scalars
 
 
 def _step(*_: object) -> Any:
-    raise NotImplementedError("the step is taken by moved(), in the workshop")
+    raise NotImplementedError("the step is taken by moved(), in the torch process")
 
 
 def _unfold(*_: object) -> Any:
-    raise NotImplementedError("an update is unfolded by unfolded(), in the workshop")
+    raise NotImplementedError("an update is unfolded by unfolded(), in the torch process")
 
 
 @dataclass(frozen=True)
 class _RemoteOptimizer(ServerOpt):
     """Server's optimizer whose functions run in the torch process."""
 
-    ask: Ask = _step
+    process: TorchProcess | None = None
     exchange: int = 0
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
         try:
             return self._asked(messages.MoveRequest(self.exchange, dict(before), dict(mean), dict(hyper)))
-        except WorkshopError as error:  # only this round fails
+        except TorchProcessError as error:  # only this round fails
             raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
@@ -133,7 +136,8 @@ class _RemoteOptimizer(ServerOpt):
         )
 
     def _asked(self, request: messages.WorkRequest) -> Arrays:
-        arrays: Arrays = self.ask(request)
+        assert self.process is not None
+        arrays: Arrays = self.process.ask(request)
         return arrays
 
 
@@ -141,7 +145,7 @@ IDLE_S = 30.0
 _TRIES = 3
 
 
-class Workshop:
+class TorchProcess:
     """Composes a run, and calls its functions, in a process with torch. Thread-safe.
 
     Requests with ``beside`` have a connection of their own, so that they do not wait for the other requests.
@@ -154,7 +158,7 @@ class Workshop:
     def __init__(self, process: Process | None = None, *, idle_s: float = IDLE_S) -> None:
         self._idle_s = idle_s
         self._recompose_request: RecomposeRequest | None = None
-        self._emit: Callable[[Event], None] = lambda event: None
+        self._listener: EventListener | None = None
         self._lock = threading.Lock()
         self._process: Process | None = None
         self._asking, self._asked_at = 0, 0.0
@@ -182,7 +186,7 @@ class Workshop:
             process.end()
 
     def composed(
-        self, federation: Federation, folder: Path, *, device: str, emit: Callable[[Event], None]
+        self, federation: Federation, folder: Path, *, device: str, listener: EventListener
     ) -> tuple[RunSpec, str]:
         """Compose a federation in the torch process.
 
@@ -190,7 +194,7 @@ class Workshop:
             federation: the federation to compose.
             folder: folder of the run, which receives the bundles.
             device: processor, as for :func:`edgefl.setup.processor.processor`.
-            emit: receives events. The caller's thread reports those of composing, any thread the end of a process.
+            listener: receives events. The caller's thread reports those of composing, any thread the end of a process.
 
         Returns:
             The run spec, whose functions call the torch process, and the processor that evaluates models: ``cpu`` or
@@ -199,18 +203,16 @@ class Workshop:
         Raises:
             EdgeflError: as :func:`edgefl_server.compose.compose`.
         """
-        self._emit = emit
+        self._listener = listener
         request = ComposeRequest(federation, folder, device)
         spec: RunSpec
         about: ComposeResult
-        spec, about = self.ask(request, resolve=resolver(self.ask, folder))
+        spec, about = self.ask(request, resolver=RunResolver(self, folder))
         self._recompose_request = RecomposeRequest(request, spec.digest, about.sources)
         return spec, about.processor
 
-    def ask(
-        self, request: WorkRequest, *, beside: bool = False, resolve: Callable[[Any], object] | None = None
-    ) -> Any:
-        """Return the answer of the process, or raise its error. WorkshopError if each process ends at the request."""
+    def ask(self, request: WorkRequest, *, beside: bool = False, resolver: RunResolver | None = None) -> Any:
+        """Return the answer of the process, or raise its error. TorchProcessError if each process ends at the request."""
         ended = ""
         for _ in range(_TRIES):
             process = self._ready()
@@ -218,7 +220,7 @@ class Workshop:
                 if not process.composed and not isinstance(request, ComposeRequest):
                     self._compose_again(process)
                 with process.locks[beside]:
-                    answer = self._exchanged(process, request, beside, resolve)
+                    answer = self._exchanged(process, request, beside, resolver)
                 process.composed = True
                 return answer
             except BaseException as error:
@@ -230,7 +232,7 @@ class Workshop:
             finally:
                 with self._lock:
                     self._asking, self._asked_at = self._asking - 1, time.monotonic()
-        raise WorkshopError(
+        raise TorchProcessError(
             f"the process that computes with models ended {_TRIES} times ({ended}) when it was asked to "
             f"{type(request).__name__.removesuffix('Request').lower()}: give the machine more memory, or look who ends it"
         )
@@ -238,7 +240,7 @@ class Workshop:
     def _ready(self) -> Process:
         """Return the process, started if none runs. It counts as busy until the request is answered."""
         if self._closing.is_set():
-            raise WorkshopError("the server's process that computes with models is closed")
+            raise TorchProcessError("the server's process that computes with models is closed")
         with self._lock:
             process = self._process
         process = self._take(Process()) if process is None else process
@@ -253,7 +255,7 @@ class Workshop:
                 process.end()
                 return self._process
             self._process, self._asked_at = process, time.monotonic()
-        threading.Thread(target=self._watch, args=(process,), name="workshop", daemon=True).start()
+        threading.Thread(target=self._watch, args=(process,), name="torch_process", daemon=True).start()
         return process
 
     def _compose_again(self, process: Process) -> None:
@@ -268,13 +270,14 @@ class Workshop:
         process: Process,
         request: WorkRequest,
         number: int,
-        resolve: Callable[[Any], object] | None = None,
+        resolver: RunResolver | None = None,
     ) -> Any:
         connection = process.connections[number]
         try:
             connection.send(request)
-            while isinstance(said := connection.receive(resolve), EventMessage):
-                self._emit(said.event)
+            while isinstance(said := connection.receive(resolver), EventMessage):
+                if self._listener is not None:
+                    self._listener.emit(said.event)
         except BaseException:
             process.broken = True
             raise
@@ -290,9 +293,9 @@ class Workshop:
             if own:
                 self._process = None
         ended = process.end()
-        if own and warn and not self._closing.is_set():
+        if own and warn and self._listener is not None and not self._closing.is_set():
             text = f"the process that computes with models ended ({ended}) while it was needed, and is started again"
-            self._emit(Warned(tier="", text=text))
+            self._listener.emit(Warned(tier="", text=text))
         return ended
 
     def _watch(self, process: Process) -> None:

@@ -1,1 +1,0 @@
-"""Orders of operators to a running server, and its vitals."""
