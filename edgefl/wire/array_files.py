@@ -16,14 +16,14 @@ _TYPES: dict[int, str] = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D
 
 
 def read_npz(path: Path, remedy: str) -> dict[str, Array]:
-    """Return the arrays of an npz by name, in native byte order.
+    """Return the arrays of an npz file by name, in native byte order.
 
     Args:
-        path: the file.
-        remedy: what to do if it is no npz.
+        path: Path of the file.
+        remedy: Advice for the user if the file is missing or is no npz archive, appended to the error text.
 
     Raises:
-        DataError: for another kind of file, a damaged one, and an array of Python objects.
+        DataError: The file is missing, is no npz archive, is damaged, or contains an array of Python objects.
     """
     arrays: dict[str, Array] = {}
     name = ""
@@ -44,12 +44,17 @@ def read_npz(path: Path, remedy: str) -> dict[str, Array]:
 
 
 def native(array: Array) -> Array:
-    """Return ``array`` in the byte order of this machine; a copy where it has another."""
+    """Return ``array`` in native byte order: ``array`` itself if it already is, else a converted copy."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def unreadable(error: Exception, name: str) -> str:
-    """Return why numpy cannot read the array ``name``."""
+    """Return the error text for an exception that numpy raised while it read an npz or npy file.
+
+    Args:
+        error: Exception that numpy raised.
+        name: Name of the array that was being read, or "" if it is unknown.
+    """
     if isinstance(error, ValueError) and ("allow_pickle" in str(error) or "Python objects" in str(error)):
         what = f"array {name!r}" if name else "it"
         return f"{what} holds Python objects; write it as numbers, all rows of one length"
@@ -57,7 +62,14 @@ def unreadable(error: Exception, name: str) -> str:
 
 
 def read_idx(path: Path) -> Array:
-    """Return the array of an idx file, gzipped or not, in native byte order. Raises DataError for a damaged file."""
+    """Return the array of an idx file (the format of MNIST) in native byte order.
+
+    Args:
+        path: Path of the file. It is decompressed first if it ends in ``.gz``.
+
+    Raises:
+        DataError: The file cannot be read, is no idx file, or its size contradicts its header.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

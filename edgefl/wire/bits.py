@@ -31,7 +31,11 @@ def pack(mask: Mask) -> Packed:
 
 
 def unpack(packed: Packed, count: int) -> Mask:
-    """Return the ``count`` entries of a packed mask, bool [count]. Raises ProtocolError as :func:`check` does."""
+    """Return the ``count`` entries of a packed mask as bool [count].
+
+    Raises:
+        ProtocolError: ``packed`` is no packed mask of ``count`` entries (:func:`check`).
+    """
     check(packed, count)
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
@@ -53,7 +57,11 @@ def check(packed: npt.NDArray[np.generic], count: int) -> None:
 
 
 def to_gaps(packed: Packed, count: int) -> bytes:
-    """Return the varints of a packed mask, empty if no entry is set. Raises ProtocolError as :func:`check` does."""
+    """Return the gaps of a packed mask as LEB128 varints, or b"" if no bit is set.
+
+    Raises:
+        ProtocolError: ``packed`` is no packed mask of ``count`` entries (:func:`check`).
+    """
     check(packed, count)
     return b"".join(_varints(gaps) for gaps in _gaps(packed))
 
@@ -83,18 +91,22 @@ def from_gaps(data: bytes, count: int) -> Packed:
 
 
 def packed_bytes(count: int, bits: int = 1) -> int:
-    """Return the bytes of ``count`` entries of ``bits`` each, in a mask or in codes: ceil(count * bits / 8)."""
+    """Return the bytes that ``count`` entries of ``bits`` bits occupy when packed: ceil(count * bits / 8)."""
     return -(-count * bits // 8)
 
 
 def gap_bytes(packed: Packed, count: int) -> int:
-    """Return the length of :func:`to_gaps` without computing its bytes."""
+    """Return the number of bytes that :func:`to_gaps` would return, without building them.
+
+    Raises:
+        ProtocolError: ``packed`` is no packed mask of ``count`` entries (:func:`check`).
+    """
     check(packed, count)
     return sum(int(_lengths(gaps).sum()) for gaps in _gaps(packed))
 
 
 def _gaps(packed: Packed) -> Iterator[Numbers]:
-    """Yield the numbers of unset entries before each set one, in blocks that are not empty."""
+    """Yield the gaps of a packed mask (int64) in blocks. Each block has at least one gap."""
     previous = -1
     for start in range(0, packed.size, _PIECE):
         bits = np.unpackbits(packed[start : start + _PIECE], bitorder="little").view(np.bool_)
@@ -105,7 +117,7 @@ def _gaps(packed: Packed) -> Iterator[Numbers]:
 
 
 def _lengths(gaps: Numbers) -> Numbers:
-    """Return the length of each number's varint in bytes: one for every seven bits."""
+    """Return the length in bytes of each gap's varint: one byte for every seven bits."""
     lengths = np.ones(gaps.size, np.int64)
     for shift in range(7, int(gaps.max()).bit_length(), 7):
         lengths += (gaps >> shift) > 0
@@ -113,6 +125,7 @@ def _lengths(gaps: Numbers) -> Numbers:
 
 
 def _varints(gaps: Numbers) -> bytes:
+    """Return the LEB128 varints of ``gaps``, concatenated."""
     lengths = _lengths(gaps)
     starts = np.cumsum(lengths) - lengths
     data = np.empty(int(lengths.sum()), np.uint8)
@@ -124,7 +137,14 @@ def _varints(gaps: Numbers) -> bytes:
 
 
 def _numbers(piece: Packed) -> tuple[Numbers, int]:
-    """Return the complete varints at the beginning of ``piece``, and their length in bytes."""
+    """Decode the complete varints at the beginning of ``piece``.
+
+    Returns:
+        The decoded numbers, and the count of bytes that they occupy.
+
+    Raises:
+        ProtocolError: The first varint is cut short, or one is longer than nine bytes.
+    """
     ends = np.flatnonzero(piece < 128)
     starts = np.concatenate(([0], ends[:-1] + 1))
     longest = int((ends - starts).max()) + 1 if ends.size else 0
@@ -141,7 +161,7 @@ def _numbers(piece: Packed) -> tuple[Numbers, int]:
 
 
 def _set(packed: Packed, positions: Numbers) -> None:
-    """Set the bits at ascending ``positions``, those of one byte together."""
+    """Set the bits of ``packed`` at ``positions``, which ascend. Bits of the same byte are combined first."""
     places = positions >> 3
     first = np.flatnonzero(np.diff(places, prepend=-1))
     flags = (1 << (positions & 7)).astype(np.uint8)

@@ -1,7 +1,7 @@
 """Immutable bytes named by their SHA-256, the chunks that carry them, and their compression with zstd.
 
-The zstd library, which is part of Python from 3.14 on, is imported with the first compressed blob, so a device without any
-does not pay for it.
+The zstd library (part of Python from 3.14 on) is imported with the first compressed blob, to save a device memory until
+it needs one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Name and shape of a blob as it travels.
+    """Reference to a blob: its digest, its size in bytes, and its division into chunks.
 
-    ``digests`` holds the raw SHA-256 of each chunk, concatenated. It is empty for a blob of one chunk, whose digest is the
-    blob's own. With ``codec`` the transmitted bytes are a zstd frame of ``raw`` bytes (:func:`decompress`), and ``sha256``,
-    ``size`` and ``digests`` are the frame's.
+    Attributes:
+        sha256: Hexadecimal digest of the transmitted bytes.
+        size: Number of transmitted bytes.
+        chunk: Bytes of each chunk, except for a shorter last one.
+        digests: Raw SHA-256 of each chunk, concatenated. Empty for a blob of one chunk, whose digest is ``sha256``.
+        codec: "zstd" if the transmitted bytes are a zstd frame (:func:`decompress`), "" if they are the content itself.
+        raw: Size of the content in bytes if ``codec`` is set, else 0.
     """
 
     sha256: str
@@ -42,12 +46,13 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(1, -(-self.size // self.chunk))
 
     def chunk_digest(self, index: int) -> bytes:
+        """Return the raw SHA-256 of chunk ``index``."""
         if self.count == 1:
             return bytes.fromhex(self.sha256)
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
 
     def accepts(self, index: int, data: bytes) -> bool:
-        """Return True if ``data`` is chunk ``index`` of this blob, by its length and its digest."""
+        """Return True if ``data`` has the length and the digest of chunk ``index``. An index out of range returns False."""
         if not 0 <= index < self.count or len(data) != min(self.chunk, self.size - index * self.chunk):
             return False
         return hashlib.sha256(data).digest() == self.chunk_digest(index)
@@ -58,7 +63,14 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return SHA256.fullmatch(self.sha256) is not None and len(self.digests) == expected and unfolds
 
     def check(self, limit: int) -> None:
-        """Raise BundleError if the reference contradicts itself or exceeds ``limit`` bytes, also unfolded."""
+        """Check the reference before anything is fetched for it.
+
+        Args:
+            limit: Most bytes of the blob, both as transmitted and decompressed.
+
+        Raises:
+            BundleError: The fields contradict each other, or the blob is larger than ``limit``.
+        """
         malformed = f"blob reference {self.sha256[:12]!r} is malformed; ask the server to publish it again"
         if self.size < 0 or self.chunk <= 0 or not self._consistent():
             raise BundleError(malformed)
@@ -75,10 +87,10 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:
-    """Return the reference of ``data`` cut into chunks of ``chunk`` bytes.
+    """Return the reference of a blob, cut into chunks.
 
     Args:
-        data: Bytes as they travel.
+        data: Bytes as they are transmitted.
         chunk: Bytes of one chunk.
         raw: Decompressed size if ``data`` is a zstd frame, else 0.
     """
@@ -94,13 +106,17 @@ def describe(data: bytes, chunk: int, *, raw: int = 0) -> BlobRef:
 
 
 def split(data: bytes, chunk: int) -> Iterator[bytes]:
-    """Yield the chunks of ``data`` in order; one empty chunk for empty data."""
+    """Yield the chunks of ``data`` in order. Empty data have one empty chunk."""
     for start in range(0, max(1, len(data)), chunk):
         yield data[start : start + chunk]
 
 
 def verified(ref: BlobRef, data: bytes) -> bytes:
-    """Return ``data`` if it has the size and digest of ``ref``. Raises BundleError otherwise."""
+    """Return ``data`` unchanged after checking it against ``ref``.
+
+    Raises:
+        BundleError: ``data`` does not have the size and the digest of ``ref``.
+    """
     if len(data) != ref.size or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise BundleError(
             f"blob {ref.sha256[:12]} is damaged: {len(data)} of {ref.size} bytes, digest differs; fetch it again",
@@ -120,7 +136,14 @@ _CHANGES_LEVEL = 19  # made once, read by every device
 
 
 def compress(data: bytes, chunk: int, compression: Compression = "zstd") -> tuple[BlobRef, bytes]:
-    """Return the reference and the bytes to send, compressed if that saves at least LEAST_SAVED."""
+    """Return a blob's reference and the bytes to transmit.
+
+    Args:
+        data: Content of the blob.
+        chunk: Bytes of one chunk.
+        compression: "zstd" to compress if that saves at least :data:`LEAST_SAVED` of the bytes; "none" to transmit
+            ``data`` itself.
+    """
     if compression == "zstd" and data:
         small: bytes = _zstd().compress(data, _LEVEL)
         if len(small) <= (1.0 - LEAST_SAVED) * len(data):
@@ -137,7 +160,8 @@ def decompress(ref: BlobRef, data: bytes, limit: int) -> bytes:
         limit: Most bytes of the content.
 
     Raises:
-        BundleError: The content would exceed ``limit`` or differ from the reference. Raised before anything is allocated.
+        BundleError: The frame is invalid, or its content is larger than ``limit`` or differs from ``ref.raw`` in size.
+            A size above ``limit`` is detected before memory is allocated.
     """
     if not ref.codec:
         return data
@@ -160,7 +184,7 @@ def decompress(ref: BlobRef, data: bytes, limit: int) -> bytes:
 
 
 def compress_against(base: bytes, data: bytes) -> bytes:
-    """Return a zstd frame of ``data`` with ``base`` as its dictionary: small if the two differ little."""
+    """Return a zstd frame of ``data`` that uses ``base`` as its dictionary. It is small if ``data`` resembles ``base``."""
     zstd = _zstd()
     options = {zstd.CompressionParameter.window_log: _window_log(len(base) + len(data))}
     options[zstd.CompressionParameter.compression_level] = _CHANGES_LEVEL
@@ -169,7 +193,16 @@ def compress_against(base: bytes, data: bytes) -> bytes:
 
 
 def decompress_against(base: bytes, frame: bytes, raw: int) -> bytes:
-    """Return the data of :func:`compress_against`. Raises BundleError unless they have ``raw`` bytes."""
+    """Return the data that :func:`compress_against` compressed.
+
+    Args:
+        base: Dictionary that was used to compress.
+        frame: Compressed bytes.
+        raw: Expected number of decompressed bytes.
+
+    Raises:
+        BundleError: ``frame`` is no zstd frame for ``base``, or does not decompress to exactly ``raw`` bytes.
+    """
     zstd = _zstd()
     most = {zstd.DecompressionParameter.window_log_max: _window_log(len(base) + raw)}
     try:

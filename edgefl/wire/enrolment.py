@@ -22,9 +22,12 @@ _TOKEN = re.compile(r"efl1\.([0-9a-f]{16})\.([0-9a-f]{64})\.([0-9a-f]{64})")
 
 @dataclass(frozen=True)
 class Token:
-    """One-time token.
+    """One-time token with which a new device enrols.
 
-    ``name`` is public, ``secret`` is the proof, ``server`` is the server's public key, which the device trusts.
+    Attributes:
+        name: Public name of the token; 16 hexadecimal digits.
+        secret: Secret key of the proof; 32 bytes.
+        server: Public key of the server, which the device trusts from then on.
     """
 
     name: str
@@ -38,12 +41,20 @@ class Token:
 
 
 def new_token(server: bytes) -> Token:
-    """Return a random token of the server with the public key ``server``."""
+    """Return a new random token.
+
+    Args:
+        server: Public key of the server that issues it.
+    """
     return Token(secrets.token_hex(8), secrets.token_bytes(32), server)
 
 
 def parse_token(text: str) -> Token:
-    """Return the token in ``text``. Raises ConfigError for any other text, without repeating it."""
+    """Return the token that ``text`` encodes (:attr:`Token.text`).
+
+    Raises:
+        ConfigError: ``text`` is no token. The error does not repeat it, because it may be a secret.
+    """
     found = _TOKEN.fullmatch(text.strip())
     if found is None:
         raise ConfigError(
@@ -53,11 +64,11 @@ def parse_token(text: str) -> Token:
 
 
 def proof(secret: bytes, topic: str, public: bytes) -> bytes:
-    """Return the 32-byte proof that the sender has the token, for one device and key.
+    """Return a proof of 32 bytes that the sender has a token. It is valid for one device and one key.
 
     Args:
         secret: Secret of the token.
-        topic: Topic of the hello.
+        topic: MQTT topic of the device's hello.
         public: Public key of the device.
     """
     text = f"edgefl/enrolment/1\n{topic}\n{public.hex()}\n".encode()
@@ -65,13 +76,19 @@ def proof(secret: bytes, topic: str, public: bytes) -> bytes:
 
 
 def proves(secret: bytes, topic: str, public: bytes, given: bytes) -> bool:
-    """Return True if ``given`` is the proof."""
+    """Return True if ``given`` equals :func:`proof` of the first three arguments. Compares in constant time."""
     return hmac.compare_digest(proof(secret, topic, public), given)
 
 
 @dataclass(frozen=True)
 class SigningRequest:
-    """Content of a verified request: who asks, and the key."""
+    """Verified certificate-signing request.
+
+    Attributes:
+        federation: Name of the federation that the device wants to join.
+        device: Name of the device.
+        key: Public key of the device; 32 bytes.
+    """
 
     federation: str
     device: str
@@ -79,7 +96,9 @@ class SigningRequest:
 
 
 def signing_request(keys: KeyPair, federation: str, device: str) -> bytes:
-    """Return a request (PEM) for ``device``, signed by its key."""
+    """Return a PEM certificate-signing request for ``device`` in ``federation``, signed with the private
+    key of ``keys``.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -94,14 +113,15 @@ def signing_request(keys: KeyPair, federation: str, device: str) -> bytes:
 
 
 def read_signing_request(data: bytes, source: str) -> SigningRequest:
-    """Parse and verify a request.
+    """Return the verified content of a certificate-signing request.
 
     Args:
         data: PEM bytes.
         source: Name of the file, for error texts.
 
     Raises:
-        ConfigError: ``data`` is no request, is not signed by its own key, or has a key of another kind.
+        ConfigError: ``data`` is no request, is not signed by its own Ed25519 key, or names an unusable federation or
+            device.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -1,4 +1,4 @@
-"""Folders of this user that outlive a process."""
+"""Folders in which edgefl stores keys, caches and device state of the current user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def home(what: str, remedy: str) -> Path:
         remedy: Alternative to setting HOME, for the error text.
 
     Raises:
-        ConfigError: The user has no home, as in a container whose user has no entry and no HOME.
+        ConfigError: The user has no home folder, as in a container without HOME and without an entry for the user.
     """
     try:
         return Path.home()
@@ -27,16 +27,26 @@ def home(what: str, remedy: str) -> Path:
 
 
 def cache(what: str, remedy: str = "XDG_CACHE_HOME") -> Path:
-    """Return the ``edgefl`` folder in the user's folder for caches. Raises ConfigError as :func:`home` does."""
+    """Return edgefl's folder below the user's cache folder (XDG_CACHE_HOME, else ``~/.cache``). Does not create it.
+
+    Args:
+        what: Thing that is cached, for the error text.
+        remedy: Alternative to setting HOME, for the error text.
+
+    Raises:
+        ConfigError: The user has no home folder.
+    """
     named = os.environ.get("XDG_CACHE_HOME")
     return (Path(named) if named else home(what, remedy) / ".cache") / "edgefl"
 
 
 def server_key(federation: str) -> Path:
-    """Return the key file of this user's server for a federation.
+    """Return the path of the server's key file for a federation: in EDGEFL_KEYS if set, else in ``~/.edgefl/.keys``.
 
-    The key lies outside of the server's own folder, so that devices still trust the server after that folder moves. The
-    environment variable EDGEFL_KEYS names another folder for keys. Raises ConfigError as :func:`home` does.
+    The file lies outside of the server's own folder, so that devices still trust the server after that folder moves.
+
+    Raises:
+        ConfigError: The user has no home folder.
     """
     named = os.environ.get("EDGEFL_KEYS")
     folder = (
@@ -46,9 +56,11 @@ def server_key(federation: str) -> Path:
 
 
 def store(federation: str, device: str) -> Path:
-    """Return the folder of a device's store, one for each federation.
+    """Return the folder in which a device stores its state for a federation. Does not create it.
 
-    The stores are separate, because a pending update must never reach the server of another federation. Raises ConfigError
-    as :func:`home` does.
+    Each federation has its own folder, because a pending update must never reach the server of another federation.
+
+    Raises:
+        ConfigError: The user has no home folder.
     """
     return home("what a device keeps", "name a folder") / ".edgefl" / federation / device

@@ -1,4 +1,4 @@
-"""PNG and JPEG files as arrays of pixels, read by Pillow (extra ``images``) alike on devices and for the server's data."""
+"""Decoder of PNG and JPEG files by Pillow (extra ``images``), used on devices and for the server's data."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ _MOST_PIXELS = 1 << 26
 
 
 class PictureError(Exception):
-    """A file that is no picture of the kinds that are read; its text says why."""
+    """An image file that cannot be used: not PNG or JPEG, unreadable, too large, or more than 8 bits per channel."""
 
 
 def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Array:
-    """Return a picture, turned upright and stretched, as uint8 (H, W) or (H, W, 3).
+    """Return the pixels of an image file, rotated by its EXIF orientation and stretched to ``size``.
 
     Args:
-        pillow: the package (:func:`library`).
-        path: the file.
+        pillow: Package Pillow (:func:`library`).
+        path: PNG or JPEG file.
         mode: ``L`` (grey) or ``RGB``.
-        size: width and height.
+        size: Width and height of the result in pixels.
+
+    Returns:
+        uint8 (H, W) for mode ``L``, (H, W, 3) for ``RGB``.
 
     Raises:
-        PictureError: for a file that is neither PNG nor JPEG, cannot be read, is too large, or has pixels of more than 8
-            bits.
+        PictureError: The file cannot be used.
     """
     if path.suffix.lower() in UNREAD:
         raise PictureError(f"is no PNG or JPEG but {path.suffix}: convert it")
@@ -58,14 +60,20 @@ def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Arra
 
 
 def _resized(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
-    """Return an image resized bilinearly, columns before rows. Pillow 13 chooses the order by the size, others do not."""
+    """Return an image resized bilinearly, columns before rows. Pillow 13 would choose the order by size, older releases do
+    not.
+    """
     width, height = size
     bilinear = pillow.Image.Resampling.BILINEAR
     return image.resize((width, image.height), bilinear).resize((width, height), bilinear)
 
 
 def library() -> Any:
-    """Return the package Pillow. ConfigError if it is not installed."""
+    """Import and return the package Pillow.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
     try:
         import PIL
         from PIL import Image, ImageOps  # noqa: F401
@@ -75,12 +83,17 @@ def library() -> Any:
 
 
 def check_library() -> None:
-    """Raise ConfigError if Pillow is not installed. Does not import it, because a waiting device has no use for it."""
+    """Check that Pillow is installed, without importing it: a waiting device should not spend memory on it.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+    """
     if find_spec("PIL") is None:
         raise _missing()
 
 
 def _missing() -> ConfigError:
+    """Return the error for a missing Pillow."""
     return ConfigError(
         "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"
     )

@@ -40,9 +40,13 @@ Moment = Annotated[int, msgspec.Meta(ge=0, le=FOREVER)]
 
 
 class Succession(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement, signed by the key ``old``, that ``new`` replaces it.
+    """Statement, signed by the key ``old``, that the key ``new`` replaces it.
 
-    ``old`` is valid until ``until``, seconds since 1970.
+    Attributes:
+        old: Public key that is replaced.
+        new: Public key that replaces it.
+        until: Time until which ``old`` stays valid, in seconds since 1970.
+        signature: Signature of the statement by ``old``.
     """
 
     old: PublicKey
@@ -52,18 +56,22 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        """True if the old key signed the statement."""
+        """True if ``signature`` is valid."""
         return verify(self.old, self.signature, _succession_text(self.old, self.new, self.until))
 
 
 class KeyPair:
-    """A private key in a file that only its owner may read.
+    """Ed25519 key pair, whose private key is in a file that only its owner may read.
 
     Args:
         path: Key file. It is created with a random key if it does not exist.
 
+    Attributes:
+        public: Public key, 32 bytes.
+        successions: Statements of earlier keys that lead to this one, oldest first.
+
     Raises:
-        ConfigError: The file holds no key.
+        ConfigError: The file holds no key, or its chain of statements is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -81,7 +89,7 @@ class KeyPair:
 
     @property
     def client_secret(self) -> bytes:
-        """Secret of the holder's client ids: its signature of a fixed text, which is always the same and never sent."""
+        """Secret from which MQTT client ids are derived. It is the same at each start, and never sent."""
         return self.sign(b"edgefl/v1/client-id")
 
     @property
@@ -92,7 +100,8 @@ class KeyPair:
     def sign(self, text: bytes) -> bytes:
         """Return the signature of ``text``, 64 bytes.
 
-        ``text`` must begin with a context of its own, so that one kind of signed text cannot pass for another.
+        ``text`` must begin with a prefix that names its purpose, so that a signature for one purpose is not valid for
+        another.
         """
         return self._key.sign(text)
 
@@ -116,24 +125,34 @@ def _public_key(public: bytes) -> Ed25519PublicKey:
 
 
 def parse_key(text: str) -> bytes:
-    """Return the 32 bytes of 64 hexadecimal digits. Raises ConfigError for any other text."""
+    """Return the 32 bytes that 64 hexadecimal digits encode.
+
+    Raises:
+        ConfigError: ``text`` is anything else.
+    """
     if not _KEY.fullmatch(text):
         raise ConfigError(f"a key has {2 * KEY_BYTES} hexadecimal digits, found {len(text)} characters")
     return bytes.fromhex(text)
 
 
 def parse_keys(text: str) -> tuple[bytes, ...]:
-    """Return the keys of a comma-separated list, none for an empty text. Raises ConfigError for a part that is no key."""
+    """Return the keys of a comma-separated list. An empty text returns no keys.
+
+    Raises:
+        ConfigError: A part of the list is no key (:func:`parse_key`).
+    """
     return tuple(parse_key(part.strip()) for part in text.split(",")) if text else ()
 
 
 def shown(key: bytes) -> str:
-    """Return the short form of a public key that people see: 12 hexadecimal digits."""
+    """Return the short form of a public key for display: its first 12 hexadecimal digits."""
     return key.hex()[:12]
 
 
 def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
-    """Replace the key in ``path`` by a new one and write the old key's statement about it.
+    """Replace the key in a file by a new random one, which the old key signs as its successor.
+
+    Writes the key file and its chain file.
 
     Args:
         path: Key file.
@@ -141,10 +160,10 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
         now: Current time, seconds since 1970.
 
     Returns:
-        The new key.
+        The new key pair.
 
     Raises:
-        ConfigError: There is no key to replace.
+        ConfigError: The key file does not exist or is damaged.
     """
     if not path.exists():
         raise ConfigError(
@@ -164,13 +183,16 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
 
 
 def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) -> dict[bytes, int]:
-    """Return the known keys with their expiries after applying ``statements``.
+    """Return the trusted keys after the sender's statements about new keys were applied.
 
-    A key that has a successor introduces no second one, so a thief of an old key gains nothing by it.
+    A key that already has a successor cannot introduce another one, so a stolen old key is useless.
 
     Args:
-        known: Expiry of each known key, seconds since 1970.
-        statements: Statements of the sender, in any order.
+        known: Expiry of each trusted key in seconds since 1970; :data:`FOREVER` if the key has no successor.
+        statements: Statements of the sender, in any order. Those with a wrong signature are ignored.
+
+    Returns:
+        Expiry of each trusted key, new keys included.
     """
     keys, waiting = dict(known), list(statements)
     while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.holds), None):
@@ -182,11 +204,12 @@ def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) ->
 
 
 def chain_of(path: Path) -> Path:
-    """Return the file with the statements of a key file."""
+    """Return the path of the file that stores the succession statements of the key file ``path``."""
     return path.with_name(path.name + ".chain")
 
 
 def _succession_text(old: bytes, new: bytes, until: int) -> bytes:
+    """Return the bytes that the key ``old`` signs in a :class:`Succession`."""
     return f"edgefl/succession/1\n{old.hex()}\n{new.hex()}\n{until}\n".encode()
 
 
@@ -196,6 +219,7 @@ def _line(statement: Succession) -> str:
 
 
 def _read_chain(path: Path) -> tuple[Succession, ...]:
+    """Return the statements in a chain file, oldest first; an empty tuple if the file does not exist."""
     if not path.exists():
         return ()
     try:

@@ -22,11 +22,14 @@ Pause = Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes in bytes, times in seconds. Set them in the ``[limits]`` table of a federation file."""
+    """Timeouts, sizes and rates of server and devices: sizes in bytes, times in seconds.
+
+    Set them in the ``[limits]`` table of a federation file.
+    """
 
     chunk_bytes: Annotated[int, msgspec.Meta(ge=256, le=MOST_CHUNK_BYTES)] = 128 * 1024
-    """Payload of one MQTT message. 128 KiB is what the strictest hosted broker accepts; less than 256 bytes would
-    leave no room for the fields around the data."""
+    """Payload of one MQTT message. 128 KiB is what the strictest hosted broker accepts. Below 256 bytes the fields around
+    the data would not fit."""
 
     fetch_window: Count = 8
     """Chunks a device subscribes to at a time: 1 MiB in flight fills a link and stays far below the
@@ -36,9 +39,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Time a device waits for any chunk of its window before it subscribes again."""
 
     fetch_retries: Count = 5
-    """Attempts without a single valid chunk before a blob is given up: a damaged or missing blob must not keep a device
-    awake.
-    """
+    """Attempts without a single valid chunk before the download of a blob fails. A damaged or missing blob must not keep a
+    device awake."""
 
     mirror_bytes_s: Bytes = 64 << 10
     """Least rate of a mirror over ``fetch_timeout_s``.
@@ -50,8 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Time for which a device avoids a mirror that failed. It doubles with each failure in a row, up to 64 times."""
 
     announcement_bytes: Bytes = 128 * 1024
-    """Largest announcement that is one message: every device gets it, and the strictest hosted broker takes no more. What a
-    larger one offers becomes a blob, for devices that take part."""
+    """Largest announcement sent as one message; the strictest hosted broker accepts no larger one. The offers of a larger
+    announcement move to a blob, which only devices that take part fetch."""
 
     max_blob_bytes: Bytes = 1 << 30
     """Largest blob a device accepts. The sizes come from a server that need not be trusted."""
@@ -92,38 +94,38 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     the machine's memory."""
 
     asked_bytes: Bytes = 24 << 20
-    """Bytes of updates that a server has on their way at a time. Where those of a round are more, devices take turns."""
+    """Bytes of updates that are uploaded at the same time. If the updates of a round exceed it, the server asks devices in
+    turn."""
 
     progress_messages_s: Rate = 100.0
-    """Messages of progress a second that a server reads, of all devices together. It asks them to send no more."""
+    """Messages of progress per second that the server reads, of all devices together. It asks devices to send no more."""
 
     update_copies: Count = 8
-    """Times that a device may send its update within a round: links break, and the server requests chunks again. The server
-    drops further copies unread.
-    """
+    """Times that a device may send its update within a round: links break, and the server requests chunks again. The
+    server drops further copies unread."""
 
     inbox_messages: Count = 20_000
-    """Messages that wait for the process on either side. The network thread waits while there are more, and drops what finds
-    no room for a while."""
+    """Messages in the inbox of a process, on either side. At this number the network thread waits for room, and after a
+    timeout drops messages."""
 
     inbox_bytes: Bytes = 128 << 20
-    """Bytes of these messages."""
+    """Bytes of messages in the inbox of a process."""
 
     max_message_bytes: Bytes = 4 << 20
-    """Largest message that either side reads, or the size of its own chunks and announcements if that is more. At a larger
-    one it hangs up, before it holds any of it."""
+    """Largest message that either side reads, or the size of its own chunks and announcements if that is more. It
+    disconnects from a broker that sends a larger one, before it buffers any of it."""
 
     max_devices: Count = 100_000
     """Most names of devices that the server stores. Every client that may write to the broker can invent names."""
 
     come_later_s: Seconds = 60.0
-    """Least pause of a device that the server has no room for, and up to twice as long at random.
+    """Least pause of a device that the server has no room for. The pause is random, up to twice this value.
 
     It grows with the number of such devices.
     """
 
     max_strangers: Count = 10_000
-    """Most names without a hello for which the server stores whether they are online."""
+    """Most device names for which the server stores an online status without having a hello of the device."""
 
     hello_bytes: Annotated[int, msgspec.Meta(ge=256, le=1 << 20)] = 8192
     """Largest hello that the server reads; it keeps the last one of each device."""
@@ -135,66 +137,66 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     stranger_messages_s: Rate = 10.0
-    """Messages a second that the server answers of names that said no hello, of all of them together."""
+    """Messages per second that the server answers to devices without a hello, all of them together."""
 
     strikes: Count = 3
-    """Rounds in a row that a device spoils (it is online and silent until the deadline, or its update is refused) before the
-    server leaves it out for a while."""
+    """Rounds in a row that a device may spoil before the server suspends it for some rounds. A device spoils a round if it
+    is online and silent until the deadline, or if its update is rejected."""
 
     bench_rounds: Count = 8
-    """Rounds that such a device is left out, as long as there are enough others."""
+    """Rounds for which such a device is not selected, as long as enough other devices are available."""
 
     round_deadline_s: Seconds = 120.0
-    """After this a round closes with the reports it has."""
+    """Longest time that a round stays open. Then it closes with the updates that have arrived."""
 
     offline_grace_s: Pause = 30.0
-    """A device that went offline less than this ago is still selected: links blink."""
+    """Time after a device's disconnection for which the server still selects it, because links break for moments."""
 
     ready_timeout_s: Pause = 120.0
-    """How long the server waits for ``min_devices`` before the first round."""
+    """Time that the server waits for ``min_devices`` before the first round."""
 
     conditions_s: Seconds = 60.0
-    """How often a device looks in what conditions it is (power, link, heat, its owner's rules); where they are others than
-    before it says hello again, so no more often."""
+    """Interval at which a device checks its conditions: power, link, heat, rules of its owner. If they changed, it sends a
+    hello, and so at most once per interval."""
 
     retry_pause_s: Pause = 1.0
     """Pause of a device after a failed attempt at a round, before it tries again."""
 
     notice_s: Seconds = 5.0
-    """Time without news before a search starts.
+    """Time without messages before a search for other clients of the broker starts. It doubles with each search.
 
-    A device without its federation, and a server that lacks devices, look for other clients of the broker. A server names
-    the devices that its round waits for. It doubles each time.
+    A device searches if it finds no federation, a server if it lacks devices. At the same intervals a server names the
+    devices that its round waits for.
     """
 
     history_rounds: Count = 1000
-    """Past rounds a device remembers. At least one: by it the device knows that a task is done."""
+    """Past rounds that a device remembers. It needs at least one, to recognize a task that it has already done."""
 
     max_manifest_bytes: Bytes = 16 << 20
-    """Largest manifest a device reads, and largest page of an announcement: they are read before anything that they say is
-    known."""
+    """Largest manifest that a device reads, and largest page of an announcement. Both are read before their content is
+    verified."""
 
     max_steps: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] = 1_000_000
-    """Most local steps of a round that a device begins."""
+    """Most local steps of a round. A device declines a round with more."""
 
     max_step_s: Seconds = 600.0
-    """Longest local step. A device that needs longer declines; where its engine has a process of its own, that one is
-    ended."""
+    """Longest local step. A device that needs longer declines the round. If its engine runs in a process of its own, that
+    process is stopped."""
 
     max_round_s: Seconds = 86_400.0
     """Longest time that a device works on one round, pauses between steps included."""
 
     attempts: Count = 10
-    """Times that a device begins a round whose work ended its process, or its engine's, before it declines."""
+    """Times that a device starts a round whose work crashed its process, or its engine's, before it declines."""
 
     profile_s: Seconds = 900.0
-    """Longest time that a device measures a bundle, whatever it is asked for."""
+    """Longest time that a device spends on measuring a bundle, whatever the request asks for."""
 
     profile_repeat: Count = 200
     """Most repetitions of a graph that a device measures."""
 
     profiles_an_hour: Count = 20
-    """Requests for a profile that a device takes within an hour."""
+    """Profile requests that a device accepts within an hour."""
 
     @property
     def readable_bytes(self) -> int:
@@ -202,7 +204,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return max(self.max_message_bytes, self.chunk_bytes, self.announcement_bytes)
 
     def unreadable(self) -> list[str]:
-        """Return one line for each kind of message of this server that is larger than its devices read."""
+        """Return one line for each message size of this server that is larger than its devices read. Empty if there is
+        none.
+        """
         most = max(self.max_message_bytes, Limits().max_message_bytes)
         sizes = {"chunk_bytes": self.chunk_bytes, "announcement_bytes": self.announcement_bytes}
         return [
@@ -214,11 +218,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 SEED_MAX = 2**63 - 1
-"""Largest seed: the largest integer of a TOML file. torch's generators take one bit more, for numbers that follow a seed."""
+"""Largest seed: the largest integer of a TOML file. torch's generators accept one bit more, for numbers derived from a
+seed."""
 
 
 def checked_seed(seed: int) -> int:
-    """Return ``seed``. Raises ConfigError if it is not between 0 and :data:`SEED_MAX`."""
+    """Return ``seed`` unchanged.
+
+    Raises:
+        ConfigError: ``seed`` is not between 0 and :data:`SEED_MAX`.
+    """
     if not 0 <= seed <= SEED_MAX:
         raise ConfigError(
             f"seed: expected a number from 0 to {SEED_MAX} (2**63 - 1), found {seed}; choose another",

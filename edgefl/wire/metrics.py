@@ -1,7 +1,8 @@
-"""Metrics of a model, computed from sums that add up over rows, batches and devices.
+"""Metrics of a model, computed from sums that are added over rows, batches and devices.
 
-A loss names its metrics (``Measured`` in ``edgefl.models.losses.loss``). Evaluations return sums (``sums_of`` there), also
-on devices, and metrics are computed from the total only: a mean of F1s would not be the F1 of all samples.
+A loss lists its metrics (``Measured`` in ``edgefl.models.losses.loss``). An evaluation returns sums (``sums_of`` in
+that module), also on a device. Metrics are computed from the total alone, because the mean of several F1 values would
+not be the F1 of all samples.
 """
 
 from __future__ import annotations
@@ -22,23 +23,26 @@ LOSS = "loss"
 
 
 def added(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
-    """Return ``total`` plus the sums of one more batch, in float64."""
+    """Return the sums of one more batch added to ``total``, in float64. A name that ``total`` lacks is taken from
+    ``sums``.
+    """
     new = {name: np.asarray(each, np.float64) for name, each in sums.items()}
     return {name: total[name] + each if name in total else each for name, each in new.items()}
 
 
 def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
-    """Return ``loss`` and the metrics ``names``, in their order.
+    """Compute metrics from sums.
 
     Args:
         names: Keys of :data:`METRICS`.
         sums: Sums over all rows.
 
     Returns:
-        Values by name; NaN without data, such as accuracy if no label counts.
+        Values by name: the metrics in the order of ``names``, then ``loss``. NaN if a metric has no data, such as
+        accuracy without a label that counts.
 
     Raises:
-        ModelError: A metric is unknown.
+        ModelError: A name is not in :data:`METRICS`.
     """
     unknown = [name for name in names if name not in METRICS]
     if unknown:
@@ -47,13 +51,13 @@ def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
 
 
 def mean_loss(sums: Sums) -> float:
-    """Return the mean loss over all samples, weighted if the sums have weights."""
+    """Return the mean loss over all samples, weighted if the sums contain sample weights. NaN without samples."""
     weighted = "weight" in sums
     return _ratio(sums["weighted_loss" if weighted else "loss_sum"], sums["weight" if weighted else "count"])
 
 
 def accuracy(sums: Sums) -> float:
-    """Return the share of correct predictions, from 0 to 1."""
+    """Return the share of correct predictions, from 0 to 1. NaN without samples."""
     weighted = "weight" in sums
     return _ratio(
         sums["weighted_correct" if weighted else "correct"], sums["weight" if weighted else "count"]
@@ -61,25 +65,30 @@ def accuracy(sums: Sums) -> float:
 
 
 def f1(sums: Sums) -> float:
-    """Return 2 tp / (2 tp + fp + fn), the mean over the classes that occur or are predicted; of two classes, that of the
-    second.
+    """Return the mean of F1 = 2 tp / (2 tp + fp + fn) over the classes that occur or are predicted. NaN if there is no
+    such class.
+
+    For two classes it is the F1 of the second.
     """
     return _mean_of_classes(2 * sums["tp"], 2 * sums["tp"] + sums["fp"] + sums["fn"])
 
 
 def iou(sums: Sums) -> float:
-    """Return the intersection over union, tp / (tp + fp + fn), the mean over the classes that occur or are predicted."""
+    """Return the mean of tp / (tp + fp + fn) (intersection over union) over the classes that occur or are predicted.
+
+    NaN if there is no such class.
+    """
     return _mean_of_classes(sums["tp"], sums["tp"] + sums["fp"] + sums["fn"])
 
 
 def perplexity(sums: Sums) -> float:
-    """Return exp of the mean negative log-likelihood per token. A uniform model has the size of the vocabulary."""
+    """Return exp of the mean negative log-likelihood per token. A uniform prediction has the size of the vocabulary."""
     mean = _ratio(sums["nll"], sums["tokens"])
     return math.inf if mean > 700.0 else math.exp(mean)
 
 
 def mae(sums: Sums) -> float:
-    """Return the mean absolute error, in the labels' unit."""
+    """Return the mean absolute error in the unit of the labels. NaN without samples."""
     return _ratio(sums["absolute"], sums["count"])
 
 
@@ -97,5 +106,6 @@ def _ratio(total: Array, count: Array) -> float:
 
 
 def _mean_of_classes(over: Array, under: Array) -> float:
+    """Return the mean of ``over / under`` over the classes where ``under`` is positive, or NaN if there is none."""
     there = np.asarray(under) > 0
     return float(np.mean(over[there] / under[there])) if there.any() else math.nan

@@ -34,14 +34,20 @@ _BROKEN = (OSError, http.client.HTTPException, ValueError, EOFError)
 
 
 class BlobMissing(MirrorError):
-    """A mirror that works and does not have the blob."""
+    """The mirror answered that it does not have the blob."""
 
 
 class Watchdog(threading.Thread):
-    """Thread that ends a slow connection in any state: connecting, TLS handshake, or between two bytes.
+    """Thread that shuts down a slow connection in any state: while it connects, in the TLS handshake, or between two
+    bytes.
+
+    Use it as a context manager, which starts and stops the thread.
 
     Args:
-        cancelled: Event that ends the connection within 0.1 s.
+        cancelled: Event that shuts the connection down within 0.1 s. None: only the deadline does.
+
+    Attributes:
+        rang: True if the last shutdown was due to the deadline.
     """
 
     def __init__(self, cancelled: threading.Event | None = None) -> None:
@@ -64,28 +70,29 @@ class Watchdog(threading.Thread):
         self.join()
 
     def guard(self, connection: socket.socket | None) -> None:
-        """Set the socket to shut down, or None for nothing."""
+        """Set the socket that is shut down at the deadline. None: no socket."""
         with self._lock:
             self._socket = connection
 
     def reset(self, seconds: float) -> None:
-        """Start a new request that may take ``seconds``."""
+        """Clear ``rang`` and set the deadline of a new request to ``seconds`` from now."""
         self.rang = False
         self.wind(seconds)
 
     def wind(self, seconds: float) -> None:
         """Set the deadline to ``seconds`` from now.
 
-        ``rang`` stays, because headers cut off by the shutdown look complete.
+        ``rang`` is kept, because response headers that the shutdown cut off look complete.
         """
         self._deadline = time.monotonic() + seconds
 
     def rest(self) -> None:
-        """Remove the deadline while the mirror waits for us."""
+        """Remove the deadline, while the caller and not the mirror takes the time."""
         self._deadline = math.inf
 
     @property
     def left_s(self) -> float:
+        """Seconds until the deadline, at least 0.01."""
         return max(0.01, self._deadline - time.monotonic())
 
     def run(self) -> None:
@@ -101,13 +108,13 @@ class Watchdog(threading.Thread):
 
 
 class MirrorConnection:
-    """Connection to one mirror, kept alive for the next blob. Serves one request at a time.
+    """HTTP connection to one mirror, kept open for the next blob. Serves one request at a time.
 
     Args:
         mirror: Address of the mirror.
-        watchdog: Running watchdog of this thread.
-        patience_s: Timeout in seconds of a request up to its first byte, and of each piece.
-        near: Refuse plain HTTP to a machine outside of private networks.
+        alarm: Running watchdog of this thread.
+        patience_s: Timeout in seconds of a request until its first byte, and of each piece.
+        near: Reject plain HTTP to a machine outside of private networks.
         ca_file: PEM file with an additional certificate authority.
     """
 
@@ -130,6 +137,7 @@ class MirrorConnection:
         self.close()
 
     def close(self) -> None:
+        """Close the connection. The next request opens a new one."""
         self._alarm.guard(None)
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -137,18 +145,18 @@ class MirrorConnection:
                 connection.close()
 
     def pieces(self, sha256: str, size: int, *, first: int, last: int, step: int) -> Iterator[bytes]:
-        """Yield bytes ``first`` to ``last`` of a blob, ``step`` at a time, without verifying them.
+        """Yield bytes ``first`` to ``last`` of a blob in pieces of ``step`` bytes. Does not verify them.
 
         Args:
-            sha256: Name of the blob.
+            sha256: Digest of the blob.
             size: Bytes of the whole blob.
-            first: First byte.
-            last: End, not included.
+            first: Index of the first byte.
+            last: Index after the last byte.
             step: Bytes of one piece.
 
         Raises:
             BlobMissing: The mirror does not have the blob.
-            MirrorError: The bytes end early, or the response contradicts the request.
+            MirrorError: The connection broke or was too slow, or the response contradicts the request.
         """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
@@ -164,11 +172,19 @@ class MirrorConnection:
                 response.close()
 
     def whole(self, sha256: str, step: int) -> tuple[int, Iterator[bytes]]:
-        """Return the size of a blob according to the mirror, and an iterator over its unverified bytes.
+        """Request a whole blob of unknown size.
+
+        Args:
+            sha256: Digest of the blob.
+            step: Bytes of one piece.
+
+        Returns:
+            Size of the blob according to the mirror, and an iterator over its unverified bytes.
 
         Raises:
             BlobMissing: The mirror does not have the blob.
-            MirrorError: As in :meth:`pieces`.
+            MirrorError: The connection broke or was too slow, or the response does not state its size. The iterator
+                raises it too.
         """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
@@ -187,7 +203,7 @@ class MirrorConnection:
 
     @contextmanager
     def _closing_if_broken(self) -> Iterator[None]:
-        """Close the connection if anything is raised inside. A broken one becomes a MirrorError."""
+        """Close the connection if the block raises. Convert errors of the connection to MirrorError."""
         try:
             yield
         except _BROKEN as error:
@@ -205,7 +221,12 @@ class MirrorConnection:
     # -- asking ----------------------------------------------------------------------------------------------
 
     def _asked(self, sha256: str, part: tuple[int, int] | None) -> http.client.HTTPResponse:
-        """Send the request, again on a new connection if the mirror closed the one that was kept."""
+        """Send a request for a blob and return the response. Reconnects if the mirror has closed the open connection.
+
+        Args:
+            sha256: Digest of the blob.
+            part: First byte and the end of the requested range. None: the whole blob.
+        """
         if self._connection is not None:
             with suppress(*_BROKEN):
                 return self._ask(self._connection, sha256, part)
@@ -225,6 +246,7 @@ class MirrorConnection:
         return connection.getresponse()
 
     def _connected(self) -> http.client.HTTPConnection:
+        """Return a new connection. Raises MirrorError for plain HTTP to a public address if ``near`` is set."""
         mirror = self._mirror
         plain = self._dialled()
         if not mirror.secure and self._near and not is_near(plain.getpeername()[0]):
@@ -239,6 +261,7 @@ class MirrorConnection:
         return connection
 
     def _dialled(self) -> socket.socket:
+        """Return a TCP socket connected to one of the mirror's addresses, guarded by the watchdog."""
         found = socket.getaddrinfo(self._mirror.host, self._mirror.port, type=socket.SOCK_STREAM)
         error: OSError = OSError("the name has no address")
         for family, kind, protocol, _, address in found[:_MOST_ADDRESSES]:
@@ -256,6 +279,7 @@ class MirrorConnection:
         raise error
 
     def _secured(self, plain: socket.socket) -> ssl.SSLSocket:
+        """Return the socket after a TLS handshake, guarded by the watchdog."""
         try:
             context = ssl.create_default_context()
             if self._ca_file:
@@ -279,6 +303,7 @@ class MirrorConnection:
     # -- what comes back -------------------------------------------------------------------------------------
 
     def _check_status(self, response: http.client.HTTPResponse, wanted: tuple[int, ...]) -> None:
+        """Raise BlobMissing or MirrorError unless the status is one of ``wanted``."""
         status = response.status
         if status in wanted:
             return
@@ -292,7 +317,14 @@ class MirrorConnection:
         raise MirrorError(f"it answers HTTP {status}")
 
     def _checked(self, response: http.client.HTTPResponse, size: int, first: int, last: int) -> int:
-        """Return the number of bytes to skip before the requested ones."""
+        """Check status, range and length of a response.
+
+        Returns:
+            Number of bytes to skip before the requested ones: 0, or ``first`` if the mirror sends the whole blob.
+
+        Raises:
+            MirrorError: The response contradicts the request.
+        """
         self._check_status(response, (_OK, _PART))
         if response.status == _OK:
             promised, skip = size, first
@@ -308,6 +340,7 @@ class MirrorConnection:
         return skip
 
     def _read(self, response: http.client.HTTPResponse, nbytes: int) -> bytes:
+        """Read exactly ``nbytes`` under the watchdog. Raises EOFError if the response ends earlier."""
         self._alarm.wind(self._patience_s)
         data = response.read(nbytes)
         if len(data) < nbytes:

@@ -22,7 +22,14 @@ _REMEDY = "write it like https://weights.example.org/demo or http://gateway.lan:
 
 @dataclass(frozen=True)
 class Mirror:
-    """Address of a mirror. ``path`` is empty, or begins with a slash and does not end with one."""
+    """Base URL of a mirror.
+
+    Attributes:
+        scheme: ``http`` or ``https``.
+        host: Name or IP address, without brackets.
+        port: TCP port.
+        path: Path of the base. Empty, or it begins with a slash and does not end with one.
+    """
 
     scheme: str
     host: str
@@ -34,7 +41,7 @@ class Mirror:
         """Return the mirror at ``http(s)://host[:port][/path]``.
 
         Raises:
-            ConfigError: The text is anything else, or contains a user name or a query.
+            ConfigError: ``text`` has another form, or contains a user name, a query or a fragment.
         """
         try:
             parts = urlsplit(text)
@@ -58,17 +65,17 @@ class Mirror:
 
     @property
     def secure(self) -> bool:
-        """True if the connection is encrypted, so that observers do not see the requested digests."""
+        """True if the connection uses TLS, which hides the requested digests from observers."""
         return self.scheme == "https"
 
     @property
     def netloc(self) -> str:
-        """Value of the Host header."""
+        """Value of the HTTP header Host."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
     def target(self, sha256: str) -> str:
-        """Return the path to request for a blob."""
+        """Return the path of a blob's URL."""
         return f"{self.path}/{sha256}"
 
     def __str__(self) -> str:
@@ -76,7 +83,9 @@ class Mirror:
 
 
 def is_near(address: str) -> bool:
-    """Return True if an IP address belongs to this machine or to a private network."""
+    """Return True if an IP address is a loopback or private one. False for link-local addresses and for text that is no
+    address.
+    """
     import ipaddress  # a device without mirrors has no use for it
 
     try:

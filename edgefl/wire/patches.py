@@ -28,12 +28,12 @@ _MOST = 127
 
 
 def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[str]) -> bytes | None:
-    """Return the patch from ``old`` towards ``new``, or None if nothing changes.
+    """Return the patch that turns ``old`` into an approximation of ``new``, or None if nothing changed.
 
     Args:
-        old: Weights that the device has, float32.
-        new: Weights of the same names and shapes.
-        coded: Names of the tensors that are sent as codes.
+        old: Weights that the device has.
+        new: Weights with the same names and shapes.
+        coded: Names of the tensors that are sent as int8 codes if they are float32. Others are sent whole.
     """
     codes: Arrays = {}
     scales: list[np.float32] = []
@@ -48,10 +48,14 @@ def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[
 
 
 def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
-    """Return the weights after the patch ``data``.
+    """Apply a patch and return the resulting weights. Unchanged tensors are shared with ``weights``.
+
+    Args:
+        weights: Weights before the patch.
+        data: Bytes of :func:`patch`.
 
     Raises:
-        BundleError: The patch does not belong to ``weights``, or its result is not finite.
+        BundleError: The patch is malformed, has other names or shapes than ``weights``, or its result is not finite.
     """
     try:
         changes = tensors.load(data, max_bits=0)
@@ -70,15 +74,15 @@ def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
 
 
 def widened(weights: Mapping[str, Array]) -> Arrays:
-    """Return the weights with float16 tensors as float32, which graphs read."""
+    """Return the weights with float16 tensors converted to float32, which graphs require. Other tensors are shared."""
     half = np.dtype(np.float16)
     return {n: array.astype(np.float32) if array.dtype == half else array for n, array in weights.items()}
 
 
 def halved(weights: Mapping[str, Array], coded: Collection[str]) -> Arrays:
-    """Return the weights with the tensors ``coded`` as float16.
+    """Return the weights with the tensors named in ``coded`` converted from float32 to float16.
 
-    A tensor with an entry beyond float16's range stays as it is.
+    A tensor with an entry beyond float16's range is not converted.
     """
     return {name: _half(array) if name in coded else array for name, array in weights.items()}
 
@@ -96,6 +100,17 @@ def _codes(change: Array, scale: np.float32) -> Array:
 
 
 def _moved(name: str, old: Array, new: Array | None, step: np.float32 | None) -> Array:
+    """Return one tensor after a patch.
+
+    Args:
+        name: Name of the tensor, for the error text.
+        old: Tensor before the patch.
+        new: Codes or new entries. None: the tensor did not change.
+        step: Weight difference per code. None: ``new`` has the entries themselves.
+
+    Raises:
+        BundleError: The result is not finite.
+    """
     if new is None:
         return old
     if step is None:
@@ -108,10 +123,12 @@ def _moved(name: str, old: Array, new: Array | None, step: np.float32 | None) ->
 
 
 def _differs(old: Array, new: Array) -> bool:
+    """Return True if the bytes differ. Unlike ``!=`` this compares NaN as equal, and 0 and -0 as different."""
     return old.tobytes() != new.tobytes()  # also where NaN, or 0 became -0
 
 
 def _check(name: str, array: Array, weights: Mapping[str, Array]) -> None:
+    """Raise BundleError unless the patch entry ``array`` fits the tensor ``name`` of ``weights``."""
     if name not in weights:
         raise _unfit(f"the weights have no tensor {name!r}")
     old = weights[name]

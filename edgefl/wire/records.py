@@ -1,4 +1,4 @@
-"""Records of CSV and JSON lines, read alike on devices and for the server's data: lines, columns by name, and values."""
+"""Parser of records in CSV and JSON lines, used on devices and for the server's data."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ _LONG = 60
 
 
 def shown(value: object) -> str:
-    """Return ``value`` for an error text: one line, cut if it is long."""
+    """Return ``repr(value)`` for an error text, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 class BadRow(Exception):
-    """Row that cannot be used. Its text is the reason."""
+    """A record that cannot be used. The text is the reason."""
 
 
 def finite(value: object, what: str, dtype: str) -> float:
-    """Return the number in a field.
+    """Return the finite number in a field.
 
     Args:
         value: Field of a record.
-        what: Name of the field for the error text.
+        what: Name of the field, for the error text.
         dtype: Dtype whose range the number must fit.
 
     Raises:
-        BadRow: ``value`` is no number, NaN, infinite, or beyond the range of ``dtype``.
+        BadRow: ``value`` is empty, no number, NaN, infinite, or beyond the range of ``dtype``.
     """
     if value is None or value == "":
         raise BadRow(f"{what} is empty")
@@ -64,7 +64,7 @@ def finite(value: object, what: str, dtype: str) -> float:
 
 
 def limits_of(dtype: str) -> tuple[float, float]:
-    """Return the smallest and the largest number that ``dtype`` holds."""
+    """Return the smallest and the largest float that ``dtype`` can represent."""
     if dtype == "bool":
         return 0.0, 1.0
     limits = np.finfo(dtype) if np.issubdtype(dtype, np.floating) else np.iinfo(dtype)
@@ -82,7 +82,7 @@ def is_number(text: str) -> bool:
 
 
 def is_text(text: str) -> bool:
-    """Return True if ``text`` can be written in UTF-8: no bytes of another encoding, no half of a character."""
+    """Return True if ``text`` can be encoded in UTF-8. Bytes of another encoding and unpaired surrogates cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -94,18 +94,23 @@ NOT_TEXT = "it is no text in UTF-8"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of ``names``, and their count if that is not all."""
+    """Return ``names`` joined by commas for an error text: the first twelve, and the total count if there are more."""
     more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
 def whole(text: str) -> str:
-    """Return ``text`` without the point and zeros behind a whole number."""
+    """Return ``text`` without a final point and zeros: "3.0" becomes "3". Spreadsheet programs write class numbers so."""
     return _WHOLE.sub("", text)
 
 
 def class_number(value: object, names: Sequence[str], classes: int) -> int:
-    """Return the number of the class ``value``: its index in ``names``, or the number itself if classes have no names.
+    """Return the number of a class from the label of a record.
+
+    Args:
+        value: Label as it is in the file.
+        names: Names of the classes in the order of their numbers. Empty: labels are the numbers.
+        classes: Number of classes.
 
     Raises:
         BadRow: The federation has no such class.
@@ -136,16 +141,20 @@ _SEPARATOR_LINE = re.compile(r"sep=.", re.IGNORECASE)
 """Line in which Excel names the column separator, before the header."""
 
 Checks = Mapping[str, Callable[[str], bool] | None]
-"""Columns that a file must have. A check returns False for a value that cannot be in its column; None: any text can."""
+"""Columns that a file must have, by name. A check returns False for a value that cannot be in its column.
+None: no check."""
 Record = Mapping[str, object] | str
 """Fields by column, or the error text of a malformed line."""
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the columns of a file: the head of a CSV, or the keys of the first object of JSON lines.
+    """Return the names of a file's columns: the header of a CSV, or the keys of the first object of JSON lines.
+
+    Args:
+        path: File in CSV, or in JSON lines if it ends in ``.jsonl``.
 
     Raises:
-        DataError: The file cannot be read, has no record, or separates columns by something else than commas.
+        DataError: The file cannot be read, has no record, or does not separate its columns by commas.
     """
     for line, record in records(path, {}):
         if isinstance(record, str):
@@ -159,10 +168,15 @@ def column_names(path: Path) -> list[str]:
 
 
 def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
-    """Yield (line in the file, its record) of a CSV with a head, or of JSON lines.
+    """Yield the line number and the record of each row of a CSV with a header, or of JSON lines.
+
+    Args:
+        path: File in CSV, or in JSON lines if it ends in ``.jsonl``.
+        checks: Columns that a CSV must have. Their checks also detect a quotation mark that hides rows.
 
     Raises:
-        DataError: A CSV lacks a column of ``checks`` or has it twice, a quotation mark hides rows, or the file is no text.
+        DataError: A CSV lacks a column of ``checks`` or has it twice, a quotation mark hides rows, or the file is no
+            text.
     """
     try:
         # What is no UTF-8 spoils its own line alone.
@@ -183,7 +197,15 @@ def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
 
 @dataclass
 class _CsvLines:
-    """The lines of a CSV. ``number`` counts the lines read, ``last`` holds the lines of the current record."""
+    """Reader of a CSV that counts its lines.
+
+    Attributes:
+        path: File, for error texts.
+        file: Iterator over the lines.
+        number: Number of lines read.
+        last: Lines of the current record.
+        spaced: True if the header has blanks behind its commas, which the rows may then have too.
+    """
 
     path: Path
     file: Iterator[str]
@@ -198,7 +220,14 @@ class _CsvLines:
             yield line
 
     def head(self, needed: Sequence[str]) -> list[str]:
-        """Read the names of the columns, without blanks around them. DataError if one of the ``needed`` is missing."""
+        """Read the header and return the column names without surrounding blanks. Skips Excel's line ``sep=``.
+
+        Args:
+            needed: Columns that must exist.
+
+        Raises:
+            DataError: A needed column is missing or occurs twice.
+        """
         names = self._first()
         if _SEPARATOR_LINE.fullmatch(",".join(names)):
             self.last.clear()
@@ -211,10 +240,11 @@ class _CsvLines:
         return stripped
 
     def rows(self, head: Sequence[str], checks: Checks) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield (line, fields), blank lines left out, with a text instead for a line that cannot be read.
+        """Yield the line number of each row and its fields, or its error text if the row is malformed. Skips blank lines.
 
-        DataError for a quotation mark that hides the rows behind it: it is open at the end of the file, or closed by that
-        of a later row.
+        Raises:
+            DataError: A quotation mark hides the rows behind it: it is open at the end of the file, or closed by one of
+                a later row.
         """
         table, spaced = csv.reader(self, strict=True, skipinitialspace=self.spaced), self.spaced
         while True:
@@ -240,12 +270,19 @@ class _CsvLines:
                 yield line, fields
 
     def _first(self) -> list[str]:
+        """Return the fields of the next line that is not blank."""
         try:
             return next(filter(None, csv.reader(self, strict=True)), [])
         except csv.Error as error:
             raise self._open_quote(1, str(error)) from error
 
     def _open_quote(self, line: int, wrong: str = "") -> DataError:
+        """Return the error for a misplaced quotation mark.
+
+        Args:
+            line: Line of the opening mark.
+            wrong: Error text of ``csv``. "": the mark is closed in a later row.
+        """
         what = wrong
         if wrong == _UNCLOSED:
             what = "a quotation mark is opened here and never closed"
@@ -257,11 +294,18 @@ class _CsvLines:
 
 
 def _hides_rows(lines: Sequence[str], head: Sequence[str], checks: Checks, spaced: bool, wrong: str) -> bool:
-    """Return True if the lines of a quoted field are rows by themselves, so that its quotation mark must be a mistake.
+    """Return True if the lines inside a quoted field are rows themselves, so that its quotation mark must be a mistake.
 
-    Text may have as many commas as there are columns. What distinguishes a row from it: its label is one of the classes,
-    its numbers are numbers, and no blank is behind its commas if other rows have none there (``spaced`` is False). The line
-    that opens the quote is judged too, unless the CSV is ``wrong`` at the closing one: a text rarely ends in a label.
+    A text may contain as many commas as there are columns. A row differs from it: its label is one of the classes, and
+    its numbers are numbers. No blank follows its commas, unless other rows have blanks there (``spaced``).
+
+    Args:
+        lines: Lines of the quoted field, from the one that opens the quote.
+        head: Names of the columns.
+        checks: Checks of the columns' values.
+        spaced: True if other rows have blanks behind their commas.
+        wrong: Error text of ``csv`` at the closing mark, or "". Without an error the opening line must look like a row
+            too.
     """
     places = {head.index(name): check for name, check in checks.items() if check}
     before = len(next(csv.reader(lines[:1]))) - 1
@@ -281,18 +325,27 @@ def _hides_rows(lines: Sequence[str], head: Sequence[str], checks: Checks, space
 
 
 def _has_blanks(row: Sequence[str]) -> bool:
+    """Return True if a field other than the first begins with a blank."""
     return any(field[:1] == " " for field in row[1:])
 
 
 def field(record: Record, name: str) -> object:
-    """Return the value of a column, or None if it is empty. Raises BadRow for a malformed line."""
+    """Return the value of the column ``name``, or None if the record lacks it.
+
+    Raises:
+        BadRow: ``record`` is the error text of a malformed line.
+    """
     if isinstance(record, str):
         raise BadRow(record)
     return record.get(name)
 
 
 def text_of(record: Record, reader: TextReader) -> str:
-    """Return the text of a record. Raises BadRow if there is none."""
+    """Return the text of a record, from the column that ``reader`` names.
+
+    Raises:
+        BadRow: The line is malformed, or the column has no text in UTF-8.
+    """
     text = field(record, reader.text)
     if not isinstance(text, str):
         raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
@@ -302,16 +355,16 @@ def text_of(record: Record, reader: TextReader) -> str:
 
 
 def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) -> list[float]:
-    """Return the numbers in some columns.
+    """Return the numbers in some columns of a record.
 
     Args:
-        record: Line of a file.
-        columns: Columns in the order of the result.
-        dtype: Dtype of the model's input.
-        below: Bound of whole numbers. 0: none.
+        record: Record of a file.
+        columns: Names of the columns, in the order of the result.
+        dtype: Dtype of the model's input. An integer dtype requires whole numbers.
+        below: Bound of whole numbers, exclusive. 0: unbounded.
 
     Raises:
-        BadRow: A number is missing or invalid, or is not whole if ``dtype`` is an integer type.
+        BadRow: A number is missing, invalid or out of range.
     """
     row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
     if not np.issubdtype(dtype, np.floating):
@@ -326,12 +379,19 @@ def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) 
 
 
 def scaled(rows: Array, reader: TableReader | SeriesReader) -> Array:
-    """Return columns (n, columns) normalized by the federation's mean and deviation."""
+    """Return ``(rows - mean) / deviation`` for rows of shape (n, columns). A reader without mean or deviation skips that
+    step.
+    """
     centred = rows - np.array(reader.mean) if reader.mean else rows
     return centred / np.array(reader.deviation) if reader.deviation else centred
 
 
 def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
+    """Check the header of a CSV.
+
+    Raises:
+        DataError: The header is no UTF-8 text or has no commas, or a needed column is missing or occurs twice.
+    """
     if not all(is_text(name) and "\0" not in name for name in found):  # UTF-16 has zeros
         raise DataError(f"{path} cannot be read as text (UTF-8): convert it", path=str(path))
     missing = [name for name in needed if name not in found]
@@ -356,6 +416,7 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
 
 
 def _object(line: str) -> Record:
+    """Return the object in a line of JSON, or an error text if there is none."""
     if not is_text(line):
         return NOT_TEXT
     try:
@@ -370,7 +431,7 @@ def _object(line: str) -> Record:
 
 
 def _record(head: Sequence[str], fields: Sequence[str]) -> Record:
-    """Return the fields of a line by column; without those that the line lacks."""
+    """Return the fields of a CSV line by column, or an error text. Columns beyond the end of a short line are left out."""
     if len(fields) > len(head):
         return f"it has {len(fields)} fields, and there are {len(head)} columns"
     return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NOT_TEXT

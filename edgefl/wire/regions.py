@@ -1,4 +1,4 @@
-"""Regions: the entries of global tensors that a tensor of a tier holds, and a tier's share of one round's weights."""
+"""Regions: the entries of global tensors that each tensor of a tier holds, and a tier's part of the global weights."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from edgefl.wire.tensors import Array, Arrays
 
 Positions = npt.NDArray[np.int64]
 Axis = range | tuple[int, ...] | None
-"""Indices of one dimension that are held, in local order. None means all of them."""
+"""Indices along one dimension that the region holds, in local order. None: all of them."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """Part of one global tensor: the held indices of each dimension. The local shape is their counts."""
+    """Region in one global tensor: a set of indices along each dimension, one ``Axis`` per dimension."""
 
     axes: tuple[Axis, ...]
 
@@ -28,10 +28,13 @@ class Block:
         return cls(tuple(range(stop) for stop in stops))
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the local tensor, for a global tensor of shape ``whole``."""
         return tuple(size if axis is None else len(axis) for axis, size in zip(self.axes, whole, strict=True))
 
     def positions(self, whole: tuple[int, ...]) -> Positions:
-        """Return the row-major positions (int64, flat) in a tensor of shape ``whole``, in local order."""
+        """Return the row-major positions of the held entries in a tensor of shape ``whole``, int64, flat,
+        in local order.
+        """
         stride, positions = math.prod(whole), np.zeros(1, np.int64)
         for axis, size in zip(self.axes, whole, strict=True):
             stride //= size
@@ -42,9 +45,11 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """Single entries of several global tensors, held as one flat local tensor.
+    """Region of single entries in several global tensors, which the tier holds as one flat tensor.
 
-    ``positions`` (int64, ascending) count through the tensors ``names``, flattened row-major, one after the other.
+    Attributes:
+        names: Names of the global tensors.
+        positions: int64, ascending: positions in the concatenation of the flattened (row-major) tensors ``names``.
     """
 
     names: tuple[str, ...]
@@ -52,17 +57,20 @@ class Entries:
 
 
 Region = Block | Entries | None
-"""Region of a local tensor: a block of the global tensor of its name, entries of several, or (None) the whole tensor."""
+"""Region of a local tensor: a block of the global tensor with the same name, entries of several tensors, or None for the
+whole tensor."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A tier's share of one round's global weights; all that is needed to average any mixture of tiers.
+    """Position of a tier's tensors in the global weights of one round. The server needs nothing else to average different
+    tiers.
 
     Attributes:
-        regions: Region of each tensor of an update. A global entry becomes the mean over the updates that hold it, and keeps
-            its value if there are none.
-        payload: Arrays that only this tier's devices receive, by local name. Empty if they read the model's units.
+        regions: Region of each tensor of an update. A global entry becomes the mean over the updates that hold it. It
+            keeps its value if no update does.
+        payload: Arrays that only devices of this tier receive, by local name. Empty if the devices read the weights of
+            the model's units instead.
         masks: Number of bits of each array of ``payload`` that is a packed mask.
     """
 
@@ -72,7 +80,13 @@ class Placement:
 
 
 def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape of the local tensor ``name`` that holds ``region`` of global tensors of these ``shapes``."""
+    """Return the shape of a local tensor.
+
+    Args:
+        name: Name of the local tensor.
+        region: Its region.
+        shapes: Shapes of the global tensors.
+    """
     if region is None:
         return shapes[name]
     return region.shape(shapes[name]) if isinstance(region, Block) else region.positions.shape
@@ -81,9 +95,15 @@ def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 def pieces(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Positions | None]]:
-    """Yield (global tensor, row-major positions in it) for a local tensor's entries, in local order.
+    """Yield the global tensors that a local tensor consists of, in local order.
 
-    None means all positions.
+    Args:
+        name: Name of the local tensor.
+        region: Its region.
+        shapes: Shapes of the global tensors.
+
+    Yields:
+        Name of the global tensor, and the row-major positions in it (None: all positions).
     """
     if region is None:
         yield name, None
@@ -101,7 +121,14 @@ def pieces(
 def spans(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, slice, Positions | None]]:
-    """Yield :func:`pieces`, each with the slice of its entries in the flat local tensor."""
+    """Yield the global tensors that a local tensor consists of, and where their entries are in the local tensor.
+
+    It has the same arguments as :func:`pieces`.
+
+    Yields:
+        Name of the global tensor, slice of its entries in the flat local tensor, and their row-major positions in the
+        global tensor (None: all positions).
+    """
     start = 0
     for part, positions in pieces(name, region, shapes):
         count = math.prod(shapes[part]) if positions is None else positions.size
@@ -110,7 +137,10 @@ def spans(
 
 
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
-    """Return the local tensors of ``regions`` out of the global ``weights``. Cut tensors are copies."""
+    """Return the local tensors of ``regions``, taken from the global ``weights``.
+
+    A whole tensor is a view of the global one; others are copies.
+    """
     shapes = {name: array.shape for name, array in weights.items()}
     local: Arrays = {}
     for name, region in regions.items():

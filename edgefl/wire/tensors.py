@@ -48,9 +48,16 @@ def dump(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) ->
 
 
 def pieces(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) -> list[Piece]:
-    """Return the bytes of :func:`dump` in pieces that share the memory of float32 arrays.
+    """Return the bytes of :func:`dump` as a list of pieces, some of which are views of float32 arrays.
 
-    Joined, the arrays would be held twice.
+    Joining them would copy the arrays.
+
+    Args:
+        arrays: Arrays by name. No name contains ``~``.
+        masks: Number of entries of each array that is a packed mask.
+
+    Raises:
+        ProtocolError: As :func:`dump`.
     """
     stored = dict(arrays)
     reserved = [name for name in arrays if _RESERVED in name]
@@ -75,7 +82,7 @@ def pieces(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) 
 
 
 def _pieces_of_floats(floats: Mapping[str, Array]) -> list[Piece]:
-    """Return what safetensors writes of float32 arrays in the order of their names."""
+    """Return the safetensors bytes of float32 arrays as a header and one view per array."""
     header, end = {}, 0
     for name, array in floats.items():
         header[name] = {"dtype": "F32", "shape": array.shape, "data_offsets": (end, end + array.nbytes)}
@@ -87,15 +94,15 @@ def _pieces_of_floats(floats: Mapping[str, Array]) -> list[Piece]:
 
 
 def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
-    """Return the arrays of :func:`dump`, with packed masks.
+    """Return the arrays in the bytes of :func:`dump`. Masks are packed.
 
     Args:
         data: Safetensors bytes.
-        max_bits: Most entries of all masks that are stored as gaps: a few bytes can encode a mask of any size.
+        max_bits: Most entries of all masks that are stored as gaps. A few bytes can encode a mask of any size.
 
     Raises:
-        ProtocolError: The bytes are no valid safetensors, a name occurs twice or is reserved, gaps are malformed, or the
-            masks have too many entries.
+        ProtocolError: The bytes are no valid safetensors, a name occurs twice or is reserved, gaps are malformed, or
+            the masks have too many entries.
     """
     try:
         stored = _load(data)
@@ -124,12 +131,16 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
 
 
 def check_bare(data: bytes, most_header: int) -> None:
-    """Check that safetensors bytes contain tensors and nothing else.
+    """Check that safetensors bytes contain only tensors.
 
     :func:`load` ignores ``__metadata__`` and padding, but a server that stores the bytes would store these too.
 
+    Args:
+        data: Safetensors bytes.
+        most_header: Most bytes of the header.
+
     Raises:
-        ProtocolError: The header has more than ``most_header`` bytes, or ``__metadata__``.
+        ProtocolError: The header has more than ``most_header`` bytes, or contains ``__metadata__``.
     """
     length = int.from_bytes(data[:8], "little")
     if length > most_header:
@@ -151,7 +162,7 @@ def check_bare(data: bytes, most_header: int) -> None:
 
 
 def _name_and_count(entry: str) -> tuple[str, int | None]:
-    """Return the tensor's name of an entry, and the number of mask entries if it holds gaps."""
+    """Return a tensor's name and, if the entry stores a mask as gaps, the mask's number of bits, else None."""
     if _RESERVED not in entry:
         return entry, None
     match = _GAPS.fullmatch(entry)
@@ -165,6 +176,7 @@ def _name_and_count(entry: str) -> tuple[str, int | None]:
 
 
 def _unfolded(name: str, gaps: Array, count: int) -> Array:
+    """Return the packed mask of a tensor that is stored as gaps."""
     if gaps.dtype != np.uint8 or gaps.ndim != 1:
         raise ProtocolError(
             f"the gaps of mask {name!r} are uint8 in one dimension, not {gaps.dtype} {list(gaps.shape)}; "

@@ -11,19 +11,21 @@ MOST_TEXT = 1000
 
 
 def cleaned(text: str) -> str:
-    """Return ``text`` with a blank for each control character of a terminal. Line ends stay."""
+    """Return ``text`` with each control character replaced by a blank. Line ends are kept."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
-    """Return at most ``most`` letters of ``text`` in one line, with blanks for escapes, line ends and direction marks."""
+    """Return the first ``most`` characters of ``text``, with line ends and all other unprintable characters replaced by
+    blanks.
+    """
     return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'sgd'?`` for the known name that is most like ``name``, empty if none is."""
+    """Return ``; did you mean 'sgd'?`` with the known name most similar to ``name``, or "" if none is similar."""
     from difflib import get_close_matches  # idle devices are to be small
 
     names = {each.lower(): each for each in known}
@@ -32,12 +34,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
-    """Return ``fetch_windw: unknown key; did you mean 'fetch_window'?`` for each of ``names`` that is not known."""
+    """Return a line like ``fetch_windw: unknown key; did you mean 'fetch_window'?`` for each of ``names`` that is not in
+    ``known``.
+    """
     return [f"{name}: unknown key{nearest(name, known)}" for name in names if name not in known]
 
 
 def similar(path: Path) -> str:
-    """Return ``; did you mean 'runs/first'?`` for the most similar existing path of the same type."""
+    """Return ``; did you mean 'runs/first'?`` with the existing path most similar to ``path``, or "" if none is similar.
+
+    Only paths with the same suffix in the same folder are compared.
+    """
     suffixes = (".npy", ".npz") if path.suffix in (".npy", ".npz") else (path.suffix,)
     try:
         there = [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix in suffixes]
@@ -51,24 +58,42 @@ SHARES = frozenset({"accuracy", "f1", "iou"})
 
 
 def metric_value(name: str, value: float, digits: int = 1) -> str:
-    """Return the value of a metric as text: ``81.2%``, ``34.7``."""
+    """Return a metric's value as text, such as ``81.2%`` or ``34.7``.
+
+    Args:
+        name: Name of the metric. Those in :data:`SHARES` become percentages.
+        value: Its value.
+        digits: Digits after the point of a percentage.
+    """
     return f"{value:.{digits}%}" if name in SHARES else f"{value:.4g}"
 
 
 def metric_text(name: str, value: float, digits: int = 1) -> str:
-    """Return a metric with its name: ``accuracy 81.2%``, ``perplexity 34.7``, ``mae 0.213``."""
+    """Return a metric's name and value as text, such as ``accuracy 81.2%``. It has the arguments of
+    :func:`metric_value`.
+    """
     return f"{name} {metric_value(name, value, digits)}"
 
 
-def headline_metric(told: Mapping[str, Any]) -> str:
-    """Return the task's metric of an event of a round or run as text, or "" if nothing was evaluated."""
-    name = told.get("metric") or "accuracy"
-    value = told.get("metrics", {}).get(name, told.get(name))
+def headline_metric(event: Mapping[str, Any]) -> str:
+    """Return the headline metric of a round's or run's event as text, or "" if the event has no value for it.
+
+    Args:
+        event: Event. ``metric`` names the metric (default ``accuracy``); its value is in ``metrics`` or under its own
+            name.
+    """
+    name = event.get("metric") or "accuracy"
+    value = event.get("metrics", {}).get(name, event.get(name))
     return "" if value is None else metric_text(name, value)
 
 
 def notebook_table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
-    """Return an HTML table of ``rows``, whose columns are the keys of the first; nothing in it is taken as HTML."""
+    """Return an HTML table for notebooks. All texts are escaped.
+
+    Args:
+        title: Caption of the table.
+        rows: Values by column. The keys of the first row are the columns.
+    """
     import html  # idle devices are to be small
 
     names = list(rows[0]) if rows else []

@@ -26,25 +26,31 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
 
 @dataclass(frozen=True)
 class Bundle:
-    """A manifest with the blobs it lists, by SHA-256."""
+    """A manifest and the blobs that it lists, keyed by SHA-256."""
 
     manifest: Manifest
     blobs: Mapping[str, bytes]
 
     @property
     def encoded(self) -> bytes:
+        """Bytes of the manifest."""
         return encode_manifest(self.manifest)
 
     def ref(self, chunk: int) -> BlobRef:
-        """Return the reference of the manifest's bytes: the name of the bundle."""
+        """Return the reference of the manifest's bytes, whose digest names the bundle.
+
+        Args:
+            chunk: Bytes of one chunk.
+        """
         return describe(self.encoded, chunk)
 
     def graph_bytes(self, name: str) -> bytes:
+        """Return the artifact of the graph ``name``. Raises BundleError if the manifest lists no such graph."""
         return self.blobs[self.manifest.graph(name).blob.sha256]
 
 
 def file_of(bundle: Bundle) -> bytes:
-    """Return the bytes of the bundle's file. Equal bundles have equal files."""
+    """Return the bytes of a zip file with the bundle. Equal bundles give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST_NAME, _EPOCH), bundle.encoded)
@@ -55,13 +61,17 @@ def file_of(bundle: Bundle) -> bytes:
 
 
 def write_bundle(bundle: Bundle, path: Path) -> None:
-    """Write the bundle's file atomically."""
+    """Write the bundle to the file ``path`` atomically. Creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, file_of(bundle))
 
 
 def read_bundle(path: Path) -> Bundle:
-    """Read a bundle and verify every digest. Raises BundleError if the file is damaged."""
+    """Read a bundle from a file and verify the digest of each blob.
+
+    Raises:
+        BundleError: The file does not exist, or is damaged.
+    """
     with _opened(path) as archive:
         manifest = decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
         blobs = {
@@ -72,14 +82,18 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a bundle's file without its graphs. Raises BundleError as :func:`read_bundle` does."""
+    """Read the manifest from a bundle's file, without its blobs.
+
+    Raises:
+        BundleError: The file does not exist, or is damaged.
+    """
     with _opened(path) as archive:
         return decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file as an archive. Raises BundleError for any damage."""
+    """Open a bundle's file as a zip archive. Converts all errors in the block to BundleError."""
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
@@ -97,7 +111,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Return one entry, decompressed only if its declared size is at most ``most`` bytes."""
+    """Return one entry of the archive. Raises BundleError if its declared size is above ``most`` bytes."""
     size = archive.getinfo(name).file_size
     if size > most:
         raise BundleError(
@@ -109,15 +123,19 @@ def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 
 def signed_text(sha256: str) -> bytes:
-    """Return the signed text for the bundle whose manifest has this digest.
+    """Return the bytes that are signed for the bundle whose manifest has the digest ``sha256``.
 
-    Its prefix separates it from other signed texts.
+    They begin with a prefix that no other kind of signed text has.
     """
     return f"edgefl/v1/bundle/{sha256}".encode()
 
 
 class Signer:
-    """The server's signing key (:class:`edgefl.wire.keys.KeyPair`), created if missing."""
+    """Signer of bundles, with the server's key.
+
+    Args:
+        path: Key file. It is created with a random key if it does not exist.
+    """
 
     def __init__(self, path: Path) -> None:
         self.keys = KeyPair(path)
@@ -128,11 +146,21 @@ class Signer:
         return self.keys.public_key
 
     def sign(self, sha256: str) -> bytes:
+        """Return the signature of the bundle whose manifest has the digest ``sha256``."""
         return self.keys.sign(signed_text(sha256))
 
 
 def check(known: Collection[bytes], sha256: str, signature: bytes) -> None:
-    """Raise BundleError unless one of the ``known`` keys made ``signature`` for the bundle ``sha256``."""
+    """Check the signature of a bundle.
+
+    Args:
+        known: Public keys that are trusted.
+        sha256: Digest of the bundle's manifest.
+        signature: Signature of the bundle, empty if it has none.
+
+    Raises:
+        BundleError: No trusted key made the signature.
+    """
     if signature and any(verify(key, signature, signed_text(sha256)) for key in known):
         return
     flaw = "a wrong signature" if signature else "no signature"

@@ -1,4 +1,4 @@
-"""Formats of graphs, and releases of the runtimes that load them. An engine reads one format and has its name."""
+"""Formats of graphs, and versions of the runtimes that load them. Each engine has the name of the format that it loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edgefl.errors import ConfigError
 FormatName = Literal["onnx", "executorch"]
 
 Outputs = Literal["caller", "planned"]
-"""Owner of the memory of an ExecuTorch program's outputs: the caller, or the memory plan of the program."""
+"""Owner of the memory for an ExecuTorch program's outputs: the caller, or the program's own memory plan."""
 
 FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 
@@ -29,11 +29,15 @@ EXECUTORCH_DTYPES: Mapping[int, str] = {
     28: "uint32",
     29: "uint64",
 }
-"""Port dtype of each ExecuTorch element type number. Types that no port has are left out."""
+"""Numpy name of each ExecuTorch element type. Types that ports do not support are omitted."""
 
 
 def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
-    """Raise ConfigError if the outputs are to be planned and none of the formats is ExecuTorch."""
+    """Check that a format supports the chosen owner of output memory.
+
+    Raises:
+        ConfigError: ``outputs`` is "planned" and ``formats`` does not contain executorch.
+    """
     if outputs == "planned" and "executorch" not in (names := tuple(formats)):
         raise ConfigError(
             f"only ExecuTorch programs have planned outputs, and the format is {', '.join(names)}: choose executorch, or "
@@ -46,21 +50,21 @@ _RELEASE = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9}){0,3}")
 
 
 def is_release(text: str) -> bool:
-    """Return True if ``text`` is a release as in manifests: up to four numbers with dots between them."""
+    """Return True if ``text`` is a release number as manifests have it: one to four numbers, separated by dots."""
     return _RELEASE.fullmatch(text) is not None
 
 
 def is_older(version: str, least: str) -> bool:
-    """Return True if ``version`` comes before the release ``least``.
+    """Return True if ``version`` is lower than the release ``least``.
 
-    Numbers are compared one by one, and missing ones are 0. What follows the numbers, such as ``rc1`` or ``+cpu``, does not
-    count. A version that begins with no number counts as new.
+    Numbers are compared one by one; missing ones are 0. A suffix such as ``rc1`` or ``+cpu`` is ignored. The result is
+    False if ``version`` does not begin with a number.
     """
     found = _RELEASE.match(version)
     return found is not None and numbers_of(found[0]) < numbers_of(least)
 
 
 def numbers_of(release: str) -> tuple[int, ...]:
-    """Return the four numbers of a release, for a comparison."""
+    """Return the numbers of a release, padded with zeros to four. Tuples of this form compare like releases."""
     numbers = [int(number) for number in release.split(".")]
     return (*numbers, *[0] * (4 - len(numbers)))

@@ -1,8 +1,8 @@
-"""A graph in a manifest: one artifact or several segments, and the ports by which a device calls it.
+"""Graphs of a manifest: one artifact or several segments each, and the ports through which a device runs it.
 
-A variant of a graph (:mod:`edgefl.wire.bundle.variants`) may read and write state in blocks of rows. Each block is a port
-with the name of the whole and its rows, such as ``state.weights.fc.weight[0:32]``. The blocks are contiguous in the memory
-of the whole, and cover it.
+A variant of a graph (:mod:`edgefl.wire.bundle.variants`) may read and write a state tensor in blocks of rows. Each
+block is a port named after the tensor and its rows, such as ``state.weights.fc.weight[0:32]``. The blocks are views of
+the tensor's memory, and together they cover it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from edgefl.wire.mqtt.messages import MALFORMED
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = _INTEGERS | {"bool", "float16", "float32", "float64"}
-"""Dtypes of ports: those that numpy, ONNX and ExecuTorch share."""
+"""Dtypes of ports: those that numpy, ONNX and ExecuTorch all support."""
 
 _CONTAINER = "edgefl-segments"
 
 Fault = tuple[str, dict[str, object]]
-"""Text of a fault, and the values that the error has as attributes."""
+"""Error text of an inconsistency, and details that become attributes of the error."""
 
 Role = Literal[
     "weights", "state", "carry", "batch", "data", "noise", "hyper", "update", "metric", "record", "page"
@@ -37,11 +37,16 @@ Role = Literal[
 
 
 class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One input or output of a graph. ``name`` starts with the role; ``shape`` is static; ``dtype`` is numpy's name.
+    """One input or output of a graph.
 
     Attributes:
-        mask: Entries of a packed mask (uint8), which may travel in another form. 0: it is none.
-        ignored: Label besides the classes that does not count, such as -100.
+        name: ``role.label``, such as ``weights.head.bias``.
+        role: Role, which decides who provides or receives the value.
+        dtype: Numpy's name of the dtype.
+        shape: Static shape.
+        mask: Number of bits if the value is a packed mask (uint8), which may be transmitted in another encoding. 0: no
+            mask.
+        ignored: Additional label of rows that do not count, such as -100.
     """
 
     name: str
@@ -53,18 +58,20 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def label(self) -> str:
-        """Name without its role: ``weights.head.bias`` -> ``head.bias``."""
+        """Name without its role: ``head.bias`` for ``weights.head.bias``."""
         return self.name.partition(".")[2]
 
     @property
     def nbytes(self) -> int:
+        """Size of the value in bytes."""
         return int(np.dtype(self.dtype).itemsize * np.prod(self.shape, dtype=np.int64))
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One of several artifacts that a graph runs in order.
+    """One of several artifacts that together compute a graph and run one after the other.
 
-    Ports of the role ``page`` are values that one segment returns and a later one reads. All others are ports of the graph.
+    Ports of role ``page`` hold values that one segment returns and a later one reads. All other ports are ports of the
+    graph.
     """
 
     inputs: tuple[Port, ...]
@@ -73,23 +80,29 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One artifact and its ports.
+    """One graph and its ports.
 
     Attributes:
-        format: Name of the engine that runs it.
-        memory_budget: Peak in bytes above the idle process that the artifact was compiled to stay under. 0: none.
-        planned_bytes: Anonymous memory of a round with this graph above the idle agent at its peak, weights and state
-            included. 0: unknown.
-        arena_bytes: Part of these that onnxruntime's arena takes, which an agent may reserve as one block. 0: unknown.
-        in_place: State ports whose new value may overwrite the memory of the old one.
-        metrics: Metrics computed from the sums of an evaluation (:mod:`edgefl.wire.metrics`), the headline first. Empty:
+        name: Name within the manifest.
+        format: Format of the artifact, which is also the name of the engine that runs it.
+        blob: Artifact of the graph. With ``segments`` it contains one artifact per segment (:func:`split`).
+        inputs: Input ports.
+        outputs: Output ports.
+        memory_budget: Peak memory in bytes, above the idle process, that the compiler was asked to stay below. 0: no
+            budget.
+        planned_bytes: Predicted peak of anonymous memory of a round with this graph, in bytes above the idle agent.
+            Includes weights and state. 0: unknown.
+        arena_bytes: Part of ``planned_bytes`` for onnxruntime's arena, which an agent may reserve as one block. 0:
             unknown.
-        activations: Dtype of large values that wait for the backward pass.
-        variants: Other forms of the graph, of which a device may take the fastest.
-        segments: The blob holds an artifact for each (:func:`split`), run in this order. Empty: it is one artifact.
-        planned_outputs: For format executorch, each output lies in memory of the program's plan, and the next run overwrites
-            it.
-        least_runtime: First release of the format's runtime that loads it, such as ``1.15``. Empty: unknown.
+        in_place: Names of state ports whose new value may overwrite the memory of the old one.
+        metrics: Metrics that are computed from the graph's sums (:mod:`edgefl.wire.metrics`), the headline metric
+            first. Empty: unknown.
+        activations: Dtype in which large activations are stored for the backward pass.
+        variants: Alternative artifacts with the same ports. A device may choose the fastest.
+        segments: Segments in the order in which they run. Empty: the graph is one artifact.
+        planned_outputs: True if an ExecuTorch program returns outputs in its own planned memory, which its next run
+            overwrites.
+        least_runtime: Lowest release of the format's runtime that loads the graph, such as ``1.15``. "": unknown.
     """
 
     name: str
@@ -109,9 +122,11 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     least_runtime: str = ""
 
     def inputs_of(self, role: Role) -> tuple[Port, ...]:
+        """Return the input ports with this role."""
         return tuple(port for port in self.inputs if port.role == role)
 
     def outputs_of(self, role: Role) -> tuple[Port, ...]:
+        """Return the output ports with this role."""
         return tuple(port for port in self.outputs if port.role == role)
 
 
@@ -120,6 +135,7 @@ _STREAM = re.compile(r"[0-9]{1,3}")
 
 
 def _consistent(port: Port) -> bool:
+    """Return True if name, role, dtype and shape of the port agree."""
     named = port.name.partition(".")[0] == port.role
     if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
         return False
@@ -129,12 +145,17 @@ def _consistent(port: Port) -> bool:
 
 
 def check_graph(graph: Graph) -> None:
-    """Raise BundleError if the graph contradicts itself."""
+    """Check the consistency of a graph's ports, variants and segments.
+
+    Raises:
+        BundleError: The fields of the graph contradict each other. The error names the first contradiction.
+    """
     for problem, details in _faults(graph):
         raise BundleError(f"{problem}; export the bundle again", graph=graph.name, **details)
 
 
 def _faults(graph: Graph) -> Iterator[Fault]:
+    """Yield the inconsistencies of a graph."""
     for ports in (graph.inputs, graph.outputs):
         names = [port.name for port in ports]
         if len({*names}) < len(names):
@@ -168,6 +189,7 @@ def _faults(graph: Graph) -> Iterator[Fault]:
 
 
 def _all_ports(graph: Graph) -> Iterator[Port]:
+    """Yield the ports of the graph, then those of its segments."""
     parts: tuple[Graph | Segment, ...] = (graph, *graph.segments)
     for part in parts:
         yield from part.inputs
@@ -175,7 +197,7 @@ def _all_ports(graph: Graph) -> Iterator[Port]:
 
 
 def _disorder(graph: Graph) -> Iterator[str]:
-    """Yield the reasons why the segments of a graph, run in their order, do not compute the graph."""
+    """Yield the reasons for which the segments, run in their order, would not compute the graph."""
     if not graph.segments:
         yield from (
             f"it has none, and the port {port.name!r}" for port in _all_ports(graph) if port.role == "page"
@@ -211,18 +233,22 @@ def _names(ports: Iterable[Port]) -> list[str]:
 
 
 def joined(artifacts: Sequence[bytes]) -> bytes:
-    """Return the blob of a graph in segments: a MessagePack list that no engine mistakes for an artifact."""
+    """Return the blob of a graph in segments: a MessagePack list of the artifacts. No engine accepts it as an artifact."""
     return msgspec.msgpack.encode((_CONTAINER, artifacts))
 
 
 def is_joined(data: bytes) -> bool:
-    """Return True if ``data`` begins like a result of :func:`joined`."""
+    """Return True if ``data`` begins like the result of :func:`joined`."""
     mark = _CONTAINER.encode()
     return mark in data[: len(mark) + 8]
 
 
 def split(data: bytes) -> list[bytes]:
-    """Return the artifacts of the segments. Raises BundleError if ``data`` is no such blob."""
+    """Return the artifacts of the segments in order, from a blob that :func:`joined` made.
+
+    Raises:
+        BundleError: ``data`` is no such blob.
+    """
     try:
         kind, artifacts = msgspec.msgpack.decode(data, type=tuple[str, list[bytes]])
     except MALFORMED as error:
@@ -240,14 +266,14 @@ _ROWS = re.compile(r"(?P<whole>.+)\[(?P<start>\d{1,12}):(?P<stop>\d{1,12})\]")
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """Rows ``start`` to ``stop`` (not included) of the leading axis of ``whole``."""
+    """Rows ``start`` to ``stop`` (exclusive) of the first axis of the port ``whole``."""
 
     whole: str
     start: int
     stop: int
 
     def place(self, address: int, shape: Sequence[int], itemsize: int) -> tuple[list[int], int]:
-        """Return shape and address of these rows in a tensor.
+        """Return the shape of the row block, and its memory address.
 
         Args:
             address: Address of the whole tensor.
@@ -255,7 +281,7 @@ class RowRange(msgspec.Struct, frozen=True):
             itemsize: Bytes of an entry.
 
         Raises:
-            BundleError: The tensor does not have these rows. An engine trusts any address it gets.
+            BundleError: The tensor does not have these rows. An engine would read or write any address unchecked.
         """
         if not shape or not self.start < self.stop <= shape[0]:
             raise BundleError(
@@ -266,18 +292,18 @@ class RowRange(msgspec.Struct, frozen=True):
 
 
 def rows_of_port(name: str, start: int, stop: int) -> str:
-    """Return the name of the port for these rows of the port ``name``."""
+    """Return the port name of rows ``start`` to ``stop`` (exclusive) of the port ``name``, such as ``state.w[0:32]``."""
     return f"{name}[{start}:{stop}]"
 
 
 def rows_in(name: str) -> RowRange | None:
-    """Return the rows that a port's name denotes, or None for a whole port."""
+    """Parse the name of a port. Return the rows that it denotes, or None if it is the name of a whole port."""
     found = _ROWS.fullmatch(name) if name.endswith("]") else None
     return RowRange(found["whole"], int(found["start"]), int(found["stop"])) if found else None
 
 
 def cover(parts: Iterable[RowRange], count: int) -> bool:
-    """Return True if the parts cover ``count`` rows in order, without gaps or overlaps."""
+    """Return True if ``parts``, in their order, cover rows 0 to ``count`` without gaps and overlaps."""
     at = 0
     for part in parts:
         if part.start != at or part.stop <= at:

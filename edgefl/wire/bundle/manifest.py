@@ -1,6 +1,7 @@
-"""The manifest: the graphs that a tier downloads, and how the runtime calls them.
+"""Manifest of a bundle: the graphs that a tier downloads, and the order in which the runtime runs them.
 
-The manifest names no method. Every graph lists its ports with their role, and the runtime feeds roles::
+The manifest does not name an algorithm. Each graph lists its ports with their roles, and the runtime provides a value
+for each role::
 
     weights, carry -> start -> state;
     for chunk in prefix:  weights of the chunk's units, batch -> forward -> record;
@@ -44,46 +45,46 @@ __all__ = [
 ]
 
 SAMPLE = "sample"
-"""Part of a batch with the original sample if x is the output of frozen units."""
+"""Part of a batch that holds the original samples, if ``x`` holds the output of the frozen units instead."""
 
 PARTS = ("x", "y", "mask", SAMPLE)
-"""Parts that every batch may have: the input of the units, labels, the mask of rows that count, and the original samples.
-
-Other parts are additional inputs.
-"""
+"""Parts that any batch may have: input of the units, labels, mask of the rows that count, and original samples. Any other
+part is an additional input of the model."""
 
 SEGMENTED = 3
-"""Version of a manifest with a graph in segments, so that an old device refuses it before it fetches any. No reader accepts
-version 2 (the vector ``manifest_of_version_2``).
-"""
+"""Version of a manifest with a graph in segments. An older device refuses it before it fetches any graph. No reader
+accepts version 2 (the vector ``manifest_of_version_2``)."""
 
 PLANNED = 4
-"""Version of a manifest with a graph with planned outputs, for the same reason."""
+"""Version of a manifest with a graph with planned outputs. An older device refuses it before it fetches any graph."""
 
 Draws = Literal["walk", "draw", "length"]
 """Method by which a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive frozen units that are fetched, run forward and dropped together."""
+    """Consecutive frozen units that are fetched, run forward by one graph, and dropped together."""
 
     units: tuple[str, ...]
     graph: str
 
 
 class Bucket(msgspec.Struct, frozen=True, kw_only=True):
-    """A graph for batches whose samples have at most ``length`` tokens."""
+    """Graph for batches in which no sample has more than ``length`` tokens."""
 
     length: int
     graph: str
 
 
 class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``steps`` runs of ``graph``. Phases run in the order of the list.
+    """Phase of local training: a number of steps that run the same graph.
 
     Attributes:
-        over_data: One pass over all local samples in their order instead of ``steps``, by ``batch.0`` alone.
-            ``batch.0.mask`` is 0 at rows that only fill up the last batch.
+        name: Name of the phase.
+        graph: Name of the graph of a step.
+        steps: Number of steps.
+        over_data: Replace ``steps`` by one ordered pass over all local samples, fed as ``batch.0``. ``batch.0.mask`` is
+            0 at rows that pad the last batch.
         shorter: Graphs for batches of short samples, by ascending length.
     """
 
@@ -94,14 +95,18 @@ class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shorter: tuple[Bucket, ...] = ()
 
     def graph_for(self, length: int) -> str:
-        """Return the graph for a batch whose longest sample has ``length`` tokens."""
+        """Return the name of the graph for a batch whose longest sample has ``length`` tokens."""
         return next((bucket.graph for bucket in self.shorter if bucket.length >= length), self.graph)
 
 
 class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One sample of an input besides ``x``: the port ``batch.<k>.<name>`` and the array ``name`` of the local data.
+    """Additional input of the model besides ``x``: port ``batch.<k>.<name>``, array ``name`` of the local data.
 
-    ``below``: its values are the whole numbers 0 .. below-1. 0: unbounded.
+    Attributes:
+        name: Name of the input.
+        shape: Shape of one sample.
+        dtype: Numpy's name of the dtype.
+        below: Values are the whole numbers 0 .. below-1. 0: unbounded.
     """
 
     name: str
@@ -111,13 +116,18 @@ class Input(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Shape and encoding of one local sample. Integer inputs become ``x * scale + shift`` in ``dtype``, if that is floating.
+    """Shape and encoding of a local sample.
 
     Attributes:
-        below: Whole numbers are 0 .. below-1 (tokens of a vocabulary). 0: unbounded.
+        shape: Shape of ``x`` for one sample.
+        dtype: Dtype in which the graphs read ``x``. If it is floating, integer data become ``x * scale + shift``.
+        classes: Number of classes.
+        scale: Factor for integer data.
+        shift: Summand for integer data.
+        below: Whole numbers are 0 .. below-1, such as tokens of a vocabulary. 0: unbounded.
         others: Inputs of the model besides ``x``.
-        names: Class names in the order of their numbers. Empty if they have none.
-        reader: Conversion of files that hold no arrays.
+        names: Class names in the order of their numbers. Empty: classes have no names.
+        reader: Reader of files that are no arrays, such as images. None: only arrays.
     """
 
     shape: tuple[int, ...]
@@ -132,22 +142,38 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def tokenizer(self) -> BlobRef | None:
-        """Blob of the tokenizer, if there is one."""
+        """Blob of the text reader's tokenizer, or None."""
         return self.reader.tokenizer if isinstance(self.reader, TextReader) else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Table of contents of a bundle. Its own SHA-256 names the bundle.
+    """Table of contents of a bundle. The SHA-256 of its bytes names the bundle.
 
     Attributes:
-        codec: Encoding of an update's bytes, with ``codec_version``. A device repeats both beside the update.
-        exchange: Name of this exchange if a method has several, for people. "": the main one.
-        personalize: Graph that adapts the weights to a device's data by one step: ``weights.*`` and a batch to
-            ``weights.*``.
-        draws: Batches follow one shuffled pass through the data, are drawn independently, or have like lengths.
-        carry_exchanges: Completed rounds after its own for which a carry is valid. 0: as long as the run lasts.
-        carry_needed: The device declines if it has no carry.
-        sources: Origin of each node of the graphs (:mod:`edgefl.wire.bundle.sources`), fetched for profiles only.
+        v: Version of the manifest.
+        model: Name of the model.
+        program: Name of the algorithm.
+        tier: Name of the tier.
+        parameters: Number of parameters that the tier trains.
+        data: Shape and encoding of the local samples.
+        batch: Rows of a batch.
+        prefix: Frozen units before the trained ones, in chunks.
+        suffix: Names of the trained units.
+        start: Graph that computes the initial state of a round.
+        phases: Phases of local training, in order.
+        finish: Graph that computes the update and the carry.
+        evaluate: Graph that evaluates the model.
+        hyper: Default of each scalar of the algorithm.
+        graphs: All graphs of the bundle.
+        codec: Encoding of an update's bytes. A device repeats it and ``codec_version`` in its update.
+        codec_version: Version of ``codec``.
+        draws: Method by which batches are chosen: one shuffled pass over the data, independent draws, or batches of
+            similar length.
+        personalize: Graph of one step that adapts the weights to a device's data. "": none.
+        exchange: Name of this exchange, for display, if the algorithm has several. "": the main one.
+        carry_exchanges: Number of completed rounds after which a carry expires. 0: it never expires.
+        carry_needed: The device declines a round if it has no carry.
+        sources: Blob with the origin of each graph node (:mod:`edgefl.wire.bundle.sources`), fetched only for profiles.
     """
 
     v: int = VERSION
@@ -175,6 +201,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     sources: BlobRef | None = None
 
     def graph(self, name: str) -> Graph:
+        """Return the graph ``name``. Raises BundleError if the manifest does not list it."""
         for graph in self.graphs:
             if graph.name == name:
                 return graph
@@ -182,7 +209,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """Contents of a bundle's file: graphs, variants, sources if they were kept, and the tokenizer."""
+        """Blobs in a bundle's file: graphs, variants, and the node origins and the tokenizer if there are any."""
         graphs = tuple(graph.blob for graph in self.graphs)
         variants = tuple(variant.blob for graph in self.graphs for variant in graph.variants)
         return (*graphs, *variants, *(ref for ref in (self.sources, self.data.tokenizer) if ref))
@@ -194,36 +221,42 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def steps(self) -> int:
-        """Local steps of a round, without phases over the data, whose number depends on the device."""
+        """Local steps of a round. Excludes phases that pass over the data, because their steps depend on the device."""
         return sum(phase.steps for phase in self.phases if not phase.over_data)
 
     def steps_with(self, samples: int) -> tuple[int, ...]:
-        """Return the local steps of each phase on a device with ``samples`` samples."""
+        """Return the number of steps of each phase on a device with ``samples`` samples. Raises BundleError as
+        :meth:`pass_rows`.
+        """
         return tuple(
             -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
         )
 
     @property
     def of_round(self) -> tuple[Graph, ...]:
-        """Graphs that a round runs. The others are for a device's own use of the model."""
+        """Graphs that a round runs, in order. Excludes those for evaluation and personalization."""
         names = [*(chunk.graph for chunk in self.prefix), self.start]
         names += [*(name for phase in self.phases for name in _graphs_of(phase)), self.finish]
         return tuple(self.graph(name) for name in dict.fromkeys(names))
 
     @property
     def planned_bytes(self) -> int:
-        """Planned anonymous memory of a round above the idle agent, in bytes. 0: unknown."""
+        """Predicted peak of a round's anonymous memory, in bytes above the idle agent. 0: unknown."""
         return max((graph.planned_bytes for graph in self.of_round), default=0)
 
     @property
     def least_runtime(self) -> str:
-        """First release of the format's runtime that loads all graphs. Empty: unknown."""
+        """Lowest release of the format's runtime that loads all graphs. "": unknown."""
         return max(
             (graph.least_runtime for graph in self.graphs if graph.least_runtime), key=numbers_of, default=""
         )
 
     def pass_rows(self, phase: PhaseSpec) -> int:
-        """Return the rows of each step of a phase over the data. Raises BundleError if its graph reads none."""
+        """Return the number of rows that each step of a phase over the data reads.
+
+        Raises:
+            BundleError: The phase's graph has no input ``batch.0.x`` with rows.
+        """
         for port in self.graph(phase.graph).inputs_of("batch"):
             if port.label == "0.x" and port.shape and port.shape[0] > 0:
                 return port.shape[0]
@@ -239,12 +272,16 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return deterministic bytes: equal manifests have equal digests."""
+    """Return the bytes of a manifest. Equal manifests give equal bytes, so their digests are equal."""
     return msgspec.msgpack.encode(manifest, order="deterministic")
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Return the manifest in ``data``. Raises BundleError if it is malformed, of another version, or inconsistent."""
+    """Return the manifest in ``data``.
+
+    Raises:
+        BundleError: The bytes are malformed, have an unknown version, or describe an inconsistent manifest.
+    """
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
         if version not in (VERSION, SEGMENTED, PLANNED):
@@ -261,10 +298,12 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _graphs_of(phase: PhaseSpec) -> list[str]:
+    """Return the names of a phase's graphs, including those for short samples."""
     return [phase.graph, *(bucket.graph for bucket in phase.shorter)]
 
 
 def _check(manifest: Manifest) -> None:
+    """Raise BundleError if the manifest names a graph that it does not list, or is inconsistent."""
     used = [manifest.start, manifest.finish, manifest.evaluate]
     used += [chunk.graph for chunk in manifest.prefix]
     used += [name for phase in manifest.phases for name in _graphs_of(phase)]
@@ -278,6 +317,9 @@ def _check(manifest: Manifest) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[Fault]:
+    """Yield the inconsistencies of a manifest and its graphs. Raises BundleError for those that the graphs' own checks
+    find.
+    """
     for phase in manifest.phases:
         lengths = [bucket.length for bucket in phase.shorter]
         if lengths != sorted({*lengths}) or any(length < 1 for length in lengths):
@@ -303,6 +345,7 @@ def _faults(manifest: Manifest) -> Iterator[Fault]:
 
 
 def _data_faults(manifest: Manifest) -> Iterator[Fault]:
+    """Yield the inconsistencies of the data settings, and names that cannot be displayed."""
     data, reader = manifest.data, manifest.data.reader
     names = [each.name for each in data.others]
     if len({*names, *PARTS}) < len(names) + len(PARTS):

@@ -1,7 +1,7 @@
-"""Measured cost of a bundle on a device: the result of ``edgefl profile``, also as devices send it to the server.
+"""Profile of a bundle: the time and memory measured on a device. Result of ``edgefl profile``, also sent by devices.
 
-A profile has some kilobytes, so that it fits one message: at most :data:`OPS` ops a graph and :data:`MOMENTS` points of
-memory over time. Times are in milliseconds. Memory is anonymous (not backed by files), in bytes.
+A profile has a few kilobytes, so that it fits one message: at most :data:`OPS` ops per graph, and :data:`MOMENTS`
+points of memory over time. Times are in milliseconds. Memory is anonymous (not backed by files), in bytes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MOMENTS = 200
 GRAPHS = SPANS = CHUNKS = 256
 UNITS = 1024
 LARGEST = 1e18
-"""Bound of every number in a profile, so that plots need no check."""
+"""Largest magnitude of a number in a profile, so that plots need no checks."""
 LETTERS = 400
-"""Most letters of a text in a profile."""
+"""Most characters of a text in a profile."""
 Kind = Literal["forward", "start", "step", "finish", "evaluate", "personalize"]
 How = Literal["", "measured", "shared", "estimated"]
-"""Source of a figure. ``measured``: the engine's own profiler. ``shared``: the instruction's time, divided by MACs and bytes
-among fused nodes. ``estimated``: MACs and bytes alone. Empty: unknown. A reader accepts any value of a later release.
+"""Origin of a number: ``measured`` by the engine's profiler, ``shared`` (measured time of fused nodes, divided by their
+MACs and bytes), ``estimated`` from MACs and bytes alone, or "" for unknown. A reader accepts the values of later releases.
 """
 
 
 class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of ``calls`` calls, without the first ones, which warm the engine up."""
+    """Distribution of the times of ``calls`` calls, after the warm-up calls."""
 
     calls: int
     median_ms: float
@@ -41,11 +41,11 @@ class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Peak memory of a call by three measures, in bytes. 0: unknown.
+    """Peak memory of a graph by three measures, in bytes. 0: unknown.
 
     Attributes:
         planned_bytes: Prediction of the exporter.
-        engine_bytes: The engine's own report for the graph (its arena).
+        engine_bytes: Size of the engine's arena, as the engine reports it.
         rss_bytes: Anonymous memory of the process above its idle state, while the graph was loaded and run.
     """
 
@@ -55,9 +55,9 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Time of a training graph by stage: the loss, its derivatives, the new weights and state.
+    """Time of a training graph by stage: forward (the loss), backward (its derivatives), update (new weights and state).
 
-    The median call's time and (``*_p90_ms``) that of the 90th percentile, divided by the same shares.
+    The median and the 90th percentile of the call time are both divided in the same proportions.
     """
 
     forward_ms: float
@@ -70,7 +70,17 @@ class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One op of a graph. ``module`` is the path of its module, "" if unknown."""
+    """Cost of one op of a graph.
+
+    Attributes:
+        op: Type of the op.
+        module: Path of the module that the op comes from, "" if unknown.
+        phase: ``forward``, ``backward`` or ``update``.
+        ms: Time per call.
+        share: Part of the graph's time, from 0 to 1.
+        macs: Multiply-accumulates per call.
+        how: Origin of the time (:data:`How`).
+    """
 
     op: str
     module: str
@@ -82,9 +92,19 @@ class OpCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph.
+    """Profile of one graph.
 
-    ``macs`` are multiply-accumulates of a call (0: unknown), ``energy_j`` joules of one (None: not available).
+    Attributes:
+        name: Name of the graph.
+        kind: Purpose of the graph.
+        artifact_bytes: Size of the artifact.
+        macs: Multiply-accumulates of a call. 0: unknown.
+        load_ms: Time to load the graph.
+        run: Times of its calls.
+        peak: Peak memory.
+        split: Time by stage, for training graphs only.
+        energy_j: Energy of a call in joules. None: not available.
+        ops: Most expensive ops.
     """
 
     name: str
@@ -100,14 +120,20 @@ class GraphProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk of the multi-step forward pass over ``rows`` samples, with weights from disk as after a download.
+    """Profile of one chunk of the forward pass over ``rows`` samples. Weights are read from disk, as after a download.
 
     Attributes:
-        fetch_ms: Reading the chunk's weights.
-        load_ms: Loading its graph.
-        read_ms: Reading its input rows.
-        forward_ms: All its runs together.
-        write_ms: Writing the record that the next chunk reads.
+        graph: Name of the graph.
+        units: Names of the units.
+        rows: Number of samples.
+        fetch_bytes: Size of the chunk's weights.
+        fetch_ms: Time to read the weights.
+        load_ms: Time to load the graph.
+        read_bytes: Size of the input rows.
+        read_ms: Time to read the input rows.
+        forward_ms: Time of all runs of the graph.
+        write_bytes: Size of the activations that the next chunk reads.
+        write_ms: Time to write these activations.
     """
 
     graph: str
@@ -124,14 +150,14 @@ class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """Milliseconds since the profile began, and the anonymous memory at that time."""
+    """Anonymous memory ``t_ms`` milliseconds after the profile began."""
 
     t_ms: float
     rss_bytes: int
 
 
 class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Labelled period of time, such as "chunk 1 of 2"."""
+    """Labelled period of a timeline, such as "chunk 1 of 2"."""
 
     label: str
     start_ms: float
@@ -139,14 +165,19 @@ class TimeSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of one round: the chunks, then training steps. Points are maxima of their period."""
+    """Memory over time in one round: first the chunks, then training steps.
+
+    Attributes:
+        moments: Points in order. Each is the maximum since the point before.
+        spans: Labelled periods.
+    """
 
     moments: Annotated[tuple[Moment, ...], msgspec.Meta(max_length=MOMENTS)]
     spans: Annotated[tuple[TimeSpan, ...], msgspec.Meta(max_length=SPANS)]
 
 
 class MachineInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Machine of the measurement, without names of hosts or people."""
+    """Machine of the measurement. It has no names of hosts or people."""
 
     processor: str
     cores: int
@@ -158,12 +189,14 @@ class BundleProfile(Message, frozen=True, kw_only=True):
     """Profile of one bundle on one engine of one machine.
 
     Attributes:
-        bundle: SHA-256 of its manifest.
-        parameters: Trained parameters of the tier.
-        artifact_bytes: All its graphs together.
-        idle_bytes: The process with its engine open, before the first graph.
-        peak_bytes: Highest of the graphs' peaks and of the timeline.
-        energy_how: Source of the energy figures, or the reason for their absence.
+        bundle: SHA-256 of the manifest.
+        parameters: Number of parameters that the tier trains.
+        artifact_bytes: Size of all graphs together.
+        idle_bytes: Memory of the process with its engine open, before the first graph is loaded.
+        peak_bytes: Largest of the graphs' peaks and of the timeline.
+        open_ms: Time to open the engine.
+        energy_how: Origin of the energy numbers, or the reason for their absence.
+        io: Chunks of the forward pass.
     """
 
     bundle: str
@@ -188,7 +221,9 @@ class BundleProfile(Message, frozen=True, kw_only=True):
 
     @property
     def planned_bytes(self) -> int:
-        """Planned memory of a round: the largest of its graphs, without those for a device's own use of the model."""
+        """Planned memory of a round: the maximum over its graphs. Excludes the graphs for evaluation and
+        personalization.
+        """
         kinds = ("evaluate", "personalize")
         return max((graph.peak.planned_bytes for graph in self.graphs if graph.kind not in kinds), default=0)
 
@@ -205,33 +240,35 @@ class BundleProfile(Message, frozen=True, kw_only=True):
         return "\n".join([f"{what}, {self.threads} thread(s), batch {self.batch}", *lines])
 
     def graph(self, name: str) -> GraphProfile | None:
+        """Return the profile of the graph ``name``, or None."""
         return next((graph for graph in self.graphs if graph.name == name), None)
 
     @property
     def steps(self) -> tuple[GraphProfile, ...]:
-        """Graphs of training steps, in the order of the phases."""
+        """Profiles of the training steps' graphs, in the order of the phases."""
         return tuple(graph for graph in self.graphs if graph.kind == "step")
 
     @property
     def slowest(self) -> GraphProfile | None:
-        """Training graph with the longest median step, or None if nothing trains."""
+        """Profile of the training graph with the longest median step, or None if there is no training graph."""
         return max(self.steps, key=lambda graph: graph.run.median_ms, default=None)
 
     @property
     def step_ms(self) -> float:
-        """Median of the :attr:`slowest` step."""
+        """Median time of the :attr:`slowest` graph's step. 0 if there is no training graph."""
         return self.slowest.run.median_ms if self.slowest else 0.0
 
 
 def encode(profile: BundleProfile) -> bytes:
+    """Return the msgpack bytes of a profile."""
     return msgspec.msgpack.encode(profile)
 
 
 def decode(data: bytes) -> BundleProfile:
-    """Return the profile in ``data``, with blanks for characters that cannot be printed.
+    """Return the profile in ``data``. Characters in its texts that cannot be printed become blanks.
 
     Raises:
-        ProtocolError: The profile is malformed, of another version, or exceeds the limits above.
+        ProtocolError: The profile is malformed, has another version, or exceeds the limits of this module.
     """
     try:
         version = msgspec.msgpack.decode(data, type=Message).v

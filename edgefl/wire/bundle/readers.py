@@ -1,7 +1,7 @@
-"""Readers: how files of a device become samples. The federation chooses them, so that every device reads alike.
+"""Readers: settings that turn files of a device into samples. They are part of the bundle, so all devices read alike.
 
-Arrays (npz, npy, idx) need no reader. :class:`edgefl.wire.bundle.manifest.DataSpec` has the settings of all readers: shape
-and dtype of a sample, and the names of the classes.
+Arrays (npz, npy, idx) need no reader. Settings that all readers share (shape and dtype of a sample, names of the
+classes) are in :class:`edgefl.wire.bundle.manifest.DataSpec`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from edgefl.wire.blobs import BlobRef
 class ImageReader(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="image"
 ):
-    """PNG and JPEG as uint8 (C, H, W), in grey (C = 1) or RGB (C = 3).
+    """Reader of PNG and JPEG files as uint8 (C, H, W), grey (C = 1) or RGB (C = 3).
 
-    Images are turned upright by their EXIF orientation and stretched to H x W (bilinear). ``white``: value of a white pixel.
-    It is the default reader for samples of this shape.
+    Images are rotated by their EXIF orientation and stretched bilinearly to H x W. It is the default reader for samples
+    of this shape.
+
+    Attributes:
+        white: Value of a white pixel, from 1 to 255.
     """
 
     white: int = 255
@@ -26,10 +29,15 @@ class ImageReader(
 class TableReader(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="table"
 ):
-    """Records of CSV or JSON lines: x (n, columns) from the named columns in this order, y from the column ``label``.
+    """Reader of records in CSV or JSON lines.
 
-    ``mean`` and ``deviation``, one number for each column: x becomes ``(x - mean) / deviation``. Empty: unchanged.
-    ``others``: columns of each additional input; without an entry, the column of its name.
+    Attributes:
+        columns: Columns of ``x`` (n, columns), in this order.
+        label: Column of ``y``.
+        mean: Number per column that is subtracted from ``x``. Empty: not subtracted.
+        deviation: Number per column by which ``x`` is divided after that. Empty: not divided.
+        others: Columns of each additional input of the model. An input without an entry has one column, of its own
+            name.
     """
 
     columns: tuple[str, ...]
@@ -42,11 +50,17 @@ class TableReader(
 class SeriesReader(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="series"
 ):
-    """Sensor series, a CSV or JSON lines for each recording: windows of ``window`` rows, a new one every ``step`` rows.
+    """Reader of sensor series: one CSV or JSON-lines file per recording, cut into windows.
 
-    x is (n, columns, window), with ``channels_last`` (n, window, columns). A window's label is the most frequent one in the
-    column ``label``, the first of several. Without ``label`` it is the class whose folder contains the file. ``mean`` and
-    ``deviation`` as in a table.
+    Attributes:
+        columns: Columns of ``x``.
+        window: Rows of a window.
+        step: Rows between the beginnings of two windows.
+        label: Column of the label; a window's label is its most frequent one, the first of equally frequent ones. "":
+            the name of the class folder that contains the file.
+        mean: Number per column that is subtracted from ``x``. Empty: not subtracted.
+        deviation: Number per column by which ``x`` is divided after that. Empty: not divided.
+        channels_last: ``x`` has the shape (n, window, columns) instead of (n, columns, window).
     """
 
     columns: tuple[str, ...]
@@ -61,11 +75,19 @@ class SeriesReader(
 class SoundReader(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="sound"
 ):
-    """WAV of ``rate`` samples a second, channels averaged, in [-1, 1): the first ``length`` samples, padded with silence.
+    """Reader of WAV files. Channels are averaged, to values in [-1, 1).
 
-    With ``mels`` x is log-mel features (1, mels, frames), of frames of ``window`` samples, one every ``step``. The graph
-    ``features`` of the bundle computes them: ``batch.0.x`` float32 (1, length) -> ``record.x`` (1, *shape). Without, x is
-    the wave itself, of shape (length,) or (1, length).
+    Without ``mels``, ``x`` is the waveform, of shape (length,) or (1, length). With ``mels``, ``x`` is log-mel features
+    of shape (1, mels, frames), which the graph ``features`` computes: ``batch.0.x`` float32 (1, length) -> ``record.x``
+    (1, *shape).
+
+    Attributes:
+        rate: Samples per second that a file must have.
+        length: Number of samples; longer files are cut, shorter ones padded with zeros.
+        mels: Number of mel bands. 0: the waveform.
+        window: Samples of a frame.
+        step: Samples between the beginnings of two frames.
+        features: Name of the bundle's graph that computes the features.
     """
 
     rate: int
@@ -77,14 +99,14 @@ class SoundReader(
 
 
 class TextReader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="text"):
-    """Texts as token numbers (length,), padded with zeros.
+    """Reader of texts as token numbers of shape (length,), padded with zeros.
 
     Attributes:
-        tokenizer: JSON of the ``tokenizers`` library, a blob of the bundle. None: the bytes of UTF-8.
+        tokenizer: Blob with the JSON of a tokenizer of the ``tokenizers`` library. None: tokens are the bytes of UTF-8.
         mask: Additional input that is 1 at tokens and 0 at padding. "": none.
         text: Column of the text in CSV and JSON lines.
-        label: Column of the label. If labels have the shape of x, they are the next tokens, and all texts form one long
-            text.
+        label: Column of the label. It is unused if labels have the shape of ``x``: then they are the next tokens, and
+            all texts are joined to one.
     """
 
     tokenizer: BlobRef | None = None
@@ -97,7 +119,7 @@ Reader = ImageReader | TableReader | SeriesReader | SoundReader | TextReader
 
 
 def problem_of(reader: Reader) -> str:
-    """Return the problem of a reader that cannot be used, or ""."""
+    """Return the reason for which the settings of a reader are invalid, or "" if they are valid."""
     if isinstance(reader, ImageReader):
         return "" if 0 < reader.white <= 255 else f"white is {reader.white}, of 1 to 255"
     if isinstance(reader, SoundReader):

@@ -1,4 +1,4 @@
-"""Origin of each node of a bundle's graphs: the blob ``Manifest.sources``, fetched for profiles only.
+"""Origin of each node in a bundle's graphs: content of the blob ``Manifest.sources``, which is fetched only for profiles.
 
 ::
 
@@ -22,7 +22,9 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
 
 
 class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A node as it is stored: ``phase`` is an index of :data:`PHASES`, ``module`` one of the list of modules."""
+    """Encoded form of a :class:`Node`: ``phase`` is an index in :data:`PHASES`, ``module`` an index in
+    ``Sources.modules``.
+    """
 
     name: str
     op: str
@@ -33,13 +35,18 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sources(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of each graph by its name, and the module paths that they share."""
+    """Encoded form of the nodes of all graphs.
+
+    Attributes:
+        modules: Module paths that the nodes refer to.
+        graphs: Nodes of each graph, by its name.
+    """
 
     modules: tuple[str, ...]
     graphs: dict[str, tuple[NodeRecord, ...]]
 
     def nodes(self, graph: str) -> dict[str, Node]:
-        """Return the graph's nodes by name, in the order of the artifact. Empty for an unknown graph."""
+        """Return the nodes of a graph by name, in the order of the artifact. Empty for an unknown graph."""
         return {
             row.name: Node(row.op, PHASES[row.phase], self.modules[row.module], row.macs, row.nbytes)
             for row in self.graphs.get(graph, ())
@@ -48,12 +55,14 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Node:
-    """One node.
+    """Origin and cost of one node of a graph.
 
     Attributes:
-        module: Path of the module whose weights it uses, "" if none.
+        op: Type of the op.
+        phase: Stage of the training step.
+        module: Path of the module whose weights the node uses, "" if none.
         macs: Multiply-accumulates.
-        nbytes: Bytes it reads and writes, to estimate its time if the engine does not report it.
+        nbytes: Bytes that the node reads and writes, to estimate its time if the engine does not report it.
     """
 
     op: str
@@ -64,7 +73,11 @@ class Node:
 
 
 def sources_of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
-    """Return the sources of graphs of named nodes."""
+    """Return the encoded form of nodes.
+
+    Args:
+        graphs: Nodes by name, of each graph by its name.
+    """
     modules = sorted({node.module for nodes in graphs.values() for node in nodes.values()})
     number = {module: index for index, module in enumerate(modules)}
     return Sources(
@@ -80,12 +93,16 @@ def sources_of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
 
 
 def encode(sources: Sources) -> bytes:
-    """Return deterministic bytes."""
+    """Return the msgpack bytes of ``sources``. Equal sources give equal bytes."""
     return msgspec.msgpack.encode(sources, order="deterministic")
 
 
 def decode(data: bytes) -> Sources:
-    """Return the sources in ``data``. Raises BundleError if they are malformed."""
+    """Return the sources in ``data``.
+
+    Raises:
+        BundleError: The bytes are malformed.
+    """
     try:
         sources = msgspec.msgpack.decode(data, type=Sources)
     except MALFORMED as error:

@@ -1,10 +1,10 @@
-"""Variants of a graph: their encoding, and the comparison of their outputs.
+"""Variants of a graph: their compression against the graph's own artifact, and the comparison of their outputs.
 
 ::
 
     variant, frame = folded("blocked", other, chunk, base=model)
     other = unfolded(variant, frame, base=model)
-    why = strays(outputs, expected, before)        # "" if they agree
+    difference = strays(outputs, expected, before)        # "" if they agree
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 
 ALIKE = 5e-2
-"""Largest difference of two variants, relative to the change of a matrix of the state or to another output.
+"""Largest accepted difference of two variants, relative to the change of a state matrix or to the value of another output.
 
-In deep networks with batch norm, rounding amounts to a hundredth of a gradient. So this tolerance is loose: it detects
-another formula, or a kernel that reads another layout, and no small error.
+In deep networks with batch norm, rounding amounts to a hundredth of a gradient. The tolerance is therefore loose: it
+detects a wrong formula or a wrong memory layout, but no small error.
 """
 
 
@@ -34,9 +34,13 @@ MOST_VARIANTS = 8
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True):
-    """A variant of a graph with the same ports, which some processors run faster and some engines cannot load.
+    """Alternative artifact of a graph with the same ports. It is faster on some processors; some engines cannot load it.
 
-    ``blob`` decompresses, with the graph's own artifact, to ``raw`` bytes of digest ``sha256`` (:func:`unfolded`).
+    Attributes:
+        name: Name of the variant.
+        blob: Artifact, compressed with the graph's own artifact as dictionary (:func:`unfolded`).
+        raw: Size of the artifact in bytes.
+        sha256: Hexadecimal digest of the artifact.
     """
 
     name: str
@@ -46,7 +50,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_sound(variant: Variant) -> bool:
-    """Return True if a manifest may contain the variant."""
+    """Return True if the fields of the variant are valid."""
     named = bool(variant.name) and variant.name.isprintable()
     return (
         named and variant.raw > 0 and not variant.blob.codec and SHA256.fullmatch(variant.sha256) is not None
@@ -54,13 +58,16 @@ def is_sound(variant: Variant) -> bool:
 
 
 def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
-    """Return the manifest's entry and the bytes to send of a variant.
+    """Compress a variant against the artifact of its graph.
 
     Args:
         name: Name of the variant.
-        model: Its artifact.
+        model: Artifact of the variant.
         chunk: Bytes of one chunk.
         base: Artifact of the graph itself.
+
+    Returns:
+        Entry for the manifest, and the bytes of its blob.
     """
     frame = compress_against(base, model)
     digest = hashlib.sha256(model).hexdigest()
@@ -68,10 +75,16 @@ def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant
 
 
 def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None = None) -> bytes:
-    """Return the artifact of ``variant``.
+    """Return the artifact of a variant.
+
+    Args:
+        variant: Entry of the manifest.
+        frame: Bytes of its blob.
+        base: Artifact of the graph itself.
+        limit: Most bytes of the artifact. None: the default of ``max_blob_bytes``.
 
     Raises:
-        BundleError: The artifact is not the one of the manifest, or longer than ``limit``.
+        BundleError: The artifact is larger than ``limit``, or does not have the size and digest of ``variant``.
     """
     if not 0 < variant.raw <= (Limits().max_blob_bytes if limit is None else limit):
         raise BundleError(f"variant {variant.name!r} has {variant.raw} bytes, which is no artifact to load")
@@ -82,15 +95,18 @@ def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None =
 
 
 def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
-    """Return the first difference between two runs, or "" if they agree.
+    """Compare the outputs of two runs, of a graph and of its variant, up to rounding.
 
-    Changes of the state are compared: matrices one by one, vectors together, because a single vector says little. The
-    gradient of a bias before a norm is zero in exact arithmetic, and rounding noise in both.
+    Changes of the state are compared, not its values: matrices one by one, vectors all together. A single vector says
+    little: the gradient of a bias before a norm is zero in exact arithmetic, and rounding noise in both runs.
 
     Args:
         found: Outputs of the variant by port name.
-        expected: Outputs of the graph.
-        before: State that both runs started from.
+        expected: Outputs of the graph by port name.
+        before: State from which both runs started, by port name.
+
+    Returns:
+        Text that describes the first difference, or "" if the outputs agree.
     """
     if {name: array.shape for name, array in found.items()} != {
         name: array.shape for name, array in expected.items()
@@ -112,7 +128,7 @@ def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Ma
 
 
 def _judged(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[str]]:
-    """Yield the names that are compared together."""
+    """Yield the names of the state arrays that are compared together: each matrix alone, then all vectors."""
     vectors = [name for name in state if arrays[name].ndim < 2]
     yield from ([name] for name in state if arrays[name].ndim >= 2)
     if vectors:
@@ -120,8 +136,10 @@ def _judged(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[
 
 
 def _minus(array: Array, other: Array | float) -> Array:
+    """Return the difference in float64."""
     return np.subtract(array, other, dtype=np.float64)
 
 
 def _norm(arrays: Iterable[Array]) -> float:
+    """Return the Euclidean norm of all entries of ``arrays``."""
     return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))

@@ -25,8 +25,11 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode
 from edgefl.errors import BrokerError
 
 ClientIds = Literal["full", "short"]
-"""short: 23 letters and digits that only their owner can compute; every broker has to take them (MQTT 3.1.1, 3.1.3.1). full:
-readable, at most 128 bytes; only for a broker that lets no user connect with the id of another."""
+"""Style of client ids.
+
+short: 23 letters and digits that only the owner of the secret can compute; every broker accepts them (MQTT 3.1.1,
+3.1.3.1). full: readable, at most 128 bytes; only for a broker that lets no user connect with the id of another.
+"""
 
 Role = Literal["device", "guest", "look", "server", "look-server", "profiler", "worker"]
 
@@ -38,17 +41,17 @@ _LONG_DIGEST = 43
 def client_id(
     secret: bytes, role: Role, federation: str, name: str = "", *, style: ClientIds = "short"
 ) -> str:
-    """Return the client id of a role.
+    """Return the MQTT client id of a process.
 
     Args:
-        secret: Secret of the connecting process, 32 bytes or more. The ``client_secret`` of its keys if the id must be the
-            same at the next start, random bytes for a session that is not resumed. A full id does not depend on it.
-        role: Role of the client.
+        secret: Secret of the process, 32 bytes or more: ``client_secret`` of its keys if the id must be the same at the
+            next start, else random bytes. Ids of style ``full`` do not use it.
+        role: Role of the process.
         federation: Name of the federation.
-        name: Name of the device, the worker or the request.
+        name: Name of the device, worker or request.
         style: ``short`` for 23 of 62 digits (137 bits of an HMAC); ``full`` for ``edgefl:ROLE:FEDERATION:NAME``, or a
-            digest of it if that is longer than 128 bytes. Names hold no colon and no equals sign, so no two full ids are
-            equal.
+            digest of it if that is longer than 128 bytes. Names hold no colon and no equals sign, so no two full ids
+            are equal.
     """
     whole = ":".join(("edgefl", role, federation, *([name] if name else ())))
     if style == "short":
@@ -59,6 +62,7 @@ def client_id(
 
 
 def _letters(digest: bytes, digits: int) -> str:
+    """Return ``digest`` as that many letters and digits."""
     number = int.from_bytes(digest)
     found = ""
     for _ in range(digits):
@@ -68,7 +72,7 @@ def _letters(digest: bytes, digits: int) -> str:
 
 
 Version = Literal["auto", "5", "3.1.1"]
-"""Version of MQTT. auto: 5 if the broker supports it, else 3.1.1."""
+"""Version of MQTT. ``auto``: 5 if the broker supports it, else 3.1.1."""
 
 _LAST_PORT = 65535
 _PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
@@ -81,11 +85,22 @@ _MOST_SECRET = 1 << 16
 
 @dataclass(frozen=True)
 class Address:
-    """Address and credentials of a broker.
+    """Address and credentials of a broker. TLS is used if ``tls`` or any certificate field or ``alpn`` is set.
 
-    TLS is on with ``tls`` (the system's authorities) or ``ca_file`` (one of your own, PEM), ``cert_file`` and ``key_file``
-    (a client certificate, PEM) or ``alpn`` (the protocol's name, if port 443 serves several). With a ``path`` MQTT travels
-    in a WebSocket. ``insecure_password`` allows the password to travel without TLS, which is refused otherwise.
+    Attributes:
+        host: Name or IP address.
+        port: TCP port.
+        username: User name, "" for none.
+        password: Password, "" for none.
+        ca_file: PEM file of the certificate authority that the broker is verified with. "": those of the system.
+        cert_file: PEM file of a client certificate.
+        key_file: PEM file of the client certificate's key.
+        alpn: Protocol name for ALPN, if port 443 serves several protocols.
+        tls: Use TLS with the system's certificate authorities.
+        path: Path of a WebSocket that carries MQTT. "": plain MQTT.
+        mqtt: Version of MQTT.
+        client_ids: Style of client ids.
+        insecure_password: Allow sending the password without TLS, which :meth:`check` rejects otherwise.
     """
 
     host: str
@@ -104,11 +119,12 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Parse an address.
+        """Return the address that a text describes.
 
         Args:
             text: ``host``, ``host:port``, ``user:password@host:port``, or a URL: ``mqtt``, ``mqtts`` (TLS), ``ws`` or
-                ``wss``. In a URL user and password are percent-encoded, and the query may contain any field of an address.
+                ``wss``. In a URL user and password are percent-encoded, and the query may contain other fields of an
+                address.
 
         Raises:
             BrokerError: The text has another form.
@@ -140,6 +156,7 @@ class Address:
 
     @classmethod
     def _placed(cls, text: str, default_port: int) -> Address:
+        """Return the address ``user:password@host:port``, with ``default_port`` if it has none."""
         credentials, _, place = text.rpartition("@")
         username, _, password = credentials.partition(":")
         found = _PLACE.fullmatch(place)
@@ -154,12 +171,12 @@ class Address:
 
     @property
     def secure(self) -> bool:
-        """True if the connection is TLS."""
+        """True if the connection uses TLS."""
         return self.tls or bool(self.ca_file or self.cert_file or self.alpn)
 
     @property
     def is_loopback(self) -> bool:
-        """True if the broker runs on this machine."""
+        """True if the host is this machine."""
         try:
             return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -167,7 +184,7 @@ class Address:
 
     @property
     def url(self) -> str:
-        """The whole address as :meth:`parse` reads it. It includes the password: for an environment, not for people."""
+        """URL of the address for :meth:`parse`. It contains the password, so do not display it."""
         secure = self.secure
         scheme = ("wss" if secure else "ws") if self.path else ("mqtts" if secure else "mqtt")
         user = quote(self.username, safe="")
@@ -182,7 +199,12 @@ class Address:
         return f"{scheme}://{user}{secret}{'@' if user else ''}{self}{self.path}{query}"
 
     def check(self) -> None:
-        """Raise BrokerError for a password that would travel in clear, or half a client certificate."""
+        """Check the credentials.
+
+        Raises:
+            BrokerError: The password would be sent without TLS to another machine, or half of a client certificate is
+                missing.
+        """
         if bool(self.cert_file) != bool(self.key_file):
             raise BrokerError(
                 f"a client certificate is two files, and only {self.cert_file or self.key_file} is given: give both, "
@@ -200,7 +222,7 @@ class Address:
 
 
 def _is_host(address: str | None) -> bool:
-    """Return False if ``address`` was in brackets and is no IPv6 address."""
+    """Return True if ``address`` is None (the host was not in brackets) or an IPv6 address."""
     try:
         return address is None or ipaddress.ip_address(address).version == 6
     except ValueError:
@@ -208,7 +230,7 @@ def _is_host(address: str | None) -> bool:
 
 
 def _options(query: str) -> dict[str, object]:
-    """Return the options in a URL's query by field name."""
+    """Return the fields in a URL's query by name. Raises BrokerError for an unknown option or value."""
     found: dict[str, object] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         name = key.replace("-", "_")
@@ -224,7 +246,11 @@ def _options(query: str) -> dict[str, object]:
 
 
 def read_secret(path: str | Path) -> str:
-    """Return the password in the first line of a file. Raises BrokerError if there is none."""
+    """Return the password in the first line of a file.
+
+    Raises:
+        BrokerError: The file cannot be read, or its first line is empty.
+    """
     try:
         with Path(path).open(encoding="utf-8-sig") as file:
             secret = file.readline(_MOST_SECRET).rstrip("\r\n")

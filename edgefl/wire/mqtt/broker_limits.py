@@ -1,4 +1,4 @@
-"""Detection of the limits with which a broker ends connections."""
+"""Detection of broker limits that make a broker end our connections."""
 
 from __future__ import annotations
 
@@ -28,9 +28,13 @@ _LONGER = 4
 
 
 def announced_limit(code: object, properties: object) -> str:
-    """Return the limit in a CONNACK of MQTT 5 with which no federation can run; empty if there is none.
+    """Return the text of a limit in the broker's CONNACK (MQTT 5) with which edgefl cannot run, or "" if there is none.
 
-    A broker that retains nothing refuses whoever comes with a retained will.
+    A broker without retained messages refuses our connection because of its retained last will.
+
+    Args:
+        code: Reason code of the CONNACK.
+        properties: Properties of the CONNACK.
     """
     value = getattr(code, "value", 0)
     if value == _QOS_NOT_SUPPORTED or getattr(properties, "MaximumQoS", 1) == 0:
@@ -41,7 +45,12 @@ def announced_limit(code: object, properties: object) -> str:
 
 
 def size_limit(nbytes: int, most: int = 0) -> str:
-    """Return the text for a broker that refuses messages of ``nbytes`` bytes; ``most``: the size that it takes, if known."""
+    """Return the text for a broker that refuses messages of this size, with a remedy.
+
+    Args:
+        nbytes: Size of the refused message.
+        most: Largest size that the broker accepts. 0: unknown.
+    """
     known = f", {most} at most" if most else ""
     return (
         f"takes no messages of {nbytes} bytes{known} (Mosquitto: message_size_limit, max_packet_size); raise its limit, "
@@ -50,20 +59,21 @@ def size_limit(nbytes: int, most: int = 0) -> str:
 
 
 def find_limit(address: Address, version: str, client_id: str, topic: str, nbytes: int) -> str | None:
-    """Find the limit with which the broker ends connections of ours.
+    """Find out by trial connections which limit makes the broker end our connections.
 
-    A link may break in any trial. A limit is found if the broker ends each of several trials that exceed it, and none of
-    those between, which keep within it and last longer.
+    A link may break in any trial. So a limit is found only if the broker ends each of several trials that exceed it,
+    and none of the trials in between, which respect it and last longer.
 
     Args:
-        address: the broker.
-        version: of MQTT, as the session speaks it.
-        client_id: of the session that is ended; each trial connects under one like it.
-        topic: of a message of that session; trials publish below it, on a topic without subscribers.
-        nbytes: bytes of the largest message of that session.
+        address: Broker.
+        version: Version of MQTT of the session that was ended.
+        client_id: Client id of that session; the trials use a similar id.
+        topic: Topic of a message of that session. The trials publish on ``topic/probe``, which has no subscribers.
+        nbytes: Size of the largest message of that session.
 
     Returns:
-        the limit and what to do, an empty text if the broker takes such messages, or None if trials broke without a limit.
+        The limit with a remedy, "" if the broker accepts such messages or cannot be reached, or None if connections
+        broke for another reason.
     """
     # An access list may know client ids by their first or their last letters.
     name = client_id.replace("edgefl:", "edgefl:probe-", 1)
@@ -86,7 +96,7 @@ def find_limit(address: Address, version: str, client_id: str, topic: str, nbyte
 
 
 class _ProbeMessage(NamedTuple):
-    """Message of one trial."""
+    """Size, QoS and retain flag of the message that a trial publishes."""
 
     nbytes: int
     qos: int
@@ -95,7 +105,7 @@ class _ProbeMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class _Prober:
-    """Trials with one message each, on connections of their own."""
+    """Trial connections to a broker, each of which publishes one message."""
 
     address: Address
     version: str
@@ -103,7 +113,7 @@ class _Prober:
     topic: str
 
     def is_limit(self, refused: _ProbeMessage, taken: _ProbeMessage) -> bool:
-        """Return True if the broker always ends the connection at ``refused`` and never at ``taken``."""
+        """Return True if the broker ends every connection that publishes ``refused``, and none that publishes ``taken``."""
         for _ in range(_TRIALS):
             lived_s = self.lifetime(refused, _QUIET_S)
             if lived_s is None or lived_s == math.inf:
@@ -114,10 +124,11 @@ class _Prober:
         return True
 
     def lifetime(self, message: _ProbeMessage, quiet_s: float) -> float | None:
-        """Publish ``message`` and wait for ``quiet_s`` after its acknowledgement.
+        """Connect, publish ``message``, and wait for ``quiet_s`` after its acknowledgement.
 
         Returns:
-            seconds until the connection ended, infinity if it did not, or None if there was none.
+            Seconds until the broker ended the connection, infinity if it did not, or None if no connection was
+            established.
         """
         limits = Limits()
         try:
@@ -145,7 +156,9 @@ class _Prober:
 
 
 def _loop(client: paho.Client, done: Callable[[], bool], within_s: float = _ANSWER_S) -> bool:
-    """Run the connection until ``done`` or for ``within_s``; return False if it ends before."""
+    """Run the client's network loop until ``done`` returns True or ``within_s`` have passed. Return False if the
+    connection ended.
+    """
     until = time.monotonic() + within_s
     while not done() and (left := until - time.monotonic()) > 0:
         try:

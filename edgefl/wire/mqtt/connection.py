@@ -1,4 +1,4 @@
-"""A paho client with bounds: TLS, WebSocket, the version of MQTT, and error texts with a remedy."""
+"""Bounded paho client: TLS, WebSocket, both versions of MQTT, and error texts with a remedy."""
 
 from __future__ import annotations
 
@@ -31,28 +31,30 @@ _HEADER_BYTES = 64 * 1024
 """Allowance for the fields around a payload. Only a PUBLISH may be larger than this."""
 _READ_BYTES = 256 * 1024
 _MOST_UNSENT = 50_000
-"""Packets that wait for the broker to read them: acknowledgements of its messages, and our own messages."""
+"""Packets in the send queue at which a broker that reads none is disconnected: acknowledgements and our own messages."""
 _GREETING_BYTES = 20
 _FIRST_BYTES = b"\x20\xe0\xf0"
 """First byte of a broker's first packet: CONNACK, DISCONNECT or AUTH."""
 
 
 class Delivery:
-    """Handle of a published message. :meth:`done` returns True once the broker has the message or will never accept it.
+    """Handle of a published message, to wait for the broker's acknowledgement.
 
-    A refused message also arrives as :class:`Refusal`.
+    A message that the broker refused counts as done. It also causes a :class:`Refusal` event.
     """
 
     def __init__(self, info: paho.MQTTMessageInfo | None) -> None:
         self._info = info
 
     def done(self) -> bool:
+        """Return True if the broker has acknowledged or refused the message."""
         try:
             return self._info is None or bool(self._info.is_published())
         except (RuntimeError, ValueError):
             return False
 
     def wait(self, timeout_s: float) -> bool:
+        """Wait up to ``timeout_s`` seconds for the acknowledgement. Return :meth:`done`."""
         if self._info is None:
             return True
         try:
@@ -65,14 +67,14 @@ class Delivery:
 class BoundedClient(paho.Client):
     """paho client that disconnects before it buffers data that no honest broker sends.
 
-    We subscribe with QoS 0 and 1. paho would buffer a message of QoS 2 until the broker releases it, and a packet of any
-    size until it is complete.
+    We subscribe with QoS 0 and 1. paho would buffer a message of QoS 2 until the broker releases it, and a packet of
+    any size until it is complete.
 
     Attributes:
-        most_bytes: Largest payload.
-        hung_up: Reason for a disconnection by this class.
-        answered: True once the port sent anything.
-        foreign: First bytes of an answer that is not MQTT.
+        most_bytes: Largest payload of a message.
+        hung_up: Reason if this class ended the connection, else "".
+        answered: True after the port sent any byte.
+        foreign: First bytes of an answer that is not MQTT, else empty.
     """
 
     most_bytes = 0
@@ -81,7 +83,9 @@ class BoundedClient(paho.Client):
     foreign = b""
 
     def say_goodbye(self) -> None:
-        """Disconnect and close the socket. Without the packet the broker believes us alive until the keep-alive runs out."""
+        """Send DISCONNECT and close the socket. Without that packet the broker keeps us connected until the keep-alive
+        expires.
+        """
         self.disconnect()
         with suppress(Exception):  # of paho's parser
             for _ in range(20):
@@ -91,7 +95,7 @@ class BoundedClient(paho.Client):
         self._sock_close()
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        """Read for paho, which calls this for each part of a packet."""
+        """Receive bytes for paho after checking the limits. paho calls it for each part of a packet."""
         packet = self._in_packet
         if packet["have_remaining"] and not packet["packet"]:
             self._check(packet["command"], packet["remaining_length"])
@@ -112,7 +116,9 @@ class BoundedClient(paho.Client):
         return data
 
     def _packet_handle(self) -> MQTTErrorCode:
-        """Handle a whole packet. Thousands of properties would take many times their size once they are read."""
+        """Handle a complete packet. Reject a PUBLISH with more than 16 KiB of properties, which would take many times
+        their size.
+        """
         body = self._in_packet["packet"]
         if self._in_packet["command"] >> 4 == _PUBLISH and self._protocol == MQTTProtocolVersion.MQTTv5:
             at = 2 + int.from_bytes(body[:2]) + 2 * bool(self._in_packet["command"] & _QOS_1)
@@ -122,6 +128,7 @@ class BoundedClient(paho.Client):
         return super()._packet_handle()
 
     def _check(self, command: int, size: int) -> None:
+        """End the connection if a packet has QoS 2 or is too large."""
         if command >> 4 == _PUBLISH and command & _QOS_2:
             self._hang_up("the broker sent a message of QoS 2, which nobody asked for")
         most = self.most_bytes if command >> 4 == _PUBLISH else _HEADER_BYTES
@@ -129,29 +136,30 @@ class BoundedClient(paho.Client):
             self._hang_up(f"the broker sent a packet of {size} bytes, and {most} is the most that is read")
 
     def _hang_up(self, why: str) -> None:
+        """Store the reason and end the connection by raising ConnectionAbortedError."""
         self.hung_up = why
         raise ConnectionAbortedError(why)
 
 
 def most_bytes(limits: Limits) -> int:
-    """Return the size of the largest packet to read."""
+    """Return the size in bytes of the largest packet that a client with these limits reads."""
     return limits.readable_bytes + _HEADER_BYTES
 
 
 def make_client(
     address: Address, client_id: str, *, clean: bool, max_inflight: int, most_bytes: int
 ) -> BoundedClient:
-    """Return a client that is not connected yet.
+    """Return a new client that is not connected.
 
     Args:
         address: Broker.
         client_id: MQTT client id.
-        clean: Start without a stored session.
+        clean: Start without the session that the broker stored for this id.
         max_inflight: Most unacknowledged messages of QoS 1.
-        most_bytes: Largest packet to read.
+        most_bytes: Size of the largest packet to read.
 
     Raises:
-        BrokerError: A certificate file cannot be used, or the password would travel in clear.
+        BrokerError: A certificate file cannot be used, or the password would be sent without TLS.
     """
     address.check()
     client = BoundedClient(
@@ -178,9 +186,16 @@ def make_client(
 def dial(
     client: BoundedClient, address: Address, version: str, *, clean: bool, keepalive_s: int, max_inflight: int
 ) -> None:
-    """Open a new connection that speaks ``version`` of MQTT.
+    """Open a new connection of ``client``. Messages in its queue are sent in the version of the new connection.
 
-    Messages queued in ``client`` travel in whichever version the connection speaks.
+    Args:
+        client: Client of :func:`make_client`.
+        address: Broker.
+        version: Version of MQTT, ``5`` or ``3.1.1``.
+        clean: Start without the session that the broker stored for this id.
+        keepalive_s: Keep-alive interval in seconds.
+        max_inflight: Most unacknowledged messages of QoS 1. With version 5 it stays 1 until the caller reads the
+            broker's CONNACK.
 
     Raises:
         OSError: The connection failed.
@@ -204,25 +219,30 @@ def dial(
 
 
 def allow_inflight(client: paho.Client, most: int) -> None:
-    """Set the number of unacknowledged messages of QoS 1."""
+    """Set the most unacknowledged messages of QoS 1, also on an open connection."""
     # paho's own setter wants it before there is a connection, before the broker announces its maximum.
     client._max_inflight_messages = most
 
 
 def receive_maximum(properties: object) -> int:
-    """Return the number of unacknowledged QoS 1 messages that the broker accepts, from its CONNACK."""
+    """Return the most unacknowledged QoS 1 messages that the broker accepts, from the properties of its CONNACK."""
     return int(getattr(properties, "ReceiveMaximum", _LARGEST_RECEIVE_MAXIMUM))
 
 
 def largest_packet(properties: object) -> int:
-    """Return the largest packet in bytes that the broker accepts, from its CONNACK. 0: unlimited."""
+    """Return the size of the largest packet that the broker accepts, from the properties of its CONNACK. 0: unlimited."""
     return int(getattr(properties, "MaximumPacketSize", 0))
 
 
 def subscriptions(
     entries: list[tuple[str, int]], version: str
 ) -> list[tuple[str, int]] | list[tuple[str, SubscribeOptions]]:
-    """Return paho's form of topic filters with their options byte (MQTT 5, 3.8.3.1). MQTT 3.1.1 has the QoS alone."""
+    """Return topic filters in the form that paho's ``subscribe`` expects.
+
+    Args:
+        entries: Topic filters, each with its options byte (MQTT 5, 3.8.3.1).
+        version: Version of MQTT. For ``3.1.1`` only the QoS is kept.
+    """
     if version == "3.1.1":
         return [(topic, options & 3) for topic, options in entries]
     return [
@@ -232,37 +252,44 @@ def subscriptions(
 
 
 def expiring(seconds: float) -> Properties:
-    """Return the properties of a PUBLISH that expires after ``seconds``. MQTT 3.1.1 omits them."""
+    """Return the properties of a PUBLISH that the broker drops after ``seconds``. Connections of MQTT 3.1.1 ignore them."""
     return _expiring(max(1, min(round(seconds), 0xFFFF_FFFF)))
 
 
 @lru_cache(maxsize=64)
 def _expiring(seconds: int) -> Properties:
-    """Return shared properties. Building them takes longer than publishing a message, and publishers only read them."""
+    """Return the properties for whole seconds. They are cached, because building them takes longer than publishing a
+    message.
+    """
     properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
     properties.MessageExpiryInterval = seconds
     return properties
 
 
 def reason_of(code: object, properties: object = None) -> str:
-    """Return the text of a reason code, and the broker's own text if it sent one."""
+    """Return the text of a reason code, followed by the broker's own explanation if ``properties`` has one."""
     words = str(code)
     said = str(getattr(properties, "ReasonString", ""))
     return f"{words} ({said[:200]})" if said else words
 
 
 def unreachable(address: Address, error: Exception) -> str:
-    """Return the reason for a failed connection, with a remedy."""
+    """Return the error text for a connection that failed with ``error``, with a remedy."""
     return f"cannot reach the broker at {address}: {error}{_unreachable_remedy(address, error)}"
 
 
 def refused(address: Address, reason: str) -> str:
-    """Return the broker's reason for refusing the connection, with a remedy."""
+    """Return the error text for a connection that the broker refused with ``reason``, with a remedy."""
     return f"the broker at {address} refused us: {reason}{_refusal_remedy(address, reason)}"
 
 
 def foreign(address: Address, answer: bytes) -> str:
-    """Return the reason for an answer that is not MQTT, with its protocol if that is known."""
+    """Return the error text for a port that answered with something other than MQTT.
+
+    Args:
+        address: Address of the port.
+        answer: First bytes of the answer, from which TLS, HTTP and SSH are recognized.
+    """
     if answer.startswith(b"\x15\x03"):  # an alert of TLS
         return f"{address} speaks TLS: use mqtts://, or `--ca-file`"
     protocol = next((each for each in ("HTTP", "SSH") if answer.startswith(each.encode())), repr(answer)[1:])
@@ -270,7 +297,12 @@ def foreign(address: Address, answer: bytes) -> str:
 
 
 def unanswered(address: Address, *, silent: bool) -> str:
-    """Return the reason for a connection without a CONNACK, which the broker ended unless it is ``silent``."""
+    """Return the error text for a connection on which the broker sent no CONNACK.
+
+    Args:
+        address: Address of the broker.
+        silent: True if the connection stayed open, False if the broker ended it.
+    """
     if not address.secure:
         hint = "does it want TLS (mqtts://, or `--ca-file`)"
     elif not address.cert_file:
@@ -286,6 +318,7 @@ def unanswered(address: Address, *, silent: bool) -> str:
 
 
 def _unreachable_remedy(address: Address, error: Exception) -> str:
+    """Return the remedy for an error of the connection, "" if none is known."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if "mismatch" in str(error):
             return f"; the broker's certificate is for another name than {address.host}: use the name that is in it"
@@ -302,7 +335,7 @@ def _unreachable_remedy(address: Address, error: Exception) -> str:
 
 
 def _network_remedy(error: Exception) -> str:
-    """Return the remedy if the host did not answer at all."""
+    """Return the remedy for an error of the network or the host, "" if none is known."""
     if isinstance(error, ConnectionRefusedError):
         return "; does a broker run there, and listen on this port?"
     if isinstance(error, socket.gaierror):
@@ -316,7 +349,7 @@ def _network_remedy(error: Exception) -> str:
 
 
 def _refusal_remedy(address: Address, refusal: str) -> str:
-    """Return the remedy if the broker rejected the credentials."""
+    """Return the remedy if the broker rejected the credentials, else ""."""
     if not refusal.startswith(("Not authorized", "Bad user name or password")):
         return ""
     user = (
@@ -328,7 +361,9 @@ def _refusal_remedy(address: Address, refusal: str) -> str:
 
 
 def _tls(address: Address) -> ssl.SSLContext:
-    """Return a context for TLS 1.2 or newer that verifies the broker's certificate and name."""
+    """Return a TLS context (1.2 or newer) that verifies the broker's certificate and name. Raises BrokerError for a bad
+    file.
+    """
     try:
         context = ssl.create_default_context(cafile=address.ca_file or None)
     except (OSError, ValueError) as error:
@@ -353,6 +388,7 @@ def _tls(address: Address) -> ssl.SSLContext:
 
 
 def _widen_buffers(_client: object, _data: object, sock: object) -> None:
+    """Enlarge the socket's buffers. paho calls it for each new socket."""
     if isinstance(sock, socket.socket):
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER)

@@ -1,11 +1,11 @@
-"""Signed messages: protocol version 2 is version 1 in an envelope.
+"""Signed messages. Protocol version 2 wraps a message of version 1 in a signed envelope.
 
-The signature covers the digest of the message as it travels, the type of the message, the topic (federation, device,
-round) and a number that grows. So a message is valid in one place and one order only. ::
+The signature covers the digest of the message, its type, its topic (which names federation, device and round) and a
+number that increases. So a message cannot be replayed on another topic or out of order. ::
 
     signer = MessageSigner(KeyPair(path), MessageCounter(store))
     session.publish(topic, signer.seal(topic, Status(online=True)))
-    opened = open_message(Status, topic, payload)        # the reader decides whether it trusts opened.key
+    opened = open_message(Status, topic, payload)        # the caller decides whether it trusts opened.key
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _CONTEXTS: dict[type[Message], str] = {
     Decline: "decline",
     ProfileAnswer: "profile",
 }
-"""Context of each type's signature: the signature of a task is not valid for an acknowledgement."""
+"""Name of each message type in the signed bytes, so that the signature of a task is not valid for an acknowledgement."""
 
 _BLOCK = 1 << 20
 """Numbers that are reserved on disk at a time."""
@@ -64,10 +64,16 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``body`` is the encoded message, ``key`` the sender's public key, ``at`` the sender's next number.
+    """Signed envelope of a message.
 
-    ``succession``: statements that lead from keys the reader may know to ``key``, in announcements and hellos after a
-    rotation.
+    Attributes:
+        v: Version, :data:`SIGNED`.
+        key: Public key of the sender.
+        at: Sequence number of the sender. It increases with each message.
+        signature: Signature by ``key`` of :func:`signed_text`.
+        body: Encoded message.
+        succession: Statements that link ``key`` to older keys of the sender, in announcements and hellos after a key
+            rotation.
     """
 
     v: int
@@ -84,7 +90,13 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 
 @dataclass(frozen=True)
 class OpenedMessage(Generic[AnyMessage]):
-    """A message with a valid signature of ``key``. An unsigned message has no key, and ``at`` 0."""
+    """Decoded message, with its signer.
+
+    Attributes:
+        message: Message.
+        key: Public key that signed it, verified. Empty if the message was not signed.
+        at: Sequence number, 0 if the message was not signed.
+    """
 
     message: AnyMessage
     key: bytes = b""
@@ -92,17 +104,28 @@ class OpenedMessage(Generic[AnyMessage]):
 
 
 def signed_text(kind: type[Message], topic: str, at: int, body: bytes) -> bytes:
-    """Return the exact bytes that are signed. They hold the digest of the message, because Ed25519 reads its text twice."""
+    """Return the bytes that are signed for a message. They contain its digest, because Ed25519 reads its input twice.
+
+    Args:
+        kind: Type of the message.
+        topic: MQTT topic.
+        at: Sequence number.
+        body: Encoded message.
+    """
     return text_of_digest(kind, topic, at, hashlib.sha256(body).digest())
 
 
 def text_of_digest(kind: type[Message], topic: str, at: int, digest: bytes) -> bytes:
-    """Return :func:`signed_text` for a message whose SHA-256 is known."""
+    """Return the same bytes as :func:`signed_text`, for a message whose SHA-256 is ``digest``."""
     return f"edgefl/{_CONTEXTS[kind]}/1\n{topic}\n{at}\n".encode() + digest
 
 
 def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
-    """Return the unverified envelope of a ``kind`` in ``payload``, or None for an unsigned message.
+    """Return the envelope in ``payload`` without verifying it, or None if the message is not signed.
+
+    Args:
+        payload: Payload of an MQTT message.
+        kind: Expected type of the message, for error texts.
 
     Raises:
         ProtocolError: The payload is malformed.
@@ -116,10 +139,16 @@ def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
 
 
 def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:
-    """Return the message of ``envelope``.
+    """Verify the signature of an envelope and return its message.
+
+    Args:
+        kind: Type of the message.
+        topic: MQTT topic on which it arrived.
+        envelope: Envelope of the message.
 
     Raises:
-        IdentityError: The signature is not valid for its key, this topic and ``kind``.
+        IdentityError: The signature is not valid for this key, topic and type.
+        ProtocolError: The message is malformed.
     """
     if not verify(envelope.key, envelope.signature, signed_text(kind, topic, envelope.at, envelope.body)):
         raise IdentityError(
@@ -130,7 +159,12 @@ def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessa
 
 
 def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> OpenedMessage[AnyMessage]:
-    """Return a message with the key that signed it, if any did.
+    """Decode a message. Verify its signature if it has one; the caller decides whether it trusts the key.
+
+    Args:
+        kind: Type of the message.
+        topic: MQTT topic on which it arrived.
+        payload: Payload of the MQTT message.
 
     Raises:
         ProtocolError: The message is malformed.
@@ -143,30 +177,34 @@ def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> OpenedMe
 
 
 def peek(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
-    """Return a message without verifying its signature: for displays only, never to act on."""
+    """Decode a message of type ``kind`` without verifying its signature. Use it for display only.
+
+    Raises:
+        ProtocolError: The message is malformed.
+    """
     envelope = unwrap(payload, kind)
     return decode(kind, payload if envelope is None else envelope.body)
 
 
 class CounterStore(Protocol):
-    """Storage of a :class:`MessageCounter`."""
+    """Interface of the storage for a :class:`MessageCounter`."""
 
     def number(self) -> int:
-        """Return the stored number, 0 at first."""
+        """Return the stored number, or 0 if there is none."""
 
     def keep_number(self, number: int) -> None:
-        """Store a number. A failure may be ignored, as the clock keeps the next process ahead."""
+        """Store a number. A failed write may be ignored, because the next process starts from the clock at least."""
 
 
 class MessageCounter:
-    """Numbers that grow, also across restarts. Thread-safe.
+    """Source of sequence numbers that increase across restarts. Thread-safe.
 
-    Blocks of numbers are reserved in storage before use. The clock keeps them ahead of a store that was restored from a
-    backup.
+    Numbers are reserved in storage in blocks. They start from the clock at least, so they also increase after the
+    storage was restored from a backup.
 
     Args:
-        store: Storage of the reserved numbers. None: the clock alone keeps them ahead.
-        now: Seconds since 1970, by default the current time.
+        store: Storage of the reserved numbers. None: only the clock.
+        now: Current time in seconds since 1970. None: read the clock.
     """
 
     def __init__(self, store: CounterStore | None = None, now: float | None = None) -> None:
@@ -176,7 +214,7 @@ class MessageCounter:
         self._next = self._end = max(store.number() if store else 0, clock)
 
     def next(self, count: int = 1) -> int:
-        """Reserve ``count`` numbers and return the first."""
+        """Reserve ``count`` consecutive numbers and return the first. May write to the storage."""
         with self._lock:
             if self._next + count > self._end:
                 self._end = self._next + count + _BLOCK
@@ -188,19 +226,24 @@ class MessageCounter:
 
 
 class MessageSigner:
-    """Signer of one side's messages. Thread-safe."""
+    """Signer of the messages of one server or device. Thread-safe.
+
+    Args:
+        keys: Key pair that signs.
+        numbers: Source of sequence numbers.
+    """
 
     def __init__(self, keys: KeyPair, numbers: MessageCounter) -> None:
         self.keys = keys
         self.numbers = numbers
 
     def seal(self, topic: str, message: Message, at: int | None = None) -> bytes:
-        """Return the signed payload for ``topic``.
+        """Return the encoded and signed message.
 
         Args:
-            topic: Topic that the payload is valid for.
+            topic: MQTT topic on which the message is valid.
             message: Message to sign.
-            at: Number that was reserved before, by default the next.
+            at: Sequence number reserved earlier. None: take the next one.
         """
         body = encode(message)
         number = self.numbers.next() if at is None else at
@@ -218,9 +261,9 @@ class MessageSigner:
 
 
 Seal = Callable[[str, Message], bytes]
-"""Function that encodes a message for a topic."""
+"""Function that encodes a message for publishing on a topic, signed or not."""
 
 
 def bare(topic: str, message: Message) -> bytes:
-    """Return an unsigned message. A reader that knows a key of the sender ignores it."""
+    """Return an encoded message without a signature. A reader that knows a key of the sender ignores such a message."""
     return encode(message)

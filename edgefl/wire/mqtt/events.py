@@ -1,7 +1,7 @@
-"""Events of a session, and the bounded inbox in which they arrive in order.
+"""Events of a broker session, and the bounded inbox that holds them in order.
 
-A full inbox blocks the network thread, so that a flood stays in the broker and on the wire. It does not block forever,
-because the connection must be kept alive: after a timeout a message that finds no room is dropped and counted.
+A full inbox blocks the network thread, so that further messages stay with the broker. It blocks for a limited time
+only, because the connection must be kept alive. After that the message is dropped and counted.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from edgefl.wire.mqtt.address import Address
 
 @dataclass(frozen=True)
 class Will:
-    """Last will: a retained message that the broker publishes if the connection is lost."""
+    """Last will: a retained message that the broker publishes when the connection breaks."""
 
     topic: str
     payload: bytes
 
     def current_will(self) -> Will:
-        """Return itself: every connection has the same will."""
+        """Return this will itself, which makes :class:`Will` a :class:`WillSource`."""
         return self
 
 
 class WillSource(Protocol):
-    """Source of a last will for each connection."""
+    """Interface of an object that provides the last will of each connection."""
 
     def current_will(self) -> Will:
-        """Return the will of the connection that is about to be made."""
+        """Return the last will for a connection that is about to be opened."""
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The connection is established.
+    """Event: the connection is established.
 
-    ``resumed`` is False if the broker has no session of ours: publish and subscribe again.
+    Attributes:
+        resumed: True if the broker kept the session. If it is False, publish and subscribe again.
     """
 
     resumed: bool
@@ -47,15 +48,15 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is lost or failed. A new attempt follows in ``retry_s`` seconds.
+    """Event: the connection broke or could not be established. The session tries again by itself.
 
     Attributes:
         reason: Text for people.
         retry_s: Seconds until the next attempt.
-        rival: The broker ends each new connection within moments. MQTT 3.1.1 has no reason code for this, but it happens if
-            two clients have one id: each takes over the other's session.
-        limit: Limit of the broker that one of our messages exceeds, with a remedy.
-        waiting: The connection is open, and the broker sent no CONNACK yet.
+        rival: True if the broker ends each new connection within seconds, probably because another client has the same
+            id and both take over each other's session. MQTT 3.1.1 has no reason code for this.
+        limit: Limit of the broker that a message of ours exceeds, with a remedy; "" if none is known.
+        waiting: True if the connection is open and the broker sent no CONNACK so far.
     """
 
     reason: str
@@ -67,7 +68,13 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class IncomingMessage:
-    """A received message. ``retained``: the broker had stored it, and sent it because we subscribed."""
+    """Event: a message arrived.
+
+    Attributes:
+        topic: MQTT topic.
+        payload: Payload.
+        retained: True if the broker had stored the message and sent it because of our subscription.
+    """
 
     topic: str
     payload: bytes
@@ -76,10 +83,16 @@ class IncomingMessage:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The broker refused a request of ours.
+    """Event: the broker refused a request of this client.
 
-    A broker of MQTT 3.1.1 reports refused subscriptions only, and silently drops forbidden messages. ``limit``: limit of the
-    broker that the message exceeds, with a remedy.
+    A broker of MQTT 3.1.1 reports only refused subscriptions, and silently drops forbidden messages.
+
+    Attributes:
+        action: Kind of the request.
+        topic: MQTT topic or filter of the request.
+        reason: Text of the broker's reason code.
+        limit: Limit of the broker that the message exceeds, with a remedy; "" if none is known.
+        waiting: Always False.
     """
 
     action: Literal["subscribe", "unsubscribe", "publish"]
@@ -89,7 +102,7 @@ class Refusal:
     waiting: bool = False
 
     def text(self, address: Address) -> str:
-        """Return the text for people: topic, reason and remedy."""
+        """Return the error text: topic, reason and remedy."""
         if self.limit:
             return f"the broker at {address} {self.limit}"
         who = f"user {address.username!r}" if address.username else "this client"
@@ -102,11 +115,13 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Wakeup:
-    """A change within this process, from :meth:`Session.wake`: the reader of the events checks its state."""
+    """Event without content, from :meth:`Session.wake`: the state of this process changed, so the reader
+    should check it.
+    """
 
 
 def check_limit(event: object, address: Address) -> None:
-    """Raise BrokerError if ``event`` names a limit of the broker, which no retry can pass."""
+    """Raise BrokerError if ``event`` reports that a message exceeds a limit of the broker. No retry would succeed."""
     if isinstance(event, Disconnected | Refusal) and event.limit:
         raise BrokerError(f"the broker at {address} {event.limit}")
 
@@ -118,26 +133,26 @@ Item = TypeVar("Item")
 Item_contra = TypeVar("Item_contra", contravariant=True)
 
 OVERHEAD_BYTES = 512
-"""Memory of a message besides its payload."""
+"""Memory that a message takes besides its payload."""
 
 
 class EventSink(Protocol[Item_contra]):
-    """Receiver of events. :class:`Inbox` is one."""
+    """Interface of a receiver of events, such as :class:`Inbox`."""
 
     def put(self, item: Item_contra, /) -> None:
-        """Take one event without blocking for long."""
+        """Receive one event. Must not block for long."""
 
 
 class Inbox(Generic[Item]):
-    """Queue of events. Those with a ``payload`` are bounded in number and bytes, all others always fit.
+    """Thread-safe queue of events. Items with a ``payload`` are limited in number and bytes; others are always accepted.
 
     Args:
         messages: Most messages.
-        nbytes: Most bytes of these messages.
-        patience_s: Longest wait of :meth:`put` for room, in seconds.
+        nbytes: Most bytes of messages.
+        patience_s: Longest time in seconds that :meth:`put` waits for room.
 
     Attributes:
-        dropped: Number of messages that found no room.
+        dropped: Number of messages that were dropped for lack of room.
     """
 
     def __init__(self, *, messages: int, nbytes: int, patience_s: float = 2.0) -> None:
@@ -151,13 +166,23 @@ class Inbox(Generic[Item]):
         self.dropped = 0
 
     def put(self, item: Item) -> None:
-        """Add ``item``. An item without a payload never blocks, so a signal handler may add one."""
+        """Add ``item``. Waits for room if it has a payload, and drops it if there is none in time.
+
+        An item without a payload never blocks, so a signal handler may add one.
+        """
         payload = getattr(item, "payload", None)
         if payload is None or self._has_room(len(payload) + OVERHEAD_BYTES):
             self._queue.put(item)
 
     def get(self, timeout: float | None = None) -> Item:
-        """Remove and return the oldest item. Raises queue.Empty if none arrives within ``timeout`` seconds."""
+        """Remove and return the oldest item.
+
+        Args:
+            timeout: Longest wait in seconds. None: unlimited.
+
+        Raises:
+            queue.Empty: No item arrived in time.
+        """
         item = self._queue.get(timeout=timeout)
         payload = getattr(item, "payload", None)
         if payload is not None:
@@ -172,7 +197,7 @@ class Inbox(Generic[Item]):
         return self.get(timeout=0.0)
 
     def empty(self) -> bool:
-        """Return True if the inbox holds nothing at this moment."""
+        """Return True if the inbox is empty at this moment."""
         return self._queue.empty()
 
     def qsize(self) -> int:
@@ -180,6 +205,7 @@ class Inbox(Generic[Item]):
         return self._queue.qsize()
 
     def _has_room(self, size: int) -> bool:
+        """Reserve room for a message of ``size`` bytes, waiting for it if needed. Return False if there is none in time."""
         deadline = time.monotonic() + self._patience_s
         with self._room:
             while self._held and (

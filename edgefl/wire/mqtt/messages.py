@@ -1,10 +1,10 @@
-"""Messages of protocol version 1, as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
+"""Messages of protocol version 1, encoded as msgpack maps. Version 2 signs them (:mod:`edgefl.wire.mqtt.envelope`).
 
-Readers ignore unknown fields, so a field may be added. A different ``v`` is refused with an error that names both versions.
-The byte vectors of every message are in conformance/edgefl_conformance/data/golden.
+Readers ignore unknown fields, so fields can be added. A message with another ``v`` is refused with an error that names
+both versions. The encoded bytes of every message are in conformance/edgefl_conformance/data/golden.
 
-The messages of ``edgefl profile --fleet`` (``Profile...``) are independent of training runs: a device that does not know
-them stays silent.
+The messages of ``edgefl profile --fleet`` (``Profile...``) are independent of training runs. A device that does not
+know them does not answer.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from edgefl.wire.tensors import Piece
 POWER = ("battery", "charging")
 LINK = ("metered", "unmetered")
 THERMAL = ("cool", "warm", "hot")
-"""Known values, those of heat in ascending order. ``charging``: power that does not run out, with or without a battery;
-``hot``: the processor is throttled, or soon will be.
-"""
+"""Known values of :class:`Conditions`; thermal states in ascending order. ``charging``: power that does not run out, with
+or without a battery. ``hot``: the processor is throttled, or will be soon."""
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Power, link, temperature and availability of a device, part of :class:`Hello`. Unknown values are empty, or None.
+    """Conditions of a device, part of :class:`Hello`. Used only for selection, because the device reports them itself.
 
-    A device reports them itself, so only its selection depends on them.
+    Attributes:
+        power: Value of :data:`POWER`, "" if unknown.
+        link: Value of :data:`LINK`, "" if unknown.
+        thermal: Value of :data:`THERMAL`, "" if unknown.
+        available: True if the owner's rules allow training now. None: unknown.
     """
 
     power: str = ""
@@ -43,9 +46,9 @@ UNKNOWN_CONDITIONS = Conditions()
 
 
 def known_conditions(conditions: Conditions) -> Conditions:
-    """Return the conditions with unknown values emptied, as another release or a hostile device may send any text.
+    """Return ``conditions`` with values that this release does not know replaced by "".
 
-    Equal conditions are the same object, because a fleet has few different ones.
+    Equal results are the same object, to save memory in a large fleet.
     """
     return _shared(
         conditions.power if conditions.power in POWER else "",
@@ -57,34 +60,41 @@ def known_conditions(conditions: Conditions) -> Conditions:
 
 @cache
 def _shared(power: str, link: str, thermal: str, available: bool | None) -> Conditions:
+    """Return the cached conditions with these values."""
     return Conditions(power=power, link=link, thermal=thermal, available=available)
 
 
 VERSION = 1
 ELSEWHERE = 3
-"""``v`` of a :class:`Round` that version 1 cannot read: its offers are in a blob, or its blobs are not at the broker."""
+"""``v`` of a :class:`Round` that a reader of version 1 would misread: its offers are in a blob, or its blobs only on
+mirrors."""
 ENVELOPE_BYTES = 512
-"""Upper bound of an UpdateChunk's size besides its data, so that the payload fits within ``chunk_bytes``."""
+"""Largest size of an UpdateChunk without its data. Data are cut so that the whole payload fits in ``chunk_bytes``."""
 
 MALFORMED = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-"""Errors of decoding hostile bytes. msgspec reports deep nesting and broken UTF-8 as Python's own errors."""
+"""Exceptions that msgspec raises for invalid bytes. Deep nesting and broken UTF-8 raise Python's own exceptions."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of all messages: the schema version."""
+    """Base class of all messages. ``v`` is the protocol version."""
 
     v: int = VERSION
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bundles of one format: by tier its manifest blob and, if the server has a key, its Ed25519 signature."""
+    """Bundles in one format, by tier.
+
+    Attributes:
+        bundles: Blob of each tier's manifest.
+        signatures: Ed25519 signature of each tier's bundle. Empty if the server has no key.
+    """
 
     bundles: dict[str, BlobRef]
     signatures: dict[str, bytes] = {}
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):
-    """An earlier round that still accepts updates. The fields equal the ones of :class:`Round`."""
+    """Earlier round that still accepts updates. Its fields have the same meaning as in :class:`Round`."""
 
     model_version: str
     units: dict[str, tuple[BlobRef, ...]]
@@ -92,19 +102,24 @@ class Live(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
-    """``rounds/current``, retained: the open round, or the last closed one.
+    """Announcement of the open round, or of the last closed one. Retained on ``rounds/current``.
 
     Attributes:
-        run: Name of one training run of the federation. A device drops everything of another run.
-        offers: Bundles of the tiers by the format of their graphs.
-        units: Blobs of each unit's weights in ``model_version``: a keyframe, and the patches from there to
-            ``model_version``, in order (:mod:`edgefl.wire.patches`).
-        base: Last round whose updates are in the model, 0 before the first. The carry of a later round is void, because that
-            round was abandoned.
-        deadline: Seconds since the epoch.
-        live: Earlier rounds that accept updates too, by number. Devices with a task of one of these continue.
-        mirrors: Mirrors of the blobs (:mod:`edgefl.wire.mirrors`). With ``mirrors_only`` the broker does not have them.
-        pages: Blob (:class:`Page`) that contains ``offers`` and all ``units``, which are empty then.
+        run: Name of the training run. A device discards all state of another run.
+        round: Number of the round.
+        state: ``open``, ``closed`` (until the next round opens), or ``done`` (the run is over).
+        model_version: Version of the weights.
+        offers: Bundles by format.
+        units: Blobs of each unit's weights: a keyframe, then the patches that lead to ``model_version``, in order
+            (:mod:`edgefl.wire.patches`).
+        hyper: Scalars of the algorithm for this round. They override those of the manifest.
+        base: Last round whose updates are in the model, 0 before the first. A carry from a later round is invalid,
+            because that round was abandoned.
+        deadline: End of the round in seconds since 1970.
+        mirrors: URLs of the blobs' mirrors (:mod:`edgefl.wire.mirrors`).
+        mirrors_only: True if only the mirrors serve the blobs, and the broker does not.
+        pages: Blob of the :class:`Page` that contains ``offers`` and all ``units``. Those fields are empty then.
+        live: Earlier rounds that also accept updates, by number. Devices with a task of one of these continue.
     """
 
     v: int = msgspec.field(
@@ -125,7 +140,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     live: dict[int, Live] = {}
 
     def at(self, number: int) -> Round | None:
-        """Return the announcement of round ``number``, or None if it accepts no updates."""
+        """Return the announcement of round ``number``, or None if that round does not accept updates."""
         if self.state != "open" or number == self.round:
             return self if self.state == "open" else None
         live = self.live.get(number)
@@ -137,30 +152,30 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def takes(self) -> tuple[int, ...]:
-        """Numbers of the rounds that accept updates."""
+        """Numbers of the rounds that accept updates, in ascending order."""
         return (*sorted(self.live), self.round) if self.state == "open" else ()
 
     def offer(self, format: str) -> Offer:
-        """Return the offer for devices whose engine runs ``format``, which may be empty."""
+        """Return the offer in ``format``. It has no bundles if there is none in that format."""
         return self.offers.get(format, Offer(bundles={}))
 
     def formats_of(self, tier: str) -> tuple[str, ...]:
-        """Return the names of the formats in which a tier is offered."""
+        """Return the names of the formats in which ``tier`` has a bundle, sorted."""
         return tuple(sorted(name for name, offer in self.offers.items() if tier in offer.bundles))
 
     @property
     def page(self) -> bytes:
-        """The part that grows with the model, encoded as a :class:`Page`."""
+        """Encoded :class:`Page` with the fields that grow with the model."""
         live = {number: each.units for number, each in self.live.items()}
         return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 
     def paged(self, pages: BlobRef) -> Round:
-        """Return the announcement without that part, which is the blob ``pages``."""
+        """Return a copy of the announcement in which the blob ``pages`` replaces offers and units."""
         live = {number: msgspec.structs.replace(each, units={}) for number, each in self.live.items()}
         return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, live=live, pages=pages)
 
     def whole(self, page: bytes) -> Round:
-        """Return the announcement with its page.
+        """Return a copy of the announcement with offers and units from its page.
 
         Args:
             page: Verified bytes of the blob ``pages``.
@@ -182,7 +197,13 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Offers and units of a :class:`Round`, in a blob of its own. ``live`` has the units of earlier rounds."""
+    """Offers and units of a :class:`Round`, stored as a blob.
+
+    Attributes:
+        offers: Bundles by format.
+        units: Blobs of each unit's weights.
+        live: Blobs of each unit's weights in earlier rounds that accept updates, by number of the round.
+    """
 
     offers: dict[str, Offer]
     units: dict[str, tuple[BlobRef, ...]]
@@ -190,19 +211,28 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Status(Message, frozen=True, kw_only=True):
-    """``devices/<id>/status``, retained; the offline form is the last will."""
+    """Connection state of a device. Retained on ``devices/<id>/status``; the last will sends ``online`` False."""
 
     online: bool
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """``devices/<id>/hello``, retained: description of the device.
+    """Description of a device. Retained on ``devices/<id>/hello``.
 
-    Sent after each connection, and when ``conditions`` change.
+    A device sends it after each connection, and when ``conditions`` change.
 
-    ``token`` names a one-time token of `edgefl enroll token`, and ``proof`` proves that the device has it
-    (:mod:`edgefl.wire.enrolment`). ``again``: only the conditions changed since the last hello on the same connection, so
-    the device has its task.
+    Attributes:
+        agent: Name and version of the agent's software, for display.
+        memory_bytes: Memory that the device offers. The server chooses a tier by it, and by the device's name.
+        cores: Number of processor cores.
+        samples: Number of local samples.
+        engines: Version of each engine, by name.
+        tier: Tier that the device asks for. "": the server chooses.
+        token: Name of a one-time token of `edgefl enroll token`, or "".
+        proof: Proof that the device has the token (:mod:`edgefl.wire.enrolment`).
+        conditions: Conditions of the device. Unset: unknown.
+        again: True if only the conditions changed since the last hello on this connection. The server then does not
+            repeat the task.
     """
 
     agent: str
@@ -218,15 +248,18 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Task(Message, frozen=True, kw_only=True):
-    """``devices/<id>/tasks``: take part in ``round`` as ``tier``.
+    """Request that a device takes part in a round. Sent on ``devices/<id>/tasks``.
 
     Attributes:
-        seed: Decides batches and noise.
-        nonce: Identifies the answer, together with round and device.
-        samples: Most local rows to use. 0: all of them.
-        ask: Offer an update of several chunks before sending it (:class:`UpdateChunk`).
+        run: Name of the training run.
+        round: Number of the round.
+        tier: Tier that the device trains.
+        seed: Seed of batches and noise.
+        nonce: Identifier of the task, which the device's answer repeats.
+        samples: Most local samples to use. 0: all.
+        ask: Send an offer before an update of several chunks (:class:`UpdateChunk`).
         progress_s: Least seconds between two messages of progress.
-        shard: Number in the update's topics (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
+        shard: Shard for the topics of the update (:meth:`edgefl.wire.mqtt.topics.DeviceTopics.update`).
     """
 
     run: str
@@ -241,9 +274,19 @@ class Task(Message, frozen=True, kw_only=True):
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """``devices/<id>/progress``, QoS 0: for displays only.
+    """Progress of a device's round, for display only. Sent on ``devices/<id>/progress`` with QoS 0.
 
-    ``stage`` is ``forward <k>``, ``train``, or :data:`FAILED` and a code.
+    Attributes:
+        round: Number of the round.
+        tier: Tier of the device.
+        stage: ``forward <k>``, ``train``, or :data:`FAILED` followed by a reason code.
+        step: Number of completed steps (rows for ``forward``).
+        steps: Number of all steps (rows for ``forward``).
+        loss: Mean loss so far, NaN if there is none.
+        step_ms: Time of the last step.
+        peak_bytes: Peak of anonymous memory in this round.
+        down_bytes: Bytes received in this round.
+        up_bytes: Bytes sent in this round.
     """
 
     round: int
@@ -259,14 +302,19 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Cost of a round on the device. Times in milliseconds (medians), anonymous memory in bytes.
+    """Cost of a round on the device. Memory is anonymous memory in bytes. A client that cannot measure a number sends 0.
 
     Attributes:
-        down_bytes: Payload bytes of the blob messages since the last update.
-        down_wire_bytes: The same with their headers (:mod:`edgefl.wire.mqtt.topics`).
-        variants: Variant in use of each graph that has several and was measured, "" for the graph itself.
+        step_ms: Median time of a training step in milliseconds.
+        forward_ms: Total time of the frozen units' forward pass in milliseconds.
+        load_ms: Total time to load graphs in milliseconds.
+        idle_bytes: Memory of the idle process.
+        peak_bytes: Peak memory.
+        down_bytes: Payload bytes of blob messages since the last update.
+        down_wire_bytes: Bytes of the same messages including MQTT headers (:mod:`edgefl.wire.mqtt.topics`).
+        variants: Chosen variant of each graph for which several were measured. "": the graph itself.
         dropped: Reason for each "graph/variant" that cannot run on this device.
-        mirror_bytes: Bytes of blobs from mirrors, which the other two do not count.
+        mirror_bytes: Bytes of blobs from mirrors. ``down_bytes`` and ``down_wire_bytes`` exclude them.
     """
 
     step_ms: float
@@ -282,7 +330,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UpdateFigures(Message, frozen=True, kw_only=True):
-    """Fields of an :class:`Update` that its device stores. Decoding these alone does not copy the update."""
+    """Fields of an :class:`Update` that its device stores. Decoding only these avoids a copy of the tensors."""
 
     tier: str
     metrics: dict[str, float]
@@ -290,9 +338,21 @@ class UpdateFigures(Message, frozen=True, kw_only=True):
 
 
 class Update(Message, frozen=True, kw_only=True):
-    """Answer to a task, carried in :class:`UpdateChunk` messages. ``tensors`` is safetensors bytes.
+    """Result of a task. Its encoded bytes are sent in :class:`UpdateChunk` messages.
 
-    ``codec`` and ``codec_version`` name their meaning, as in the bundle's manifest.
+    Attributes:
+        run: Name of the training run.
+        round: Number of the round.
+        device: Name of the device.
+        nonce: Nonce of the task.
+        tier: Tier of the device.
+        model_version: Version of the weights that training started from.
+        samples: Number of local samples used, at least 1.
+        metrics: Means over the local steps, by name, such as ``loss``.
+        profile: Cost of the round.
+        codec: Encoding of ``tensors``, as in the bundle's manifest.
+        codec_version: Version of ``codec``.
+        tensors: Safetensors bytes.
     """
 
     run: str
@@ -310,11 +370,19 @@ class Update(Message, frozen=True, kw_only=True):
 
 
 class UpdateChunk(Message, frozen=True, kw_only=True):
-    """``devices/<id>/updates/<round>/<index>``: chunk ``index`` of ``count`` of the update named ``sha256``.
+    """One chunk of an encoded :class:`Update`. Sent on ``devices/<id>/updates/<round>/<index>``.
 
-    The topic is ``devices/<id>/shards/<shard>/<round>/<index>`` if the task names a shard. A message without ``data``, of an
-    update that has some, is an offer: the device sends the update when the server asks for it by an :class:`Ack` that lists
-    the chunks as missing.
+    If the task names a shard, the topic is ``devices/<id>/shards/<shard>/<round>/<index>``. A chunk without ``data`` is
+    an offer, unless the update is empty. The device then sends the update after an :class:`Ack` that lists its chunks
+    as missing.
+
+    Attributes:
+        nonce: Nonce of the task.
+        sha256: Digest of the encoded update.
+        index: Number of this chunk, from 0.
+        count: Number of chunks.
+        size: Bytes of the encoded update.
+        data: Bytes of this chunk.
     """
 
     nonce: str
@@ -326,18 +394,22 @@ class UpdateChunk(Message, frozen=True, kw_only=True):
 
     @property
     def is_offer(self) -> bool:
+        """True if the message offers an update without sending its data."""
         return not self.data and self.size > 0
 
 
 class Ack(Message, frozen=True, kw_only=True):
-    """``devices/<id>/acks``: the server's answer to an update or a hello.
+    """Answer of the server to an update, or to another message of a device. Sent on ``devices/<id>/acks``.
 
     Attributes:
-        sha256: Digest of the update. An ack with another digest is ignored.
-        missing: Indices of chunks to send again.
-        reason: Short code for ``rejected``; ``text`` explains it.
-        round: 0, with an empty ``nonce``, in an answer to a :class:`Hello`: the device has no tier, or another than
-            requested, or must say hello again in ``later_s`` seconds (:data:`COME_LATER`).
+        round: Number of the round. 0, with an empty ``nonce``, if it answers a :class:`Hello` or an unreadable message.
+        nonce: Nonce of the task.
+        status: ``accepted``, ``missing`` (send some chunks again) or ``rejected``.
+        missing: Indices of the chunks to send again.
+        reason: Short code that explains ``rejected``.
+        text: Explanation for people.
+        sha256: Digest of the update. A device ignores an ack for another digest.
+        later_s: Seconds after which to repeat the hello, for the reason :data:`COME_LATER`.
     """
 
     round: int
@@ -351,7 +423,7 @@ class Ack(Message, frozen=True, kw_only=True):
 
 
 COME_LATER = "come-later"
-"""Reason for rejecting a hello: the server has no room. The device repeats it after ``later_s``."""
+"""Reason for which a hello is rejected: the server has no room. The device repeats it after ``later_s`` seconds."""
 
 NO_CARRY = "no-carry"
 """Reason for a decline: the algorithm requires the carry of the previous exchange, and the device has none."""
@@ -378,17 +450,23 @@ CRASHED = "crashed"
 """Reason for a decline: the work on the round crashed the device's process, or its engine's."""
 
 FAILED = "failed: "
-"""Prefix of a :class:`Progress`'s ``stage`` after a failed attempt. A code of :mod:`edgefl.wire.mqtt.reasons` follows."""
+"""Prefix of :class:`Progress` ``.stage`` after a failed attempt, followed by a code of :mod:`edgefl.wire.mqtt.reasons`."""
 
 LOST_CHUNK = "no good chunk"
-"""Code of a failed attempt: the broker lacks blobs of the round. The server publishes them again."""
+"""Code of a failed attempt: the broker lacks blobs of the round. The server then publishes them again."""
 
 
 class Decline(Message, frozen=True, kw_only=True):
-    """``devices/<id>/declines``: the device sends no update for this task. ``reason`` is a short code; ``text`` stays empty.
+    """Message of a device that it sends no update for a task. Sent on ``devices/<id>/declines``.
 
-    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`, :data:`TOO_MUCH`,
-    :data:`LARGE_CHUNKS` and :data:`CRASHED`; a server takes others as they are.
+    Reasons are :data:`NO_CARRY`, :data:`NO_FORMAT`, :data:`NO_MEMORY`, :data:`WRONG_DATA`, :data:`POLICY`,
+    :data:`TOO_MUCH`, :data:`LARGE_CHUNKS` and :data:`CRASHED`. A server accepts any other reason too.
+
+    Attributes:
+        round: Number of the round.
+        nonce: Nonce of the task.
+        reason: Short code.
+        text: Explanation. edgefl's own devices leave it empty.
     """
 
     round: int
@@ -402,12 +480,12 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 _encoder = msgspec.msgpack.Encoder()
 _NO_BYTES = b"\xc4\x00"
 _BYTES_MARKS = ((1, b"\xc4"), (2, b"\xc5"), (4, b"\xc6"))
-"""Bytes of the length and mark of binary values: bin 8, 16 and 32 of the msgpack specification."""
+"""Number of length bytes and first byte of msgpack's binary types bin 8, bin 16 and bin 32."""
 _version = msgspec.msgpack.Decoder(Message)
 _page = msgspec.msgpack.Decoder(Page)
 _decoders: dict[type[Message], msgspec.msgpack.Decoder[Any]] = {}
 _VERSIONS: dict[type[Message], tuple[int, ...]] = {Round: (VERSION, ELSEWHERE)}
-"""Accepted versions of messages other than :data:`VERSION` alone."""
+"""Accepted versions by message type. Other types accept only :data:`VERSION`."""
 
 
 def encode(message: Message) -> bytes:
@@ -416,24 +494,37 @@ def encode(message: Message) -> bytes:
 
 
 def update_pieces(update: Update, tensors: Sequence[Piece]) -> list[Piece]:
-    """Return the msgpack bytes of ``update`` in pieces, with other tensors that are not copied."""
+    """Return the msgpack bytes of an update in pieces, without copying its tensors.
+
+    Args:
+        update: Update. Its own ``tensors`` are ignored.
+        tensors: Safetensors bytes in pieces (:func:`edgefl.wire.tensors.pieces`).
+    """
     head = encode(msgspec.structs.replace(update, tensors=b""))
     return [with_last_bytes(head, sum(map(len, tensors))), *tensors]
 
 
 def with_last_bytes(encoded: bytes, size: int) -> bytes:
-    """Return the head of a msgpack map whose last value has ``size`` bytes, which follow.
+    """Return a msgpack map up to the data of its last value, to which the caller appends that data.
 
     Args:
         encoded: Map whose last value is empty bytes.
-        size: Length of the value that replaces it.
+        size: Number of bytes that will be appended.
     """
     width, mark = next((width, mark) for width, mark in _BYTES_MARKS if size < 1 << 8 * width)
     return encoded.removesuffix(_NO_BYTES) + mark + size.to_bytes(width, "big")
 
 
 def version_of(kind: type[Message], payload: Piece) -> int:
-    """Return ``v`` of a message of ``kind`` in any version. Raises ProtocolError if it is malformed."""
+    """Return the protocol version of a message, which may be one that this release cannot decode.
+
+    Args:
+        kind: Expected type, for error texts.
+        payload: Encoded message.
+
+    Raises:
+        ProtocolError: The message is malformed.
+    """
     try:
         return _version.decode(payload).v
     except MALFORMED as error:
@@ -441,7 +532,11 @@ def version_of(kind: type[Message], payload: Piece) -> int:
 
 
 def decode(kind: type[AnyMessage], payload: Piece) -> AnyMessage:
-    """Return the message in ``payload``. Raises ProtocolError if it is malformed or of another version."""
+    """Return the message of type ``kind`` in ``payload``.
+
+    Raises:
+        ProtocolError: The message is malformed, contradicts itself, or has a version that this release does not read.
+    """
     try:
         version = _version.decode(payload).v
         known = _VERSIONS.get(kind, (VERSION,))
@@ -462,7 +557,7 @@ def decode(kind: type[AnyMessage], payload: Piece) -> AnyMessage:
 
 
 def _check_round(message: Round) -> None:
-    """Raise ProtocolError for an announcement that contradicts itself."""
+    """Raise ProtocolError if fields of the announcement contradict each other."""
     elsewhere = message.pages is not None or message.mirrors_only
     if elsewhere and message.v != ELSEWHERE:
         raise ProtocolError(
@@ -475,7 +570,7 @@ def _check_round(message: Round) -> None:
 
 
 Nonce = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
-"""Name of a request. It is part of topics, so it contains hexadecimal digits only."""
+"""Identifier of a profile request. It is part of topics, so it has hexadecimal digits only."""
 MOST_REPEATS = 1000
 Repeat = Annotated[int, msgspec.Meta(ge=1, le=MOST_REPEATS)]
 Wait = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
@@ -489,9 +584,12 @@ PROFILE_FAILED = "failed"
 
 
 class ProfileOffer(Message, frozen=True, kw_only=True):
-    """``profiles/<nonce>/offer``, retained: the blobs below ``profiles/<nonce>/blobs`` of a request.
+    """Blobs of a profile request, which are published below ``profiles/<nonce>/blobs``. Retained on
+    ``profiles/<nonce>/offer``.
 
-    After ``until`` (seconds since 1970) the next requester removes them, because their owner crashed.
+    Attributes:
+        until: Time in seconds since 1970 after which the next requester removes the blobs, because their owner crashed.
+        blobs: References of the blobs.
     """
 
     until: float
@@ -499,10 +597,14 @@ class ProfileOffer(Message, frozen=True, kw_only=True):
 
 
 class ProfileRequest(Message, frozen=True, kw_only=True):
-    """``devices/<id>/profile-requests``: measure the bundle of your engine's format, and answer within ``within_s`` seconds.
+    """Request that a device measures a bundle. Sent on ``devices/<id>/profile-requests``, possibly several times.
 
-    ``bundles`` and ``signatures`` are by format. Each graph is run ``repeat`` times. The same request may arrive several
-    times.
+    Attributes:
+        nonce: Identifier of the request.
+        bundles: Blob of the bundle's manifest, by format. The device measures the one for its engine.
+        within_s: Seconds within which the device must answer.
+        repeat: Number of measured runs of each graph.
+        signatures: Signature of each bundle, by format.
     """
 
     nonce: Nonce
@@ -513,10 +615,14 @@ class ProfileRequest(Message, frozen=True, kw_only=True):
 
 
 class ProfileAnswer(Message, frozen=True, kw_only=True):
-    """``devices/<id>/profiles``: the device's answer. ``done`` and ``declined`` are final.
+    """Answer of a device to a profile request. Sent on ``devices/<id>/profiles``.
 
-    ``profile`` holds an encoded :class:`edgefl.wire.bundle.profiles.BundleProfile` if ``state`` is ``done``. ``reason`` is a
-    short code if it is ``declined``; ``text`` stays empty.
+    Attributes:
+        nonce: Identifier of the request.
+        state: ``taken`` (another answer follows), ``done`` or ``declined``.
+        reason: Short code if ``state`` is ``declined``.
+        text: Explanation. edgefl's own devices leave it empty.
+        profile: Encoded :class:`edgefl.wire.bundle.profiles.BundleProfile` if ``state`` is ``done``.
     """
 
     nonce: str
@@ -527,5 +633,10 @@ class ProfileAnswer(Message, frozen=True, kw_only=True):
 
 
 def declined(nonce: str, reason: str) -> ProfileAnswer:
-    """Return an answer without a profile."""
+    """Return the answer that declines a profile request.
+
+    Args:
+        nonce: Identifier of the request.
+        reason: Short code.
+    """
     return ProfileAnswer(nonce=nonce, state="declined", reason=reason)

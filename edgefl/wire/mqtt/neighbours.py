@@ -1,6 +1,6 @@
-"""Other federations on a broker, to detect a misspelled federation name.
+"""Search for other federations on a broker, to detect a misspelled federation name.
 
-A search uses a clean session of its own. If an access list forbids reading other federations, the broker returns nothing or
+A search uses a session of its own. If an access list forbids reading other federations, the broker returns nothing or
 ends that session, and the main session is not affected.
 """
 
@@ -30,22 +30,22 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Federations on a broker, sorted by name.
+    """Federations found on a broker, by name.
 
     Attributes:
-        rounds: State of the last announced round of each federation.
-        devices: Online devices of each federation.
+        rounds: State of the last announced round (``open``, ``closed`` or ``done``) of each federation with a server.
+        devices: Names of the online devices of each federation.
     """
 
     rounds: Mapping[str, str] = field(default_factory=dict)
     devices: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def served(self, but: str) -> list[str]:
-        """Return the federations other than ``but`` that have an announcement."""
+        """Return the names of the federations other than ``but`` that have announced a round."""
         return [name for name in self.rounds if name != but]
 
     def unserved(self, but: str) -> dict[str, Sequence[str]]:
-        """Return the devices of federations other than ``but`` that have no server, or one that is done."""
+        """Return the devices of each federation other than ``but`` that has announced no round, or whose run is over."""
         return {
             name: devices
             for name, devices in self.devices.items()
@@ -59,8 +59,8 @@ class NeighbourSearch:
 
     Attributes:
         address: Broker.
-        client_id: Id of the session.
-        filters: Topics such as :data:`edgefl.wire.mqtt.topics.ALL_ROUNDS`.
+        client_id: Client id of the search's session.
+        filters: Topic filters such as :data:`edgefl.wire.mqtt.topics.ALL_ROUNDS`.
         limits: Limits of the session.
     """
 
@@ -70,7 +70,7 @@ class NeighbourSearch:
     limits: Limits
 
     def run(self) -> Neighbours:
-        """Return the federations after a few seconds, none if the broker cannot be reached."""
+        """Search for some seconds and return the result. It is empty if the broker cannot be reached."""
         session = Session(self.address, self.client_id, limits=self.limits, clean=True)
         session.subscribe(self.filters)
         rounds: dict[str, str] = {}
@@ -94,7 +94,7 @@ class NeighbourSearch:
 
 
 def _retained(session: Session) -> Iterator[IncomingMessage]:
-    """Yield messages until the broker is silent or the connection ends."""
+    """Yield incoming messages until none arrived for a second, or the connection ends."""
     deadline, patience = time.monotonic() + _LONGEST_S, _LONGEST_S
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -111,6 +111,7 @@ def _retained(session: Session) -> Iterator[IncomingMessage]:
 
 
 def _read(kind: type[AnyMessage], message: IncomingMessage) -> AnyMessage | None:
+    """Return the message, unverified, or None if it is malformed."""
     try:
         return peek(kind, message.payload)
     except ProtocolError:
@@ -118,13 +119,11 @@ def _read(kind: type[AnyMessage], message: IncomingMessage) -> AnyMessage | None
 
 
 class NeighbourMonitor:
-    """Periodic search while a client is alone, in a thread of its own.
-
-    The pause doubles after each search. The owner calls :meth:`step` whenever it wakes.
+    """Search that is repeated in a thread while a client is alone. The pause doubles after each search.
 
     Args:
         search: Search to run.
-        results: Receives each result, on the search's thread.
+        results: Receiver of each result. It is called on the search's thread.
         pause_s: Seconds until the first search.
     """
 
@@ -138,7 +137,14 @@ class NeighbourMonitor:
         self._looked = False
 
     def step(self, *, alone: bool) -> float | None:
-        """Return the seconds until the next search, or None if the client is not alone."""
+        """Start a search if one is due. The owner calls it whenever it wakes up.
+
+        Args:
+            alone: True if the client finds no partner. False cancels the next search and resets the pause.
+
+        Returns:
+            Seconds until the next search, or None if ``alone`` is False.
+        """
         now = time.monotonic()
         if not alone:
             self._next, self._pause = None, self._shortest
@@ -154,7 +160,7 @@ class NeighbourMonitor:
         return self._next - now
 
     def has_looked(self) -> bool:
-        """Return True if a search has ended since the last call."""
+        """Return True if a search has ended since the last call, and reset that flag."""
         if not self._looked:
             return False
         self._looked = False
@@ -168,7 +174,7 @@ class NeighbourMonitor:
 
 
 def named(devices: Sequence[str]) -> str:
-    """Return ``phone-1, phone-2 and 3 more``."""
+    """Return a list of device names for display, such as ``phone-1, phone-2 and 3 more``."""
     more = len(devices) - _MOST_NAMED
     shown = ", ".join(devices[:_MOST_NAMED])
     return f"{shown} and {more} more" if more > 0 else shown

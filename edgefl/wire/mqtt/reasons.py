@@ -1,6 +1,6 @@
-"""Reason codes with which a device declines or reports a failure, and the text that a server shows for each.
+"""Reason codes with which a device declines a task or reports a failure, and the server's text for each.
 
-A device sends the code alone. Paths, values of its data and messages of its engine stay in its own log.
+A device sends only the code. Paths, values of its data and messages of its engine stay in its own log.
 """
 
 from __future__ import annotations
@@ -41,12 +41,17 @@ TEXTS = {
 
 
 def reason_text(code: str, text: str = "") -> str:
-    """Return the server's text for a code. A text that a foreign agent sent takes precedence."""
+    """Return the explanation of a reason code for display, or "" if the code is unknown.
+
+    Args:
+        code: Reason code.
+        text: Explanation that the device sent. If it is not empty, it is returned instead, cleaned.
+    """
     return printable(text) or TEXTS.get(code, "")
 
 
 def failure_code(error: Exception) -> str:
-    """Return the code that a device sends for a failed attempt at a round."""
+    """Return the reason code that a device sends for the exception of a failed attempt."""
     if isinstance(error, EdgeflError) and error.message.startswith(messages.LOST_CHUNK):
         return messages.LOST_CHUNK
     kinds = {DataError: DATA, StoreError: STORE, BundleError: BUNDLE, ProtocolError: BUNDLE}

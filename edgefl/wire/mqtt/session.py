@@ -1,4 +1,4 @@
-"""Broker session of both sides: stable client id, persistent session, own reconnect with jitter, last will.
+"""Broker session of server and devices: stable client id, persistent session, reconnects with jitter, last will.
 
 All events arrive in order in :attr:`Session.inbox`. The network thread never runs user code. ::
 
@@ -42,7 +42,8 @@ from edgefl.wire.mqtt.topics import publish_bytes
 
 _SUBSCRIBE_BATCH = 8
 _ASK_AGAIN = 3
-"""Longest reconnect pauses until a refused subscription is repeated, as access lists get corrected."""
+"""Number of longest reconnect pauses after which a refused subscription is repeated, in case the access list was
+corrected."""
 _PROPERTIES_BYTES = 16
 _MOMENT_S = 5.0
 _UNANSWERED = "unanswered"
@@ -53,27 +54,32 @@ _SILENT_S = 3.0
 _TOO_LARGE = 149
 """Reason code of MQTT 5."""
 _RIVAL_AFTER = 3
-"""Short connections in a row that indicate a rival. A broken link does not fail so regularly."""
+"""Number of short connections in a row that indicate a rival. A broken link fails less regularly."""
 
 
 def inbox_of(limits: Limits) -> Inbox[Any]:
-    """Return an inbox whose blocking keeps the connection alive."""
+    """Return an inbox of the size that ``limits`` allow. It blocks the network thread less than the keep-alive permits."""
     patience_s = min(2.0, limits.keepalive_s / 8)
     return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
 
 
 class Session:
-    """Connection that reconnects by itself. Thread-safe; ``start`` returns at once.
+    """Connection to a broker that reconnects by itself. Thread-safe.
 
     Args:
         address: Broker.
         client_id: MQTT client id.
         limits: Timeouts and sizes.
-        will: Last will, or an object that makes one for each connection.
-        clean: The broker drops the session when we leave; for a client id that is used once.
+        will: Last will, or a source of one for each connection.
+        clean: The broker deletes the session when the connection ends. For a client id that is used once.
         rng: Random source of the reconnect jitter.
-        events: Receives all events instead of :attr:`inbox`, on the network thread or that of :meth:`wake`. Its ``put``
-            must not block for long.
+        events: Receiver of all events instead of :attr:`inbox`, called on the network thread or on the thread that
+            calls :meth:`wake`. Its ``put`` must not block for long.
+
+    Attributes:
+        inbox: Queue of the events.
+        received_bytes: Payload bytes received.
+        sent_bytes: Payload bytes published.
     """
 
     def __init__(
@@ -136,12 +142,16 @@ class Session:
     # -- connection loop ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        """Start the network thread and return at once. A :class:`Connected` or :class:`Disconnected` event follows."""
         self._thread.start()
 
     def stop(self, drain_s: float = 2.0) -> None:
-        """Disconnect after giving pending bytes ``drain_s`` seconds. The broker does not publish the last will.
+        """Disconnect and stop the network thread. The broker does not publish the last will.
 
-        Wait for a :class:`Delivery` first if a message must arrive.
+        Messages may be lost; wait for a :class:`Delivery` first if one must arrive.
+
+        Args:
+            drain_s: Seconds to wait for bytes that are not sent yet.
         """
         deadline = threading.Event()
         waited = 0.0
@@ -155,14 +165,16 @@ class Session:
 
     @property
     def connected(self) -> bool:
+        """True while the connection is established."""
         return self._connected.is_set()
 
     @property
     def version(self) -> str:
-        """Version of MQTT of the last connection: 5 or 3.1.1."""
+        """Version of MQTT of the current or last connection: 5 or 3.1.1."""
         return self._version
 
     def _run(self) -> None:
+        """Connect again and again until :meth:`stop`, with growing pauses. Detects rivals and limits of the broker."""
         attempt = -1  # the first pause is the shortest, whether or not there ever was a connection
         moments = 0
         found: str | None = ""
@@ -190,11 +202,12 @@ class Session:
             self._stopping.wait(pause)
 
     def _pause(self, attempt: int) -> float:
+        """Return the pause before the next attempt, in seconds, random within the upper half of its range."""
         ceiling = min(self._limits.reconnect_max_s, self._limits.reconnect_min_s * 2.0 ** min(attempt, 16))
         return ceiling * (0.5 + 0.5 * self._rng.random())
 
     def _connect_and_loop(self) -> str:
-        """Run one connection from start to end and return the reason for its end."""
+        """Run one connection until it ends, if needed in the other version of MQTT. Return the reason for its end."""
         self._version = self._first
         reason = self._attempt()
         if self._stopping.is_set() or self._connected.is_set() or self._address.mqtt != "auto":
@@ -210,6 +223,7 @@ class Session:
         return reason
 
     def _attempt(self) -> str:
+        """Run one connection in one version of MQTT until it ends. Return the reason for its end."""
         self._refusal = self._ended = self._limit = ""
         address, limits = self._address, self._limits
         try:
@@ -298,16 +312,14 @@ class Session:
             self._deliver(Refusal("publish", topic, connection.reason_of(code, properties), limit))
 
     def _drop_too_large(self) -> None:
-        """Drop queued packets that are too large for the broker.
-
-        It would end the connection at each of them, after each reconnect.
-        """
+        """Remove queued messages that are too large for the broker, which would end each new connection because of them."""
         for mid, message in list(self._client._out_messages.items()):
             if not self._fits(message.topic, bytes(message.payload)):
                 self._client._out_messages.pop(mid, None)
                 message.info._set_as_published()
 
     def _fits(self, topic: str, payload: bytes) -> bool:
+        """Return True if the broker accepts a message of this size. If it does not, deliver a :class:`Refusal`."""
         size = publish_bytes(topic, len(payload), 1) + _PROPERTIES_BYTES
         if not self._most_bytes or size <= self._most_bytes:
             return True
@@ -345,6 +357,7 @@ class Session:
                 self._deliver(Refusal("unsubscribe", topic, connection.reason_of(code, properties)))
 
     def _ask_again(self) -> None:
+        """Repeat refused subscriptions once their pause is over."""
         if not self._denied or time.monotonic() < self._ask_again_at:
             return
         with self._lock:
@@ -354,12 +367,12 @@ class Session:
     # -- public methods -------------------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str], qos: int = 1, *, standing: bool = True) -> None:
-        """Subscribe in small batches, the next one after the broker's answer to the last.
+        """Subscribe to topics in small batches. Each batch waits for the broker's answer to the one before.
 
         Args:
             topics: Topic filters.
-            qos: 0 or 1, with :data:`edgefl.wire.mqtt.connection.AS_PUBLISHED` where needed.
-            standing: Repeat the subscription after each reconnect, which also returns retained messages.
+            qos: 0 or 1, combined with :data:`edgefl.wire.mqtt.connection.AS_PUBLISHED` if needed.
+            standing: Repeat the subscription after each reconnect, which also returns retained messages again.
         """
         entries = [(topic, qos) for topic in topics]
         with self._lock:
@@ -369,6 +382,7 @@ class Session:
                 self._enqueue(entries)
 
     def unsubscribe(self, topics: Iterable[str]) -> None:
+        """Unsubscribe from topic filters."""
         names = list(topics)
         with self._lock:
             for name in names:
@@ -380,28 +394,28 @@ class Session:
 
     @property
     def settled(self) -> bool:
-        """True if the broker has answered all subscriptions, so that messages sent from now on arrive."""
+        """True if the broker has answered all subscriptions, so that no message is missed from now on."""
         with self._lock:
             return self.connected and not self._waiting and not self._asked
 
     def wake(self) -> None:
-        """Add a :class:`Wakeup` event. Safe from any thread and from signal handlers."""
+        """Deliver a :class:`Wakeup` event. Safe from any thread and from signal handlers."""
         self._deliver(Wakeup())
 
     def publish(
         self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False, expires_s: float = 0.0
     ) -> Delivery:
-        """Queue a message. With QoS 1 it survives reconnects of this process.
+        """Queue a message and return at once. With QoS 1 it is sent again after a reconnect of this process.
 
         Args:
-            topic: Topic.
-            payload: Bytes.
+            topic: MQTT topic.
+            payload: Payload.
             qos: 0 or 1.
             retain: The broker stores the message for later subscribers.
             expires_s: Seconds after which a broker of MQTT 5 drops the message for absent clients. 0: never.
 
         Returns:
-            A handle that reports the acknowledgement.
+            Handle of the message, already done if the broker does not accept its size.
         """
         if not self._fits(topic, payload):
             return Delivery(None)
@@ -415,11 +429,13 @@ class Session:
         return Delivery(info)
 
     def _enqueue(self, entries: list[tuple[str, int]]) -> None:
+        """Queue subscriptions in batches and send the first."""
         for start in range(0, len(entries), _SUBSCRIBE_BATCH):
             self._waiting.append(entries[start : start + _SUBSCRIBE_BATCH])
         self._pump()
 
     def _pump(self) -> None:
+        """Send the next batch of subscriptions if no answer is pending."""
         while self._waiting and not self._asked:
             self._asked = self._waiting.pop(0)
             code, _ = self._client.subscribe(connection.subscriptions(self._asked, self._version))

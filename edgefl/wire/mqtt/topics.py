@@ -12,19 +12,24 @@ from edgefl.wire.blobs import SHA256
 ROOT = "edgefl/v1"
 ALL_ROUNDS = f"{ROOT}/+/rounds/current"
 ALL_STATUSES = f"{ROOT}/+/devices/+/status"
-"""Filters for the announcements and device states of all federations (:mod:`edgefl.wire.mqtt.neighbours`)."""
+"""Topic filters for the announcements and device states of all federations (:mod:`edgefl.wire.mqtt.neighbours`)."""
 NO_SHARD = -1
-"""Shard of updates that have none."""
+"""Shard number of updates without a shard."""
 _NUMBER = re.compile(r"[0-9]{1,18}")  # int() would also take signs, spaces and other scripts
 _NONCE = re.compile(r"[0-9a-f]{8,64}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 def checked_name(kind: str, name: str) -> str:
-    """Return ``name`` if it may be part of a topic.
+    """Return ``name`` unchanged if it can be part of a topic.
+
+    Args:
+        kind: Kind of the name, for the error text.
+        name: Name of a federation or device.
 
     Raises:
-        ConfigError: The name contains other characters. Wildcards and slashes would match foreign topics.
+        ConfigError: The name has other characters than letters, digits, ``.``, ``_`` and ``-``, or is too long.
+            Wildcards and slashes would match topics of others.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(
@@ -37,7 +42,12 @@ def checked_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class DeviceTopics:
-    """The topics of one device."""
+    """Topics of one device.
+
+    Attributes:
+        root: Common prefix of the federation's topics.
+        device: Name of the device.
+    """
 
     root: str
     device: str
@@ -78,14 +88,20 @@ class DeviceTopics:
         return self._of("profiles")
 
     def update(self, round_number: int, index: int, shard: int = NO_SHARD) -> str:
-        """Return the topic of an update's chunk. The task names the shard."""
+        """Return the topic of a chunk of an update.
+
+        Args:
+            round_number: Number of the round.
+            index: Number of the chunk.
+            shard: Shard that the task names, or :data:`NO_SHARD`.
+        """
         below = "updates" if shard == NO_SHARD else f"shards/{shard}"
         return self._of(f"{below}/{round_number}/{index}")
 
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics of one federation."""
+    """Topics of one federation."""
 
     federation: str
 
@@ -94,36 +110,39 @@ class Topics:
 
     @property
     def root(self) -> str:
+        """Common prefix of the federation's topics."""
         return f"{ROOT}/{self.federation}"
 
     @property
     def current_round(self) -> str:
+        """Topic of the announcement."""
         return f"{self.root}/rounds/current"
 
     def blob_chunk(self, sha256: str, index: int) -> str:
+        """Return the topic of chunk ``index`` of a blob."""
         return f"{self.root}/blobs/{sha256}/{index}"
 
     def device(self, device: str) -> DeviceTopics:
+        """Return the topics of a device. Raises ConfigError if its name cannot be part of a topic."""
         return DeviceTopics(self.root, checked_name("device", device))
 
     def profile(self, nonce: str) -> ProfileTopics:
-        """Return the topics of a profile request.
+        """Return the topics of the profile request ``nonce``.
 
-        Its blobs are separate from those of rounds, which another process manages.
+        Its blobs have other topics than those of rounds, because another process publishes them.
         """
         return ProfileTopics(self.federation, nonce)
 
     @property
     def profile_filters(self) -> tuple[str, ...]:
-        """Filters of a process that requests profiles."""
+        """Topic filters of a process that requests profiles."""
         below = f"{self.root}/devices/+"
         return f"{below}/status", f"{below}/hello", f"{below}/profiles", f"{self.root}/profiles/+/offer"
 
     @property
     def server_filters(self) -> tuple[str, ...]:
-        """Filters of the server.
-
-        Its own announcement is first, so that it arrives before the retained messages of devices.
+        """Topic filters of the server. Its own announcement is first, so that it arrives before the devices' retained
+        messages.
         """
         below = f"{self.root}/devices/+"
         return (
@@ -136,24 +155,26 @@ class Topics:
         )
 
     def shard_filters(self, shards: Iterable[int]) -> tuple[str, ...]:
-        """Return the filters of a worker for the updates of these shards."""
+        """Return the topic filters of a worker that receives the updates of ``shards``."""
         return tuple(f"{self.root}/devices/+/shards/{shard}/+/+" for shard in shards)
 
     @property
     def update_filters(self) -> tuple[str, str]:
-        """Filters for the updates of all devices: those for the server, and those for its workers."""
+        """Topic filters for the updates of all devices: without a shard, and with any shard."""
         return f"{self.root}/devices/+/updates/+/+", self.all_shards
 
     @property
     def all_shards(self) -> str:
-        """Filter for the updates of all shards: updates for a server with workers must also reach one without."""
+        """Topic filter for the updates of all shards. A server without workers also needs it, for tasks sent while it had
+        workers.
+        """
         return f"{self.root}/devices/+/shards/+/+/+"
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
-        """Parse a device topic: ``devices/<id>/updates/3/0`` -> (id, "updates", (3, 0)).
+        """Split the topic of a device's message: ``devices/<id>/updates/3/0`` becomes (id, "updates", (3, 0)).
 
         Raises:
-            ProtocolError: The topic is another one.
+            ProtocolError: It is no such topic.
         """
         prefix = f"{self.root}/devices/"
         parts = topic.removeprefix(prefix).split("/")
@@ -164,7 +185,11 @@ class Topics:
         return parts[0], parts[1], tuple(int(part) for part in parts[2:])
 
     def parse_blob(self, topic: str) -> tuple[str, int]:
-        """Return (sha256, index) of the topic of a blob's chunk. Raises ProtocolError for another topic."""
+        """Return the SHA-256 and the chunk index that a blob chunk's topic names.
+
+        Raises:
+            ProtocolError: It is no such topic.
+        """
         prefix = f"{self.root}/blobs/"
         sha256, _, index = topic.removeprefix(prefix).partition("/")
         if not topic.startswith(prefix) or not SHA256.fullmatch(sha256) or not _NUMBER.fullmatch(index):
@@ -172,7 +197,11 @@ class Topics:
         return sha256, int(index)
 
     def parse_offer(self, topic: str) -> str:
-        """Return the nonce of the profile request whose offer is on ``topic``. Raises ProtocolError for another topic."""
+        """Return the nonce in the topic of a profile request's offer.
+
+        Raises:
+            ProtocolError: It is no such topic.
+        """
         nonce = topic.removeprefix(f"{self.root}/profiles/").removesuffix("/offer")
         if not _NONCE.fullmatch(nonce) or topic != self.profile(nonce).offer:
             raise ProtocolError(f"topic {topic[:200]!r} is not an offer of {self.root}", topic=topic)
@@ -181,16 +210,22 @@ class Topics:
 
 @dataclass(frozen=True)
 class ProfileTopics(Topics):
-    """Topics of one profile request. ``nonce`` is lower-case hexadecimal digits."""
+    """Topics of one profile request. Its :meth:`blob_chunk` returns topics below the request.
+
+    Attributes:
+        nonce: Identifier of the request; lower-case hexadecimal digits.
+    """
 
     nonce: str
 
     @property
     def below(self) -> str:
+        """Common prefix of the request's topics."""
         return f"{self.root}/profiles/{self.nonce}"
 
     @property
     def offer(self) -> str:
+        """Topic of the request's :class:`~edgefl.wire.mqtt.messages.ProfileOffer`."""
         return f"{self.below}/offer"
 
     def blob_chunk(self, sha256: str, index: int) -> str:
@@ -202,7 +237,12 @@ _VARINT = 128
 
 @dataclass(frozen=True)
 class PublishTraffic:
-    """Bytes of PUBLISH packets: payloads alone, and with MQTT's headers. TCP, TLS and acknowledgements are not included."""
+    """Bytes of PUBLISH packets. TCP, TLS and acknowledgements are excluded.
+
+    Attributes:
+        payload: Bytes of the payloads.
+        wire: Bytes of the packets, MQTT headers included.
+    """
 
     payload: int = 0
     wire: int = 0
@@ -212,15 +252,20 @@ class PublishTraffic:
 
     @classmethod
     def of(cls, topic: str, payload: int, qos: int) -> PublishTraffic:
-        """Return the traffic of one message of ``payload`` bytes on ``topic``."""
+        """Return the traffic of one message with a payload of ``payload`` bytes."""
         return cls(payload, publish_bytes(topic, payload, qos))
 
 
 def publish_bytes(topic: str, payload: int, qos: int) -> int:
-    """Return the size of a PUBLISH packet (MQTT 3.1.1, 3.3).
+    """Return the size in bytes of a PUBLISH packet (MQTT 3.1.1, 3.3).
 
-    It has type and flags, the remaining length in 7 bits a byte, the topic behind its length in 2 bytes, a packet identifier
-    above QoS 0, and the payload.
+    It consists of type and flags, the remaining length in 7 bits per byte, the topic after its length in 2 bytes, and
+    the payload. Above QoS 0 a packet identifier of 2 bytes precedes the payload.
+
+    Args:
+        topic: MQTT topic.
+        payload: Bytes of the payload.
+        qos: QoS level.
     """
     rest = 2 + len(topic.encode()) + (2 if qos else 0) + payload
     digits = 1

@@ -1,1 +1,1 @@
-"""Updates on the wire: their form, their size, and a plain reader."""
+"""Encoding of updates: their layout, their size, and a reference decoder."""

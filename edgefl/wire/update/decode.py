@@ -1,6 +1,6 @@
-"""Reference reader of an update's bytes in numpy: :mod:`edgefl.wire.update.form`, one tensor after the other.
+"""Reference decoder of updates in numpy, for the layout of :mod:`edgefl.wire.update.form`.
 
-The server adds updates without decoding them; this module defines the correct sum. Read it (with
+The server adds updates without decoding them; this module defines the correct result. Read it (with
 ``conformance/edgefl_conformance/data/updates``) before you write an app that sends updates. It imports no torch. ::
 
     codes = np.array([0, 1, 2, 3, 4, 5, 6], np.uint8)
@@ -31,8 +31,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def pack_codes(codes: Array, bits: int) -> Bytes:
     """Return packed codes, uint8 [ceil(bits * entries / 8)].
 
-    Entry j has bits j * bits .. (j + 1) * bits - 1, counted from the lowest bit of the first byte. A code's own lowest bit
-    comes first, and the bits beyond the last entry are 0.
+    Entry j occupies bits j * bits .. (j + 1) * bits - 1, counted from the lowest bit of the first byte, with the code's
+    lowest bit first. Bits beyond the last entry are 0.
 
     Args:
         codes: Integers below 2**bits, any shape, read in C order.
@@ -51,10 +51,16 @@ def pack_codes(codes: Array, bits: int) -> Bytes:
 
 
 def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
-    """Return the ``count`` codes of :func:`pack_codes`, uint8 [count]. Ignores bits beyond the last.
+    """Return the codes that :func:`pack_codes` packed, uint8 [count]. Ignores bits beyond the last code.
+
+    Args:
+        packed: uint8 [ceil(bits * count / 8)].
+        bits: 1 to 8.
+        count: Number of codes.
 
     Raises:
-        ProtocolError: ``packed`` is not uint8 of exactly ceil(bits * count / 8).
+        ProtocolError: ``packed`` has another dtype or length.
+        ValueError: ``bits`` is out of range.
     """
     _check_bits(bits)
     _check_array(f"{count} codes of {bits} bits", packed, "uint8", packed_bytes(count, bits))
@@ -63,7 +69,11 @@ def unpack_codes(packed: Bytes, bits: int, count: int) -> Bytes:
 
 
 def widen(halves: Array) -> Reals:
-    """Return float16, or uint16 with the bits of bfloat16 (the upper half of a float32's), as float32. Exact."""
+    """Convert half-precision numbers to float32, exactly.
+
+    Args:
+        halves: float16, or uint16 with the bits of bfloat16 (the upper half of a float32).
+    """
     if halves.dtype == np.uint16:
         return (halves.astype(np.uint32) << 16).view(np.float32)
     return halves.astype(np.float32)
@@ -71,12 +81,14 @@ def widen(halves: Array) -> Reals:
 
 @dataclass(frozen=True, eq=False)
 class CodedTensor:
-    """One update tensor as it travels.
+    """One tensor of an update, still encoded.
 
     Attributes:
-        data: Its part of ``codes``, ``values`` or ``halves``.
-        scales: Scales of its whole section, by group. Empty if none travel.
-        kept: Its part of the mask, bool [entries], for sparse sections only.
+        name: Name of the tensor.
+        section: Section of the form that it belongs to, which has its encoding.
+        data: Its part of the array ``codes``, ``values`` or ``halves``.
+        scales: All scales of the section. Empty if the form has them as constants.
+        kept: Its part of the mask, bool [entries], in sparse sections; else None.
     """
 
     name: str
@@ -89,7 +101,7 @@ class CodedTensor:
 def split(
     form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
 ) -> Iterator[CodedTensor]:
-    """Return an iterator over the tensors of an update with sections, in their order on the wire.
+    """Check the arrays of an update with sections, and return an iterator over its tensors in the order of the wire.
 
     Args:
         form: Form of the update.
@@ -98,8 +110,8 @@ def split(
         shapes: Shapes of the global tensors.
 
     Raises:
-        ProtocolError: Names, dtypes or lengths differ from ``form``, or the mask keeps another number of entries. Raised
-            before the first tensor.
+        ProtocolError: Names, dtypes or lengths differ from ``form``, or the mask keeps another number of entries.
+            Raised by the call itself, not by the iterator.
     """
     sizes = {name: math.prod(local_shape(name, region, shapes)) for name, region in regions.items()}
     _check_names("tensors of the form", [n for section in form.sections for n in section.names], regions)
@@ -112,10 +124,10 @@ def split(
 
 
 def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> Arrays:
-    """Return the values of an update: float32 by tensor name, in local shapes.
+    """Return the decoded tensors of an update: float32 in local shapes, by name.
 
-    They are changes if ``form.change``, else weights. A code's value is the float32 product float32(scale) * float32(level).
-    An entry that a sparse section dropped is 0. The arrays of a dense update are returned unchanged.
+    They are changes if ``form.change`` is True, else weights. A code's value is the float32 product of its scale and
+    its level. Entries that a sparse section dropped are 0. The arrays of a dense update are returned unchanged.
 
     Args:
         form: Form of the update.
@@ -124,7 +136,8 @@ def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region
         shapes: Shapes of the global tensors.
 
     Raises:
-        ProtocolError: As :func:`split`; for dense updates also if names, shapes or dtypes differ from ``regions``.
+        ProtocolError: The arrays do not fit ``form`` (:func:`split`). For a dense update: names, shapes or dtypes
+            differ from ``regions``.
     """
     if not form.sections:
         _check_dense(arrays, regions, shapes)
@@ -138,7 +151,16 @@ def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region
 
 
 def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
-    """Return the entries of one tensor, float32, flat, in local order."""
+    """Return the decoded entries of one tensor, float32, flat, in local order.
+
+    Args:
+        coded: Encoded tensor.
+        region: Its region.
+        shapes: Shapes of the global tensors.
+
+    Raises:
+        ProtocolError: As :func:`scaled`.
+    """
     match coded.section.encoding:
         case Codes() as codes:
             return _read_codes(coded, codes, region, shapes)
@@ -152,9 +174,20 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
 
 
 def scaled(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
-    """Yield (global tensor, number of entries, scale) for the parts of a tensor of codes, in local order.
+    """Yield the parts of a tensor of codes in local order. Each part has the scale of its global tensor's group.
 
-    Entries of several global tensors may travel as one update tensor. Each part has the scale of its own group.
+    Entries of several global tensors may be sent as one tensor.
+
+    Args:
+        coded: Encoded tensor.
+        region: Its region.
+        shapes: Shapes of the global tensors.
+
+    Yields:
+        Name of the global tensor, number of its entries, and their scale.
+
+    Raises:
+        ProtocolError: The form has no scale for a global tensor.
     """
     encoding, groups = coded.section.encoding, coded.section.groups
     known = encoding.scale if isinstance(encoding, Codes) else None
@@ -181,7 +214,7 @@ def _read_codes(coded: CodedTensor, codes: Codes, region: Region, shapes: Shapes
 
 
 class _ArrayQueue:
-    """Arrays of an update, consumed from the front."""
+    """Arrays of an update. Each call of ``take`` removes entries from the front of one of them."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._left = dict(arrays)
@@ -196,6 +229,7 @@ class _ArrayQueue:
 def _split(
     form: Form, queue: _ArrayQueue, sizes: Mapping[str, int], kept: Mapping[str, npt.NDArray[np.bool_]]
 ) -> Iterator[CodedTensor]:
+    """Yield the encoded tensors of checked arrays."""
     for section in form.sections:
         scales = queue.take("scales", section.scales)
         for name in section.names:
@@ -215,7 +249,9 @@ def _split(
 def _kept(
     form: Form, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return the kept entries of each tensor of the sparse sections. The mask's tensors follow each other bit by bit."""
+    """Return the mask of each tensor of the sparse sections, bool [entries]. Raises ProtocolError for a wrong number of
+    kept entries.
+    """
     counts = [sizes[name] for name in form.masked]
     if not sum(counts):
         return {name: np.zeros(0, np.bool_) for name in form.masked}
@@ -229,6 +265,7 @@ def _kept(
 
 
 def _check_kept(name: str, kept: npt.NDArray[np.bool_], expected: int) -> None:
+    """Raise ProtocolError unless the mask keeps the expected number of entries."""
     count = int(np.count_nonzero(kept))
     if count != expected:
         raise ProtocolError(
@@ -241,6 +278,9 @@ def _check_kept(name: str, kept: npt.NDArray[np.bool_], expected: int) -> None:
 
 
 def _check_dense(arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> None:
+    """Raise ProtocolError unless the arrays of a dense update have the names and shapes of ``regions`` and a floating
+    dtype.
+    """
     _check_names("tensors of an update", list(arrays), regions)
     for name, region in regions.items():
         shape, array = local_shape(name, region, shapes), arrays[name]

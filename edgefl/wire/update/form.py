@@ -1,15 +1,16 @@
-"""Form of an update on the wire: the encoding of each tensor, the position of its bytes, and the size of the update.
+"""Form of an update: the encoding of each tensor, the layout of its arrays, and its size.
 
-An update of :data:`DENSE` holds its tensors as they are, by name. Any other update holds at most five arrays, each the
+A dense update (:data:`DENSE`) contains its tensors by name. Any other update contains at most five arrays. Each is the
 concatenation of its sections' parts, in the order of the sections and of the names within (``docs/protocol.md``)::
 
     codes    uint8    per tensor ceil(bits * entries / 8) bytes: entry j has bits j*bits .. (j+1)*bits-1, lowest first;
-    scales   float32  one per group of each section of codes whose scale travels;
-    values   float32  entries as they are, and those that a sparse section kept, in order;
+    scales   float32  one per group of each section of codes, unless the form has a constant scale;
+    values   float32  entries of float32 sections, and the kept entries of sparse sections, in order;
     halves   float16, or uint16 with the bits of bfloat16;
-    mask     uint8    packed bits, one per entry of the sparse sections: 1 is kept
+    mask     uint8    packed bits, one per entry of the sparse sections; 1 means kept
 
-The size needs the form and the shapes only. This module imports no torch, because the server and its tools read it. ::
+The size depends on the form and the shapes only. This module imports no torch, because the server and its tools read
+it. ::
 
     size = update_size(form, {"head.weight": (10, 64), "norm.running_mean": (64,)}, {"norm.running_mean"})
     size.nbytes, size.float32_bytes     # 264, 2976: one bit, six for statistics, and 128 bytes of header
@@ -28,24 +29,26 @@ from edgefl.wire.bits import packed_bytes
 _Region = TypeVar("_Region")
 
 VERSION = 1
-"""Version of the layout above. A codec whose bytes change gets a new one."""
+"""Version of the layout in this module. A codec whose bytes change gets a new version."""
 
 VALUE_LIMIT = 2.0**20
-"""Largest magnitude of a weight in an update: no trained network comes near it, and sums of int64 stay exact."""
+"""Largest magnitude of a weight in an update. No trained network comes near it, and int64 sums stay exact."""
 
 CHANGE_LIMIT = 2.0**12
-"""Largest magnitude of a change. Sums have more bits for small values, because changes are small."""
+"""Largest magnitude of a change in an update. Changes are small, and a lower limit leaves their sums more bits."""
 
 SIGNS = (-1.0, 1.0)
-"""Levels of one bit."""
+"""Levels of a code of one bit."""
 
 
 @dataclass(frozen=True)
 class Codes:
-    """``bits`` per entry. Code c means ``scale * levels[c]``, a product of float32.
+    """Encoding of an entry as a code of a few bits. Code c means ``scale * levels[c]``, a float32 product.
 
-    ``levels`` has 2**bits numbers. A reader accepts every code, also one that no writer sends. ``scale``: constant that both
-    sides know; None if one per group travels.
+    Attributes:
+        bits: Bits per entry, 1 to 8.
+        levels: 2**bits numbers. A reader accepts every code, even if no writer sends it.
+        scale: Constant scale of all entries. None: one scale per group is sent with the update.
     """
 
     bits: int
@@ -55,19 +58,20 @@ class Codes:
 
 @dataclass(frozen=True)
 class FloatValues:
-    """Entries as floats."""
+    """Encoding of entries as floats of ``dtype``."""
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """The ceil(share * d) entries of largest magnitude of each update tensor, as float32; the others are 0."""
+    """Encoding of the ceil(share * d) largest of a tensor's d entries as float32. The other entries are 0."""
 
     share: float
 
     def kept(self, entries: int) -> int:
         # The product of 0.03 and 100 is a hair above 3, which must not keep a fourth.
+        """Return the number of entries that are kept of ``entries`` entries."""
         return min(entries, math.ceil(self.share * entries * (1 - 1e-12)))
 
 
@@ -76,11 +80,12 @@ Encoding = Codes | FloatValues | Sparse
 
 @dataclass(frozen=True)
 class Section:
-    """Update tensors with the same encoding.
+    """Tensors of an update with the same encoding.
 
     Attributes:
-        names: Names of the placement's regions, ascending.
-        groups: Index of each *global* tensor's scale within the section, for codes whose scale travels.
+        names: Names of the tensors, ascending. They are names of the placement's regions.
+        encoding: Encoding of the tensors.
+        groups: Index of the scale of each *global* tensor within the section, if scales are sent with the update.
     """
 
     names: tuple[str, ...]
@@ -89,17 +94,20 @@ class Section:
 
     @property
     def scales(self) -> int:
-        """Number of scales that travel for the section."""
+        """Number of scales that are sent for the section."""
         own = isinstance(self.encoding, Codes) and self.encoding.scale is None
         return len(set(self.groups.values())) if own else 0
 
 
 @dataclass(frozen=True)
 class Form:
-    """Meaning of an update's bytes. ``codec`` and ``version`` travel with bundle and update, and must agree.
+    """Layout and meaning of an update.
 
-    Without sections an update is dense. ``change``: entries are differences to the initial weights of the round, otherwise
-    weights.
+    Attributes:
+        codec: Name of the codec. It is part of the bundle and of the update, and both must agree.
+        version: Version of the codec. It is part of the bundle and of the update, and both must agree.
+        sections: Tensors by encoding. Empty: the update is dense.
+        change: True if entries are differences from the weights that the round began with, False if they are weights.
     """
 
     codec: str = "dense"
@@ -108,9 +116,10 @@ class Form:
     change: bool = False
 
     def arrays(self, entries: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """Return (dtype, length) of each array of an update whose tensors have this many ``entries``.
+        """Return the dtype and the length of each array of an update, by name. Empty for a dense form.
 
-        Empty if it is dense.
+        Args:
+            entries: Number of entries of each tensor.
         """
         lengths = {"codes": 0, "scales": 0, "values": 0, "halves": 0}
         masked, half = 0, "float16"
@@ -134,28 +143,27 @@ class Form:
 
     @property
     def limit(self) -> float:
-        """Largest magnitude of an entry of an update."""
+        """Largest accepted magnitude of an entry."""
         return CHANGE_LIMIT if self.change else VALUE_LIMIT
 
     @property
     def silent(self) -> bool:
-        """True if an update cannot show that training diverged: it holds only codes whose scale is known in advance."""
+        """True if updates cannot reveal that training diverged, because they contain only codes with constant scales."""
         return bool(self.sections) and all(
             isinstance(section.encoding, Codes) and section.encoding.scale is not None
             for section in self.sections
         )
 
     def held(self, regions: Mapping[str, _Region]) -> dict[str, _Region]:
-        """Return the ``regions`` that an update of this form has entries for.
-
-        Tensors that are not trained have no changes to send.
+        """Return those of ``regions`` whose tensors are in an update of this form. Tensors that are not trained are not
+        sent.
         """
         names = {name for section in self.sections for name in section.names}
         return {name: region for name, region in regions.items() if name in names or not names}
 
     @property
     def masked(self) -> tuple[str, ...]:
-        """Names of all tensors of the sparse sections, in the order of the mask."""
+        """Names of all tensors of sparse sections, in the order of the mask."""
         return tuple(
             n for section in self.sections if isinstance(section.encoding, Sparse) for n in section.names
         )
@@ -176,7 +184,16 @@ _LENGTH = 8
 
 @dataclass(frozen=True)
 class PartSize:
-    """Size of one section of an update. ``bits`` per entry excludes the ``scales``; ``nbytes`` includes them."""
+    """Size of one section of an update.
+
+    Attributes:
+        tensors: Number of tensors.
+        entries: Number of entries.
+        bits: Mean bits per entry, scales excluded.
+        scales: Number of scales that are sent.
+        nbytes: Bytes of the section, scales included.
+        statistics: True if it contains only moving statistics.
+    """
 
     tensors: int
     entries: int
@@ -188,9 +205,12 @@ class PartSize:
 
 @dataclass(frozen=True)
 class UpdateSize:
-    """Size of an update: ``nbytes`` with names and shapes, and ``float32_bytes`` of the same tensors without encoding.
+    """Size of an update. Masks count as packed bits; a mask that is sent as gaps takes less.
 
-    Masks count as packed bits; one that is smaller as gaps takes less.
+    Attributes:
+        parts: Size of each section.
+        nbytes: Bytes of the safetensors blob.
+        float32_bytes: Bytes of a blob with the same tensors in float32.
     """
 
     parts: tuple[PartSize, ...]
@@ -204,17 +224,17 @@ class UpdateSize:
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of moving statistics, which are not trained (fedbat.md, 2.7), without headers."""
+        """Bytes of moving statistics, which are not trained (fedbat.md, 2.7). Excludes headers."""
         return sum(part.nbytes for part in self.parts if part.statistics)
 
 
 def update_size(form: Form, shapes: Shapes, statistics: Collection[str] = ()) -> UpdateSize:
-    """Return the exact size of an update. Allocates nothing.
+    """Return the exact size of an update, without allocating it.
 
     Args:
         form: Form of the update.
-        shapes: Shape of each update tensor.
-        statistics: Names of the tensors that are not trained.
+        shapes: Shape of each tensor of the update.
+        statistics: Names of the tensors that are moving statistics.
     """
     entries = {name: math.prod(shape) for name, shape in shapes.items()}
     sections = form.sections or _as_they_are(shapes, statistics)
@@ -225,12 +245,16 @@ def update_size(form: Form, shapes: Shapes, statistics: Collection[str] = ()) ->
 
 
 def float32_bytes(shapes: Shapes) -> int:
-    """Return the bytes of float32 tensors of these shapes as a blob."""
+    """Return the size in bytes of a safetensors blob with float32 tensors of these shapes."""
     return blob_bytes({name: ("float32", shape) for name, shape in shapes.items()})
 
 
 def blob_bytes(arrays: Mapping[str, tuple[str, Shape]]) -> int:
-    """Return the length of ``edgefl.wire.tensors.dump`` of arrays with these dtypes and shapes, masks packed."""
+    """Return the number of bytes that :func:`edgefl.wire.tensors.dump` would write. Masks count as packed bits.
+
+    Args:
+        arrays: Dtype and shape of each array, by name.
+    """
     header: dict[str, object] = {}
     start = 0
     for name, (dtype, shape) in sorted(
@@ -245,13 +269,14 @@ def blob_bytes(arrays: Mapping[str, tuple[str, Shape]]) -> int:
 
 
 def _as_they_are(shapes: Shapes, statistics: Collection[str]) -> tuple[Section, ...]:
-    """Return sections equivalent to a dense update, so that its size has the same parts."""
+    """Return the sections of a dense update: trained tensors, then statistics."""
     trained = tuple(sorted(name for name in shapes if name not in statistics))
     others = tuple(sorted(name for name in shapes if name in statistics))
     return tuple(Section(names, FloatValues()) for names in (trained, others) if names)
 
 
 def _part(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> PartSize:
+    """Return the size of a section."""
     alone = Form(sections=(section,)).arrays(entries)
     return PartSize(
         tensors=len(section.names),
@@ -264,7 +289,7 @@ def _part(section: Section, entries: Mapping[str, int], statistics: Collection[s
 
 
 def bits_per_entry(encoding: Encoding) -> float:
-    """Return the mean bits sent for an entry, without scales, padding to whole bytes and names."""
+    """Return the mean number of bits that an entry takes. Excludes scales, padding to whole bytes, and headers."""
     match encoding:
         case Codes(bits=bits):
             return float(bits)
