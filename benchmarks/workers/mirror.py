@@ -79,7 +79,9 @@ def publish(trial: MirrorTrial) -> PublishReport:
         limits=limits,
     )
     kept = MirrorFolder(Path(trial.folder)) if by_mirror else None
-    publisher = Publisher(session, Topics(FEDERATION), limits.chunk_bytes, kept=kept, by_broker=not by_mirror)
+    publisher = Publisher(
+        session, Topics(FEDERATION), limits.chunk_bytes, store=kept, by_broker=not by_mirror
+    )
     session.start()
     while not isinstance(session.inbox.get(timeout=_TIMEOUT_S), Connected):
         pass

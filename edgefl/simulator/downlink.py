@@ -31,7 +31,7 @@ class DownlinkBlobs:
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
         return self.held.setdefault(ref.sha256, (ref, data))[0]
 
-    def travelling(self, sha256: str) -> bytes:
+    def encoded(self, sha256: str) -> bytes:
         return self.held[sha256][1]
 
     def keep_only(self, wanted: Mapping[str, tuple[BlobRef, ...]]) -> None:
@@ -68,7 +68,7 @@ class Downloads:
 
     def received(self, model: ModelVersion) -> Arrays:
         """Return the weights of ``model`` by global name, with the rounding of their encoding."""
-        return self._downlink.given(model.weights, model.parts(self._spec))
+        return self._downlink.received(model.weights, model.parts(self._spec))
 
     def fetch(self, manifest: Manifest) -> FetchedWeights:
         """Return the weights for a client of the tier that has none yet."""
@@ -85,4 +85,4 @@ class Downloads:
         return FetchedWeights(arrays, nbytes)
 
     def _unpacked(self, ref: BlobRef) -> bytes:
-        return decompress(ref, self._blobs.travelling(ref.sha256), self._limit)
+        return decompress(ref, self._blobs.encoded(ref.sha256), self._limit)

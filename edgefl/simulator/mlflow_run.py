@@ -67,12 +67,12 @@ class MlflowRun:
             client = MlflowClient(uri)
             known = msgspec.json.decode(path.read_bytes(), type=_MlflowFile) if path.exists() else None
             if known is None or known.uri != uri:
-                run = _begun(client, federation, dataset, folder)
+                run = _new_run(client, federation, dataset, folder)
                 write_text(path, msgspec.json.encode(_MlflowFile(uri, run)).decode())
                 return cls(client, uri, run, 0, listener)
             client.update_run(known.run, status="RUNNING")
-            told = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
-            return cls(client, uri, known.run, max(told, default=0), listener)
+            steps = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
+            return cls(client, uri, known.run, max(steps, default=0), listener)
         except (MlflowException, OSError, ImportError, msgspec.DecodeError) as error:
             raise ConfigError(
                 f"simulation.mlflow {uri!r} cannot be used: {_short(error)}; correct the URL, start its server, or leave "
@@ -119,7 +119,7 @@ class MlflowRun:
         self.client.log_batch(self.run, metrics=metrics)
 
 
-def _begun(client: MlflowClient, federation: Federation, dataset: str, folder: Path) -> str:
+def _new_run(client: MlflowClient, federation: Federation, dataset: str, folder: Path) -> str:
     """Return a new run with the whole configuration, in the experiment with the federation's name."""
     name = federation.federation.name
     found = client.get_experiment_by_name(name)

@@ -55,8 +55,8 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def scalars(row: RoundRow) -> Mapping[str, float]:
     """Return the numbers of a round by name, without those that are missing."""
-    told = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
-    numbers = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
+    fields = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
+    numbers = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
     return {**row.metrics, **numbers}
 
 

@@ -56,7 +56,7 @@ class ClientTraining:
         self._together = together or functions.together
 
     def run(
-        self, given: TierInputs, participants: Sequence[Participant]
+        self, tier_inputs: TierInputs, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
         """Yield every client's round. Raises BundleError or DataError if weights, data and ports disagree."""
         alike: dict[tuple[int, ...], list[Participant]] = {}
@@ -66,12 +66,12 @@ class ClientTraining:
         for clients in alike.values():
             for first in range(0, len(clients), size):
                 group = clients[first : first + size]
-                yield from zip(group, self._round(given, group, size), strict=True)
+                yield from zip(group, self._round(tier_inputs, group, size), strict=True)
 
-    def _round(self, given: TierInputs, group: Sequence[Participant], size: int) -> list[RoundResult]:
+    def _round(self, tier_inputs: TierInputs, group: Sequence[Participant], size: int) -> list[RoundResult]:
         manifest = self._manifest
         filled = [*group, *([group[-1]] * (size - len(group)))]
-        feeds = [self._feeds(given, each) for each in group]
+        feeds = [self._feeds(tier_inputs, each) for each in group]
         feeds += [feeds[-1]] * (size - len(group))
         steps = manifest.steps_with(len(group[0].data))
         total, start, finish = sum(steps), manifest.graph(manifest.start), manifest.graph(manifest.finish)
@@ -79,13 +79,13 @@ class ClientTraining:
             carry_inputs(start, each.carry) | fed.shared(start, total)
             for each, fed in zip(filled, feeds, strict=True)
         ]
-        state = _state(self._call(start, given, begun, {}))
+        state = _state(self._call(start, tier_inputs, begun, {}))
         sums: list[Metrics] = [{} for _ in group]
         position = 0
         for phase, count in zip(manifest.phases, steps, strict=True):
             for step in range(position, position + count):
                 graph, batches = self._fed(phase, feeds, step, position)
-                out = self._call(graph, given, batches, state)
+                out = self._call(graph, tier_inputs, batches, state)
                 state = state | _state(out)
                 _add(sums, out)
             position += count
@@ -93,7 +93,7 @@ class ClientTraining:
             carry_inputs(finish, each.carry) | fed.shared(finish, total + 1)
             for each, fed in zip(filled, feeds, strict=True)
         ]
-        out = self._call(finish, given, ended, state)
+        out = self._call(finish, tier_inputs, ended, state)
         return [
             round_result(manifest, _of_client(out, at, size), sums[at], steps, len(each.data))
             for at, each in enumerate(group)
@@ -114,19 +114,21 @@ class ClientTraining:
         ]
         return graph, batches
 
-    def _feeds(self, given: TierInputs, client: Participant) -> RoundInputs:
-        features = self._record(given, client.data).__getitem__ if self._manifest.prefix else None
-        return RoundInputs.for_round(self._manifest, client.seed, client.data, given.hyper, features)
+    def _feeds(self, tier_inputs: TierInputs, client: Participant) -> RoundInputs:
+        features = self._record(tier_inputs, client.data).__getitem__ if self._manifest.prefix else None
+        return RoundInputs.for_round(self._manifest, client.seed, client.data, tier_inputs.hyper, features)
 
-    def _record(self, given: TierInputs, data: FittedData) -> Array:
+    def _record(self, tier_inputs: TierInputs, data: FittedData) -> Array:
         """Return the boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
         record: Array | None = None
         for chunk in self._manifest.prefix:
-            record = self._forward(chunk, given, data, record)
+            record = self._forward(chunk, tier_inputs, data, record)
         assert record is not None
         return record
 
-    def _forward(self, chunk: Chunk, given: TierInputs, data: FittedData, before: Array | None) -> Array:
+    def _forward(
+        self, chunk: Chunk, tier_inputs: TierInputs, data: FittedData, before: Array | None
+    ) -> Array:
         spec, rows = self._manifest.graph(chunk.graph), len(data)
         (flowing,) = (port for port in spec.inputs_of("batch") if port.label == "0.x")
         others = [port for port in spec.inputs_of("batch") if port is not flowing]
@@ -136,20 +138,20 @@ class ClientTraining:
             indices = np.arange(start, start + group) % rows
             batch = {each.name: other_rows(data, each, indices) for each in others}
             batch[flowing.name] = data.rows(indices) if before is None else before[indices]
-            out = self._call(spec, given, [batch], {})
+            out = self._call(spec, tier_inputs, [batch], {})
             parts.append(out["record.x"].cpu().numpy()[: min(group, rows - start)])
         return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
-    def _call(self, graph: Graph, given: TierInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
+    def _call(self, graph: Graph, tier_inputs: TierInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
         """Run one function for all clients in ``own``. ``state`` has a leading client dimension if they are several."""
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):
-            if port.label not in given.weights:
+            if port.label not in tier_inputs.weights:
                 raise BundleError(
                     f"graph {graph.name!r} reads {port.label!r}, which the round's weights do not hold",
                     port=port.name,
                 )
-            inputs[port.name] = given.weights[port.label]
+            inputs[port.name] = tier_inputs.weights[port.label]
         for port in graph.inputs_of("state"):
             inputs[port.name] = state[port.name]
         # Of these only the names are looked at.

@@ -75,12 +75,12 @@ class Versions:
     downloads: Downloads
     fleet: SimulatedFleet
     update_bytes: Mapping[str, int]
-    _given: dict[int, _RoundStart] = field(default_factory=dict, init=False)
+    _starts: dict[int, _RoundStart] = field(default_factory=dict, init=False)
     _waiting: list[Arrival] = field(default_factory=list, init=False)
 
     def fetched(self, task: Assignment) -> FetchedWeights:
         """Return the weights that a client begins its task with."""
-        return self._given[task.round].fetched[task.tier]
+        return self._starts[task.round].fetched[task.tier]
 
     def collect(
         self,
@@ -124,19 +124,19 @@ class Versions:
     def _begin(self, opened: OpenRound, model: ModelVersion) -> None:
         tiers = self.spec.exchange(opened.position).tiers
         index = self.spec.index(opened.position)
-        given = _RoundStart(
+        start = _RoundStart(
             model,
             {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers},
             self.spec.hyper_at(opened.number, opened.position),
             self.downloads.received(model),
         )
-        live = {number: self._given[number] for number in opened.older}
-        self._given = {**live, opened.number: given}
+        live = {number: self._starts[number] for number in opened.older}
+        self._starts = {**live, opened.number: start}
 
     def began(self, number: int) -> RoundModel:
         """Return the model that round ``number`` begins from."""
-        given = self._given[number]
-        return RoundModel(given.model, FixedDownlink(given.received))
+        start = self._starts[number]
+        return RoundModel(start.model, FixedDownlink(start.received))
 
     def _trained(
         self,
@@ -148,14 +148,14 @@ class Versions:
     ) -> Iterator[tuple[Assignment, Report]]:
         """Yield tasks of different clients with one initial model, and their reports."""
         number, own = tasks[0].round, {task.device: task for task in tasks}
-        given = self._given[number]
+        start = self._starts[number]
         task = RoundTask(
             replace(opened, assignments=Assignments(own)),
             model,
-            {tier: fetched.weights for tier, fetched in given.fetched.items()},
-            given.hyper,
-            given.received,
-            None if number == opened.number else given.model,
+            {tier: fetched.weights for tier, fetched in start.fetched.items()},
+            start.hyper,
+            start.received,
+            None if number == opened.number else start.model,
         )
         for report in train(task, active):
             yield own[report.client], report

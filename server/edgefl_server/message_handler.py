@@ -257,7 +257,7 @@ class MessageHandler:
         task = state.round.assignments.get(device) if state.round is not None else None
         is_working = task is not None and task.status == "open"
         if is_working and progress.stage.startswith(messages.FAILED + messages.LOST_CHUNK):
-            self._watch.failed()
+            self._watch.restore_missing()
         return Handled(events=_online(device, state))
 
     def _hello(self, device: str, hello: messages.Hello, state: State) -> Handled:

@@ -1,7 +1,7 @@
 """Orders of operators to a running server, and its vitals.
 
 Orders are files in ``orders`` of the run's folder: written whole, read now and then, and deleted once they are carried out
-or refused. Whoever may write there may give orders; the dashboard requires a token.
+or refused. Whoever may write there may send orders; the dashboard requires a token.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Mailbox:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
 
-    def give(self, order: AnyOrder) -> None:
+    def send(self, order: AnyOrder) -> None:
         """Leave an order for the server. OSError if it cannot be written."""
         make_folder(self._folder)
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
@@ -100,7 +100,7 @@ class Mailbox:
             except OSError:  # gone meanwhile
                 continue
 
-    def done(self, path: Path) -> None:
+    def remove(self, path: Path) -> None:
         """Delete an order that was carried out or refused. One that cannot be deleted is repeated by the next server."""
         with suppress(OSError):
             path.unlink(missing_ok=True)
@@ -172,27 +172,27 @@ class Operator:
             isinstance(order, Drain | RollBack) for _, order in self._mailbox.waiting()
         )
 
-    def take(self, given: QueuedOrder) -> None:
+    def take(self, queued: QueuedOrder) -> None:
         """Execute an order, or keep it until no round is open."""
-        match given.order:
+        match queued.order:
             case Pause() | Resume():
-                text = self._paused(on=isinstance(given.order, Pause))
-                self._end(given, done=not text, text=text)
+                text = self._paused(on=isinstance(queued.order, Pause))
+                self._end(queued, done=not text, text=text)
                 self._hold()
             case Drain():
-                self._due.append(given)
+                self._due.append(queued)
                 self._hold()
             case RollBack(version=version):
                 if text := self._models.rollback_refusal(version):
-                    self._end(given, done=False, text=text)
+                    self._end(queued, done=False, text=text)
                 else:
-                    self._due.append(given)
+                    self._due.append(queued)
                 self._hold()
             case None:
                 self._reporter.emit(
                     events.Ordered(order="unknown", by="", done=False, text="it cannot be read")
                 )
-                self._mailbox.done(given.path)
+                self._mailbox.remove(queued.path)
 
     def _paused(self, *, on: bool) -> str:
         """Store the pause, and return the reason if that fails, else an empty text."""
@@ -206,17 +206,17 @@ class Operator:
         """Do what waited for the round to end. ``judged``: the models of all rounds have been evaluated."""
         if not self._due or self._control.state.phase != "waiting":
             return
-        given = self._due[0]
-        if isinstance(given.order, Drain):
-            self._due.remove(given)
-            self._end(given, done=True)
+        queued = self._due[0]
+        if isinstance(queued.order, Drain):
+            self._due.remove(queued)
+            self._end(queued, done=True)
             self._control.halt()
-        elif isinstance(given.order, RollBack) and judged:
-            self._due.remove(given)
-            self._roll_back(given, given.order.version)
+        elif isinstance(queued.order, RollBack) and judged:
+            self._due.remove(queued)
+            self._roll_back(queued, queued.order.version)
             self._hold()
 
-    def _roll_back(self, given: QueuedOrder, version: int) -> None:
+    def _roll_back(self, queued: QueuedOrder, version: int) -> None:
         text = self._models.rollback_refusal(version)  # rounds have ended since it came
         if not text:
             try:
@@ -224,19 +224,19 @@ class Operator:
             except StoreError as error:
                 text = error.message
         model = self._control.state.model_version[:12]
-        told = text or f"the model is that after round {version} again, {model}"
-        self._end(given, done=not text, text=told, version=version)
+        result = text or f"the model is that after round {version} again, {model}"
+        self._end(queued, done=not text, text=result, version=version)
 
     def _hold(self) -> None:
         self._control.dispatch(states.Hold(bool(self._due) or self._mailbox.paused))
 
-    def _end(self, given: QueuedOrder, *, done: bool, text: str = "", version: int = -1) -> None:
-        assert given.order is not None
-        by = printable(given.order.by, _MOST_BY)
+    def _end(self, queued: QueuedOrder, *, done: bool, text: str = "", version: int = -1) -> None:
+        assert queued.order is not None
+        by = printable(queued.order.by, _MOST_BY)
         self._reporter.emit(
-            events.Ordered(order=given.order.name, by=by, done=done, text=text, version=version)
+            events.Ordered(order=queued.order.name, by=by, done=done, text=text, version=version)
         )
-        self._mailbox.done(given.path)
+        self._mailbox.remove(queued.path)
 
 
 # A thread beside the service: looks for orders, and times how long messages wait at the server and at the broker.
@@ -268,7 +268,7 @@ class OrderWatcher:
     def __init__(self, mailbox: Mailbox, inbox: EventSink[Any]) -> None:
         self._mailbox = mailbox
         self._inbox = inbox
-        self._given: set[Path] = set()
+        self._seen: set[Path] = set()
         self._timed: Sent | None = None
         self._timed_at = 0.0
         self._broker_lag_s = -1.0
@@ -279,7 +279,7 @@ class OrderWatcher:
 
     def start(self) -> None:
         """Hand over the orders that wait already, and look for more from now on."""
-        self._look()
+        self._queue_orders()
         self._thread.start()
 
     def stop(self) -> None:
@@ -313,15 +313,15 @@ class OrderWatcher:
                 self._wake.clear()
                 self._time()
                 continue
-            self._look()
+            self._queue_orders()
             if time.monotonic() >= self._due and not self._probing:
                 self._due, self._probing = time.monotonic() + _VITALS_S, True
                 self._inbox.put(LatencyProbe(time.monotonic()))
 
-    def _look(self) -> None:
+    def _queue_orders(self) -> None:
         for path, order in self._mailbox.waiting():
-            if path not in self._given:
-                self._given.add(path)
+            if path not in self._seen:
+                self._seen.add(path)
                 self._inbox.put(QueuedOrder(path, order))
 
     def _time(self) -> None:

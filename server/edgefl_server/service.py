@@ -352,7 +352,7 @@ class Service:
         check_limit(event, self._address)
         match event:
             case IncomingMessage() if event.topic == self._topics.current_round:
-                self._watch.came(event.payload, retained=event.retained)
+                self._watch.receive(event.payload, retained=event.retained)
             case IncomingMessage():
                 self._handle_message(event)
             case FromWorker():

@@ -116,7 +116,7 @@ def test_what_texts_are_read_by_travels_with_the_bundle(sentences: tuple[edgefl.
     publisher = Publisher(Broker(), TOPICS, 1024, "zstd")
 
     def fetched(ref: BlobRef) -> bytes:
-        return decompress(ref, publisher.travelling(ref.sha256), Limits().max_blob_bytes)
+        return decompress(ref, publisher.encoded(ref.sha256), Limits().max_blob_bytes)
 
     manifest = decode_manifest(fetched(offer_bundle(publisher, contents)))
     sent, made = manifest.data.tokenizer, contents.manifest.data.tokenizer

@@ -187,11 +187,11 @@ class LocalRounds:
         self._training = {key: ClientTraining(each, together) for key, each in functions.items()}
         self._data = data
         self._attack = Attack(next((each.table for each in functions.values()), SimulationTable()))
-        self._given: dict[str, TierInputs] = {}
+        self._inputs: dict[str, TierInputs] = {}
 
     def begin(self, task: RoundTask) -> None:
         self._task = task
-        self._given = {}
+        self._inputs = {}
 
     def train(
         self, active: RoundAggregation, portion: Portion, carries: Mapping[str, Arrays]
@@ -203,16 +203,16 @@ class LocalRounds:
                 self._participant(client, self._functions[key], carries.get(client, {}))
                 for client in portion.clients
             ]
-            results = self._training[key].run(self._given_to(portion.tier, self._functions[key]), taking)
+            results = self._training[key].run(self._inputs_of(portion.tier, self._functions[key]), taking)
             return [self._reported(active, client.name, result) for client, result in results]
 
-    def _given_to(self, tier: str, functions: Functions) -> TierInputs:
-        if tier not in self._given:
+    def _inputs_of(self, tier: str, functions: Functions) -> TierInputs:
+        if tier not in self._inputs:
             # Copies: what came is read-only, and may lie where torch would not have put it.
             arrays, device = self._task.weights[tier], functions.device
             weights = {name: torch.tensor(array, device=device) for name, array in arrays.items()}
-            self._given[tier] = TierInputs(weights, self._task.hyper)
-        return self._given[tier]
+            self._inputs[tier] = TierInputs(weights, self._task.hyper)
+        return self._inputs[tier]
 
     def _participant(self, client: str, functions: Functions, carry: Arrays) -> Participant:
         manifest = functions.manifest

@@ -143,12 +143,12 @@ class TrainingWorker:
 
 def _portable(error: Exception) -> Exception:
     """Return ``error`` in a form that can be pickled. Unexpected errors get a note with their traceback."""
-    told = isinstance(error, EdgeflError)
-    if not told:
+    is_expected = isinstance(error, EdgeflError)
+    if not is_expected:
         error.add_note(f"in a worker of the simulation:\n{''.join(traceback.format_exception(error))}")
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:  # an error may hold anything
-        text = str(error) if told else "".join(traceback.format_exception(error))
+        text = str(error) if is_expected else "".join(traceback.format_exception(error))
         return type(error)(text) if type(error) in (ConfigError, EdgeflError) else RuntimeError(text)
     return error

@@ -78,20 +78,20 @@ class FleetProfiler:
     def __init__(
         self,
         address: Address,
-        wanted: ProfilingOptions,
+        options: ProfilingOptions,
         *,
         signer: Signer | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._wanted = wanted
+        self._options = options
         self._address = address
         self._clock = clock
         self._nonce = secrets.token_hex(8)
-        self._topics = Topics(wanted.federation)
-        self._own = self._topics.profile(self._nonce)
+        self._topics = Topics(options.federation)
+        self._own_topics = self._topics.profile(self._nonce)
         secret = secrets.token_bytes()
-        name = client_id(secret, "profiler", wanted.federation, self._nonce, style=address.client_ids)
-        self._session = Session(address, name, limits=wanted.limits, clean=True)
+        name = client_id(secret, "profiler", options.federation, self._nonce, style=address.client_ids)
+        self._session = Session(address, name, limits=options.limits, clean=True)
         # An asker begins anew each time, and lives by the clock.
         self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else bare
         self._keys: dict[str, bytes] = {}
@@ -99,22 +99,22 @@ class FleetProfiler:
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._refs: dict[str, dict[str, BlobRef]] = {
             tier: {kind: self._add(bundle.encoded) for kind, bundle in bundles.items()}
-            for tier, bundles in wanted.offered.items()
+            for tier, bundles in options.offered.items()
         }
         self._signatures = {
             tier: {kind: signer.sign(ref.sha256) for kind, ref in refs.items()} if signer else {}
             for tier, refs in self._refs.items()
         }
-        for bundle in (bundle for bundles in wanted.offered.values() for bundle in bundles.values()):
+        for bundle in (bundle for bundles in options.offered.values() for bundle in bundles.values()):
             for ref in bundle.manifest.blobs:  # cut as the manifest says
                 self._blobs[ref.sha256] = (ref, bundle.blobs[ref.sha256])
-        self._begun = clock()
+        self._started_at = clock()
         self._up_since: float | None = None
         self._trouble = ""
         self._stopped = False
 
     def _add(self, data: bytes) -> BlobRef:
-        ref = describe(data, self._wanted.limits.chunk_bytes)
+        ref = describe(data, self._options.limits.chunk_bytes)
         self._blobs[ref.sha256] = (ref, data)
         return ref
 
@@ -131,8 +131,8 @@ class FleetProfiler:
 
         BrokerError if the broker cannot be reached.
         """
-        self._begun = self._clock()
-        for device in self._wanted.devices:
+        self._started_at = self._clock()
+        for device in self._options.devices:
             self._row(device)
         self._session.subscribe(self._topics.profile_filters)
         self._session.start()
@@ -147,8 +147,8 @@ class FleetProfiler:
     def report(self) -> FleetReport:
         """Return the report so far."""
         return FleetReport(
-            federation=self._wanted.federation,
-            seconds=round(self._clock() - self._begun, 3),
+            federation=self._options.federation,
+            seconds=round(self._clock() - self._started_at, 3),
             devices=tuple(self._rows[name].report for name in sorted(self._rows)),
         )
 
@@ -177,33 +177,33 @@ class FleetProfiler:
     def _up(self) -> None:
         """Publish the bundles after a connection, also to a broker that lost them, and repeat the open requests."""
         self._up_since = self._up_since or self._clock()
-        until = time.time() + self._left()
+        until = time.time() + self._seconds_left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
-        expires_s = self._left() + _LEFTOVER_S  # where a killed command left it, the broker clears it
-        self._session.publish(self._own.offer, encode(offer), retain=True, expires_s=expires_s)
+        expires_s = self._seconds_left() + _LEFTOVER_S  # where a killed command left it, the broker clears it
+        self._session.publish(self._own_topics.offer, encode(offer), retain=True, expires_s=expires_s)
         for ref, data in self._blobs.values():
             for index, piece in enumerate(split(data, ref.chunk)):
-                topic = self._own.blob_chunk(ref.sha256, index)
+                topic = self._own_topics.blob_chunk(ref.sha256, index)
                 self._session.publish(topic, piece, retain=True, expires_s=expires_s)
         for row in self._rows.values():
             row.asked_last = 0.0
 
-    def _left(self) -> float:
-        return max(1.0, self._begun + self._wanted.timeout_s - self._clock())
+    def _seconds_left(self) -> float:
+        return max(1.0, self._started_at + self._options.timeout_s - self._clock())
 
     def _is_over(self) -> bool:
         now = self._clock()
         if self._up_since is None:
-            if now - self._begun > self._wanted.connect_s:
+            if now - self._started_at > self._options.connect_s:
                 raise BrokerError(
-                    f"no connection to the broker at {self._address} in {self._wanted.connect_s:g} s: "
+                    f"no connection to the broker at {self._address} in {self._options.connect_s:g} s: "
                     f"{self._trouble or 'it does not answer'}",
                     address=str(self._address),
                 )
             return False
-        if now - self._begun > self._wanted.timeout_s:
+        if now - self._started_at > self._options.timeout_s:
             return True
-        settled = now - self._up_since > self._wanted.settle_s
+        settled = now - self._up_since > self._options.settle_s
         return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
 
     def _is_settled(self, name: str, row: Row, now: float) -> bool:
@@ -214,11 +214,11 @@ class FleetProfiler:
         if row.final:
             return True
         if not row.online:
-            gone = row.offline_since is None or now - row.offline_since > self._wanted.grace_s
-            return gone and name not in self._wanted.devices
+            gone = row.offline_since is None or now - row.offline_since > self._options.grace_s
+            return gone and name not in self._options.devices
         # One that is online and says no hello that we can read is never asked.
-        since = row.asked_first if row.known else row.online_since
-        return not row.heard and since is not None and now - since > self._wanted.answer_s
+        since = row.asked_first if row.has_hello else row.online_since
+        return not row.has_answered and since is not None and now - since > self._options.answer_s
 
     # -- messages --------------------------------------------------------------------------------------------
 
@@ -227,7 +227,7 @@ class FleetProfiler:
             self._clear_forgotten(self._topics.parse_offer(message.topic), message.payload)
             return
         device, leaf, numbers = self._topics.parse_device(message.topic)
-        if numbers or (self._wanted.devices and device not in self._wanted.devices):
+        if numbers or (self._options.devices and device not in self._options.devices):
             return
         if leaf == "hello":
             self._hello(device, self._opened(Hello, device, message))
@@ -256,8 +256,8 @@ class FleetProfiler:
 
     def _hello(self, device: str, hello: Hello) -> None:
         row = self._row(device)
-        row.known = True
-        row.now(
+        row.has_hello = True
+        row.update(
             agent=printable(hello.agent, 64),
             engines={printable(name, 32): printable(version, 32) for name, version in hello.engines.items()},
             memory_bytes=hello.memory_bytes,
@@ -267,42 +267,44 @@ class FleetProfiler:
             self._choose(device, row, hello)
 
     def _choose(self, device: str, row: Row, hello: Hello) -> None:
-        tier = tier_for(self._wanted.offered, device, hello)
+        tier = tier_for(self._options.offered, device, hello)
         if tier:
-            row.now(tier=tier)
+            row.update(tier=tier)
             return
-        wish = f"it is of tier {printable(hello.tier, 64)!r}" if hello.tier else "it names no tier"
-        offered = ", ".join(self._wanted.offered)
-        row.now(state="skipped", reason="no-tier", text=f"{wish}, offered are {offered}: name one by `tier`")
+        request = f"it is of tier {printable(hello.tier, 64)!r}" if hello.tier else "it names no tier"
+        offered = ", ".join(self._options.offered)
+        row.update(
+            state="skipped", reason="no-tier", text=f"{request}, offered are {offered}: name one by `tier`"
+        )
 
     def _answer(self, row: Row, answer: ProfileAnswer) -> None:
         if answer.nonce != self._nonce or row.final:
             return
-        row.heard = row.online = True
+        row.has_answered = row.online = True
         if answer.state == "taken":
-            row.now(state="measuring")
+            row.update(state="measuring")
         elif answer.state == "declined":
             reason, text = (
                 printable(answer.reason, _MOST_REASON),
                 reason_text(answer.reason, answer.text)[:_MOST_TEXT],
             )
-            row.now(state="declined", reason=reason or "other", text=text)
+            row.update(state="declined", reason=reason or "other", text=text)
         else:
-            self._done(row, answer.profile)
+            self._store_profile(row, answer.profile)
 
-    def _done(self, row: Row, data: bytes) -> None:
+    def _store_profile(self, row: Row, data: bytes) -> None:
         """Store a profile, if it can be decoded and matches the request."""
         try:
             profile = profiles.decode(data)
         except ProtocolError as error:
-            row.now(state="declined", reason="malformed", text=error.message[:_MOST_TEXT])
+            row.update(state="declined", reason="malformed", text=error.message[:_MOST_TEXT])
             return
         digests = {ref.sha256 for ref in self._refs.get(row.report.tier, {}).values()}
         if profile.bundle not in digests:
             text = f"it profiled bundle {printable(profile.bundle, 12)!r}, which it was not asked for"
-            row.now(state="declined", reason="wrong-bundle", text=text)
+            row.update(state="declined", reason="wrong-bundle", text=text)
             return
-        row.now(state="done", profile=profile)
+        row.update(state="done", profile=profile)
 
     def _clear_forgotten(self, nonce: str, payload: bytes) -> None:
         """Take what a command that was killed left behind off the broker."""
@@ -310,25 +312,25 @@ class FleetProfiler:
         if nonce == self._nonce or time.time() < offer.until + _LEFTOVER_S:
             return
         for ref in offer.blobs:
-            ref.check(self._wanted.limits.max_blob_bytes)
+            ref.check(self._options.limits.max_blob_bytes)
         if sum(ref.count for ref in offer.blobs) <= _MOST_CHUNKS:
             self._clear(nonce, offer.blobs)
 
     # -- asking, and leaving ---------------------------------------------------------------------------------
 
     def _ask_if_due(self, device: str, row: Row) -> None:
-        now, ready = self._clock(), row.known and row.online and self._session.connected
+        now, ready = self._clock(), row.has_hello and row.online and self._session.connected
         if not ready or row.final or not row.report.tier:
             return
         # Once it took the request, it is asked again only because its answer may be lost.
-        pause = self._wanted.again_s * (6 if row.heard else 1)
+        pause = self._options.again_s * (6 if row.has_answered else 1)
         if row.asked_last and now - row.asked_last < pause:
             return
         request = ProfileRequest(
             nonce=self._nonce,
             bundles=self._refs[row.report.tier],
-            within_s=self._left(),
-            repeat=self._wanted.repeat,
+            within_s=self._seconds_left(),
+            repeat=self._options.repeat,
             signatures=self._signatures[row.report.tier],
         )
         topic = self._topics.device(device).profile_requests
@@ -338,29 +340,29 @@ class FleetProfiler:
 
     def _conclude(self) -> None:
         """Set the reason of each device without a result."""
-        wanted = self._wanted
+        options = self._options
         for row in (row for row in self._rows.values() if not row.final):
-            if not row.known and not row.online:
-                text = f"no device of this name ever said hello in federation {wanted.federation}"
-                row.now(state="unknown", text=text)
+            if not row.has_hello and not row.online:
+                text = f"no device of this name ever said hello in federation {options.federation}"
+                row.update(state="unknown", text=text)
             elif not row.online:
-                row.now(state="offline", text="its agent does not run, or has no connection")
-            elif not row.known:
+                row.update(state="offline", text="its agent does not run, or has no connection")
+            elif not row.has_hello:
                 text = "it is online, and its hello is missing or of another version: install the same edgefl there"
-                row.now(state="silent", text=text)
-            elif row.heard and self._stopped:
-                row.now(
+                row.update(state="silent", text=text)
+            elif row.has_answered and self._stopped:
+                row.update(
                     state="late", text="it took the request, and the command was stopped before it was done"
                 )
-            elif row.heard:
-                text = f"it took the request and was not done in {wanted.timeout_s:g} s: ask with a longer `timeout`"
-                row.now(state="late", text=text)
+            elif row.has_answered:
+                text = f"it took the request and was not done in {options.timeout_s:g} s: ask with a longer `timeout`"
+                row.update(state="late", text=text)
             else:
                 text = (
                     "no answer: its edgefl knows no profiles, the broker's access rules keep the request from it, "
                     "or its connection is slow"
                 )
-                row.now(state="silent", text=text)
+                row.update(state="silent", text=text)
 
     def _leave(self) -> None:
         """Clear everything that was published at the broker."""

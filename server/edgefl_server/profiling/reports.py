@@ -62,15 +62,15 @@ class Row:
     """A device while it is asked. Times are the profiler's clock."""
 
     report: DeviceReport
-    known: bool = False
+    has_hello: bool = False
     online: bool = False
     online_since: float | None = None
     offline_since: float | None = None
     asked_first: float | None = None
     asked_last: float = 0.0
-    heard: bool = False
+    has_answered: bool = False
 
-    def now(self, **changes: object) -> None:
+    def update(self, **changes: object) -> None:
         self.report = msgspec.structs.replace(self.report, **changes)
 
     @property

@@ -61,7 +61,7 @@ class Announcements:
             downlink.compression,
             limits.max_blob_bytes,
             seal,
-            kept=MirrorFolder(Path(mirrored)) if mirrored else None,
+            store=MirrorFolder(Path(mirrored)) if mirrored else None,
             by_broker=not downlink.mirrors_only,
             most_bytes=limits.announcement_bytes,
         )
@@ -101,7 +101,7 @@ class Announcements:
 
     def received(self, model: ModelVersion) -> Arrays:
         """Return the weights of ``model`` as devices have them, rounded by the encoding."""
-        return self._downlink.given(model.weights, model.parts(self._spec))
+        return self._downlink.received(model.weights, model.parts(self._spec))
 
     def clear(self, refs: Iterable[BlobRef]) -> None:
         """Take blobs off the broker that an earlier process published."""

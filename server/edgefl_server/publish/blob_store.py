@@ -21,7 +21,7 @@ class BlobStore(Protocol):
     def keep(self, sha256: str, data: bytes) -> None:
         """Store a blob. StoreError if there is no room."""
 
-    def whole(self, sha256: str) -> bytes:
+    def read(self, sha256: str) -> bytes:
         """Return a blob. StoreError if it is gone."""
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
@@ -42,7 +42,7 @@ class InMemory:
     def keep(self, sha256: str, data: bytes) -> None:
         self._blobs[sha256] = data
 
-    def whole(self, sha256: str) -> bytes:
+    def read(self, sha256: str) -> bytes:
         return self._blobs[sha256]
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
@@ -57,7 +57,7 @@ class InMemory:
 
 
 class MirrorFolder:
-    """``folder/<sha256>``, each whole or not there, for `edgefl mirror` or any other server of files.
+    """Files ``folder/<sha256>``, each whole or missing, for `edgefl mirror` or any other server of files.
 
     It is one server's alone, which drops what it does not publish any more; files of other names are left alone.
     StoreError if another one has it, or it cannot be written.
@@ -80,13 +80,13 @@ class MirrorFolder:
     def keep(self, sha256: str, data: bytes) -> None:
         path = self.folder / sha256
         try:
-            # A power cut may leave a file that is not whole: nothing here is worth waiting for the disk.
+            # A power cut may leave half a file: nothing here is worth waiting for the disk.
             if not (path.is_file() and path.stat().st_size == len(data) and _digest(path) == sha256):
                 write_whole(path, data)
         except OSError as error:
             raise self._unusable(error) from error
 
-    def whole(self, sha256: str) -> bytes:
+    def read(self, sha256: str) -> bytes:
         try:
             return (self.folder / sha256).read_bytes()
         except OSError as error:

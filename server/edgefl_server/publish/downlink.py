@@ -8,7 +8,7 @@ when these change, and where masks name them, it is sent whole, in float16.
 
 Devices train from r, placements are chosen by w. Both uplinks are fine with that: changes are added to w, so w keeps
 what r lacks; dense weights are averaged, and the mean takes the position of r, with its error and all. A measure of
-the change in a dense update has to begin at r (:meth:`Downlink.given`).
+the change in a dense update has to begin at r (:meth:`Downlink.received`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from edgefl_server.run_spec import Count, DownlinkSpec, Encoding
 from edgefl_server.storage.checkpoints import Lines, PublishedModel, PublishedModels
 
 
-class Shelf(Protocol):
+class BlobPublisher(Protocol):
     """Interface of the blob publisher (:class:`edgefl_server.publish.publisher.Publisher`)."""
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef: ...
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef: ...
 
-    def travelling(self, sha256: str) -> bytes: ...
+    def encoded(self, sha256: str) -> bytes: ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Downlink:
     """Publishes the parts of one model after the other. The same models in the same order give the same bytes."""
 
     def __init__(
-        self, spec: DownlinkSpec, publisher: Shelf, published: PublishedModels, blob_limit: int
+        self, spec: DownlinkSpec, publisher: BlobPublisher, published: PublishedModels, blob_limit: int
     ) -> None:
         self._spec = spec
         self._publisher = publisher
@@ -99,7 +99,7 @@ class Downlink:
                 for name, line in after.items()
                 for ref in line.refs[0 if line.since == number else len(before[name].refs) :]
             }
-            blobs = {name: self._publisher.travelling(name) for name in sorted(fresh)}
+            blobs = {name: self._publisher.encoded(name) for name in sorted(fresh)}
             record = PublishedModel(
                 run=self._published.run, model=model, oldest=_oldest(after, number), lines=lines, blobs=blobs
             )
@@ -124,7 +124,7 @@ class Downlink:
                 self._publisher.put(ref, blobs[ref.sha256])
             self._lines[name] = _PatchChain(record.oldest, refs, r, parts[name].regions)
 
-    def given(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
+    def received(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
         """Return ``weights`` as devices receive them, by global name: with the rounding of the published ``parts``.
 
         Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.

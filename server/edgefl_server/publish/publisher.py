@@ -40,7 +40,7 @@ class Publisher:
     """Keeps the live set of blobs and the announcement, here and at the broker.
 
     Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
-    None has more than ``blob_limit`` bytes, which devices refuse. ``kept`` holds their bytes; only there are they unless
+    None has more than ``blob_limit`` bytes, which devices refuse. ``store`` holds their bytes; only there are they unless
     they go out ``by_broker``. An announcement of more than ``most_bytes`` bytes, or than the broker takes, is paged.
     """
 
@@ -53,7 +53,7 @@ class Publisher:
         blob_limit: int = Limits().max_blob_bytes,
         seal: Seal = bare,
         *,
-        kept: BlobStore | None = None,
+        store: BlobStore | None = None,
         by_broker: bool = True,
         most_bytes: int = Limits().announcement_bytes,
     ) -> None:
@@ -63,10 +63,10 @@ class Publisher:
         self._compression: Compression = compression
         self._limit = blob_limit
         self._seal = seal
-        self._said = b""
+        self._payload = b""
         self._announced: Round | None = None
         self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
-        self._kept: BlobStore = kept or InMemory()
+        self._store: BlobStore = store or InMemory()
         self._by_broker = by_broker
         self._most_bytes = most_bytes
         self._blobs: dict[str, BlobRef] = {}
@@ -83,7 +83,7 @@ class Publisher:
         self.current: Round | None = None
         self.online = False
         self.asking = False
-        """Connected, and waiting to learn from :meth:`heard` what the broker still has."""
+        """Connected, and waiting to learn from :meth:`check_retained` what the broker still has."""
 
     @property
     def live(self) -> Mapping[str, BlobRef]:
@@ -116,16 +116,16 @@ class Publisher:
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
         """Add a blob whose bytes are ready to travel."""
         if ref.sha256 not in self._blobs:
-            self._kept.keep(ref.sha256, data)
+            self._store.keep(ref.sha256, data)
             self._blobs[ref.sha256] = ref
             self._stale.pop(ref.sha256, None)
             if self.online:
                 self._send(ref.sha256)
         return self._blobs[ref.sha256]
 
-    def travelling(self, sha256: str) -> bytes:
+    def encoded(self, sha256: str) -> bytes:
         """Return the bytes of a live blob as they travel."""
-        return self._kept.whole(sha256)
+        return self._store.read(sha256)
 
     def announce(self, message: Round) -> None:
         """Make ``message`` the retained ``rounds/current``. Offer what it names first.
@@ -147,7 +147,7 @@ class Publisher:
         self._page = self.offer(page, plain=True) if page else None
         self.current, self._delivery = message, None
         if self.online:
-            self._said, self._announced = payload, message
+            self._payload, self._announced = payload, message
             self._echoes.append(payload)
             self._delivery = self._session.publish(topic, payload, retain=True)
 
@@ -166,7 +166,7 @@ class Publisher:
             ref = self._blobs.pop(sha256)
             if self._by_broker:
                 self.clear(ref)
-        self._kept.keep_only(self._blobs.keys())
+        self._store.keep_only(self._blobs.keys())
 
     def clear(self, ref: BlobRef) -> None:
         """Take a blob's chunks off the broker, also one that an earlier process left there."""
@@ -187,19 +187,19 @@ class Publisher:
         If the broker resumed our session, the publisher first requests the retained announcement. So the whole model
         goes out only if the broker has lost something.
         """
-        if resumed and self._said:
+        if resumed and self._payload:
             self.asking = True
         else:
             self._publish(lost=True)
 
-    def heard(self, retained: bytes) -> None:
+    def check_retained(self, retained: bytes) -> None:
         """Compare the announcement that the broker retains (empty: none) with the last one that we sent.
 
         If they are equal, the broker also has the blobs that it names, because these went out before it. A broker that
         was killed may have kept our session and come back with an older state, or none.
         """
         if self.asking:
-            self._publish(lost=retained != self._said)
+            self._publish(lost=retained != self._payload)
 
     def disconnected(self) -> None:
         """Note that the broker is away. Offers are published after the next connection."""
@@ -224,7 +224,7 @@ class Publisher:
         Everything that we publish there comes back once, in order.
         """
         if payload not in self._echoes:
-            return bool(self._said) and (bool(self._echoes) or payload != self._said)
+            return bool(self._payload) and (bool(self._echoes) or payload != self._payload)
         while self._echoes.popleft() != payload:
             pass
         return False
@@ -240,11 +240,11 @@ class Publisher:
             for sha256 in self._blobs:
                 self._restored = self._send(sha256) or self._restored
 
-    def lost(self) -> str:
+    def storage_fault(self) -> str:
         """Return the fault of the stored blobs; empty if all are complete."""
         try:
             for ref in self._blobs.values():
-                for _ in self._kept.pieces(ref):
+                for _ in self._store.pieces(ref):
                     break
         except StoreError as error:
             return error.message
@@ -252,7 +252,7 @@ class Publisher:
 
     def close(self) -> None:
         """Close the storage. Publish nothing afterwards."""
-        self._kept.close()
+        self._store.close()
 
     def _send(self, sha256: str) -> Delivery | None:
         """Publish a blob and return the delivery of its last chunk."""
@@ -261,7 +261,7 @@ class Publisher:
         if not self._by_broker:
             return None
         with suppress(StoreError):  # a device that misses it reports that, and the server warns the user
-            for index, piece in enumerate(self._kept.pieces(ref)):
+            for index, piece in enumerate(self._store.pieces(ref)):
                 patient = patient and self._room_for(len(piece))
                 last = self._session.publish(self._topics.blob_chunk(sha256, index), piece, retain=True)
                 self._waiting.append((last, len(piece)))
@@ -288,27 +288,28 @@ _BLOBS_S = 30.0
 
 
 class AnnouncementMonitor:
-    """Restores the announcement when another one takes its place, and the blobs when a device cannot find some.
+    """Monitor that restores the announcement after another client replaced it, and blobs that devices miss.
 
-    It reports each connection to the publisher, and then what the broker still retains. ``came`` takes what arrives on the
-    announcement's topic, ``failed`` what a device says of an attempt that failed, and ``step`` is called now and then.
+    It reports each connection to the publisher, and then the retained announcement of the broker. ``receive`` handles
+    messages on the topic of the announcement, ``restore_missing`` a failed attempt of a device, and ``step`` is called
+    periodically.
     """
 
     def __init__(
         self,
         publisher: Publisher,
-        own: bytes,
+        own_key: bytes,
         listener: EventListener,
         clock: Clock = time.time,
     ) -> None:
         self._publisher = publisher
-        self._own = own
+        self._own_key = own_key
         self._listener = listener
         self._clock = clock
         self._announced = self._sent = self._heard_by = 0.0
         self._due = False
-        self._told = False
-        self._lost = ""
+        self._has_warned = False
+        self._fault = ""
 
     def connected(self, *, resumed: bool) -> None:
         """Report a connection. If the broker ``resumed`` our session, wait for the announcement that it retains."""
@@ -319,16 +320,17 @@ class AnnouncementMonitor:
         """Note that the broker is away."""
         self._publisher.disconnected()
 
-    def came(self, payload: bytes, *, retained: bool = False) -> None:
+    def receive(self, payload: bytes, *, retained: bool = False) -> None:
         """Handle an announcement at the broker: our own, or that of another client."""
         if self._publisher.asking:
             if retained:  # else it was on its way when the connection ended
-                self._publisher.heard(payload)
+                self._publisher.check_retained(payload)
             return
         if not self._publisher.is_foreign(payload):
             return
-        if not self._told and not self._is_ours(payload):  # one of an earlier process of ours is no news
-            self._told = True
+        # An announcement of an earlier process of ours is not reported.
+        if not self._has_warned and not self._is_ours(payload):
+            self._has_warned = True
             text = "somebody else cleared or replaced the announcement at the broker; it is published again each time"
             self._listener.emit(Warned(tier="", text=text))
         self._due = True
@@ -337,25 +339,25 @@ class AnnouncementMonitor:
     def _is_ours(self, payload: bytes) -> bool:
         with suppress(ProtocolError):
             envelope = unwrap(payload)
-            return envelope is not None and envelope.key == self._own
+            return envelope is not None and envelope.key == self._own_key
         return False
 
-    def failed(self) -> None:
+    def restore_missing(self) -> None:
         """Publish the blobs again after a device failed: chunks that it needs may have been cleared."""
         if self._publisher.online and self._clock() - self._sent >= _BLOBS_S:
             self._sent = self._clock()
             self._publisher.restore_blobs()
-            if (lost := self._publisher.lost()) != self._lost:
-                self._lost = lost
-                if lost:
-                    self._listener.emit(Warned(tier="", text=lost))
+            if (fault := self._publisher.storage_fault()) != self._fault:
+                self._fault = fault
+                if fault:
+                    self._listener.emit(Warned(tier="", text=fault))
 
     def step(self) -> float | None:
         """Restore the announcement if it is time. Return the seconds until the next call, or None if none is needed."""
         if self._publisher.asking:
             if (left := self._heard_by - self._clock()) > 0:
                 return left
-            self._publisher.heard(b"")
+            self._publisher.check_retained(b"")
         if not self._due or not self._publisher.online:
             return None
         wait = self._announced + _ANNOUNCE_S - self._clock()

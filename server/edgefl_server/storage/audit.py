@@ -73,11 +73,11 @@ MOST_REJECTED = 16
 """Refusals of a device in a round that are written down, and only of devices that the round has: strangers may send a
 million messages."""
 
-_TOLD = (
+_RECORDED = (
     *(events.Started, events.RoundOpened, events.UpdateAccepted, events.Declined, events.RoundEnded),
     *(events.RoundClosed, events.Refused, events.Stopped, events.Finished, events.Ordered),
 )
-_LASTS = (
+_SYNCED = (
     *(events.RoundEnded, events.RoundClosed, events.Finished, events.Refused, events.Stopped),
     events.Ordered,
 )
@@ -112,8 +112,8 @@ class Audit:
         An update that a killed server accepted twice is appended once.
         """
         try:
-            self._tail = self._tail or _mended(self._path)
-            if self._is_told(event, self._tail):
+            self._tail = self._tail or _repaired(self._path)
+            if self._is_recorded(event, self._tail):
                 self._append(event, self._tail)
         except OSError as error:
             text = f"{self._path} lacks {type(event).__name__} ({error.strerror or error}): free some space"
@@ -121,7 +121,7 @@ class Audit:
             return Warned(tier="", text=text)
         return None
 
-    def _is_told(self, event: Event, tail: _ChainState) -> bool:
+    def _is_recorded(self, event: Event, tail: _ChainState) -> bool:
         match event:
             case events.Started():
                 tail.run = event.run
@@ -139,17 +139,17 @@ class Audit:
                     return False
                 self._rejected[event.device] += 1
                 return self._rejected[event.device] <= MOST_REJECTED
-        return isinstance(event, _TOLD)
+        return isinstance(event, _RECORDED)
 
     def _append(self, event: Event, tail: _ChainState) -> None:
-        told = {"n": tail.lines + 1, "at": self._clock(), "event": event, "before": tail.head}
-        text = msgspec.json.encode(told)[:-1]
+        entry = {"n": tail.lines + 1, "at": self._clock(), "event": event, "before": tail.head}
+        text = msgspec.json.encode(entry)[:-1]
         head = hashlib.sha256(text).hexdigest()
         line = text + _HASH + head.encode() + b'"}\n'
         with self._path.open("ab") as file:
             file.write(line)
             file.flush()
-            if isinstance(event, _LASTS):
+            if isinstance(event, _SYNCED):
                 os.fsync(file.fileno())
         tail.lines, tail.head, tail.size = tail.lines + 1, head, tail.size + len(line)
 
@@ -178,11 +178,11 @@ def verify(folder: Path) -> Verified:
     head, problems, weights, updates = BEGINNING, list[str](), dict[str, str](), 0
     lines = path.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
-        told, problem = _read(line, number, head)
+        entry, problem = _read(line, number, head)
         if problem:
             problems.append(f"line {number}: {problem}")
         head = _own_hash(line) or head
-        event = _event(told)
+        event = _event(entry)
         updates += event.get("event") == "updateaccepted"
         if event.get("event") == "roundclosed":
             weights[str(event.get("round"))] = str(event.get("weights_sha256"))
@@ -199,22 +199,22 @@ def verify(folder: Path) -> Verified:
 def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
     """Return a line as values, and its fault, or an empty text if it is valid."""
     try:
-        told = msgspec.json.decode(line, type=dict[str, Any])
+        entry = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}, "it is no JSON object"
     text, _, _ = line.rpartition(_HASH)
-    if hashlib.sha256(text).hexdigest() != told.get("hash"):
-        return told, "its hash is not that of its words: it was changed"
-    if told.get("before") != before:
-        return told, "it does not follow the line before: lines were removed, added or moved"
-    if told.get("n") != number:
-        return told, f"it has number {told.get('n')}"
-    return told, ""
+    if hashlib.sha256(text).hexdigest() != entry.get("hash"):
+        return entry, "its hash is not that of its words: it was changed"
+    if entry.get("before") != before:
+        return entry, "it does not follow the line before: lines were removed, added or moved"
+    if entry.get("n") != number:
+        return entry, f"it has number {entry.get('n')}"
+    return entry, ""
 
 
-def _event(told: dict[str, Any]) -> dict[str, Any]:
+def _event(entry: dict[str, Any]) -> dict[str, Any]:
     """Return the event of a line, or an empty one if the line is invalid."""
-    event = told.get("event")
+    event = entry.get("event")
     return event if isinstance(event, dict) else {}
 
 
@@ -223,7 +223,7 @@ def _own_hash(line: bytes) -> str:
     return rest.removesuffix(b'"}').decode("ascii", "replace") if found else ""
 
 
-def _mended(path: Path) -> _ChainState:
+def _repaired(path: Path) -> _ChainState:
     """Return the end of the chain. Cuts off half a line that a killed server left, and changes nothing else."""
     tail = _ChainState()
     if not path.exists():
@@ -232,7 +232,7 @@ def _mended(path: Path) -> _ChainState:
     with path.open("rb") as file:
         for line in file:  # one at a time: a long run's log is larger than memory
             if line.endswith(b"\n"):
-                _go_on(tail, line.rstrip(b"\n"))
+                _advance(tail, line.rstrip(b"\n"))
                 tail.size += len(line)
     if not line.endswith(b"\n"):
         with path.open("r+b") as file:
@@ -240,11 +240,11 @@ def _mended(path: Path) -> _ChainState:
     return tail
 
 
-def _go_on(tail: _ChainState, line: bytes) -> None:
+def _advance(tail: _ChainState, line: bytes) -> None:
     """Advance the end of the chain by one line."""
-    told, _ = _read(line, tail.lines + 1, tail.head)
+    entry, _ = _read(line, tail.lines + 1, tail.head)
     tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
-    event = _event(told)
+    event = _event(entry)
     number, device, nonce = (str(event.get(name)) for name in ("round", "device", "nonce"))
     match event.get("event"):
         case "started":

@@ -69,10 +69,10 @@ def count(connection: Connection, federation: str) -> int:
 def _conditions(hello: bytes) -> Conditions:
     """Return the conditions of a stored hello. A hello of an earlier release may be invalid for this one."""
     try:
-        told = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS
+        conditions = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS
     except ProtocolError:
         return UNKNOWN_CONDITIONS
-    return known_conditions(told) if isinstance(told, Conditions) else UNKNOWN_CONDITIONS
+    return known_conditions(conditions) if isinstance(conditions, Conditions) else UNKNOWN_CONDITIONS
 
 
 def _device_row(device: RosterEntry) -> dict[str, object]:

@@ -37,14 +37,14 @@ class Feed:
         self._folder = folder
         self._clock = clock
         self._most_bytes = most_bytes
-        self._told: list[tuple[float, Event]] = []
+        self._pending: list[tuple[float, Event]] = []
         self._progress: dict[str, tuple[float, events.DeviceSeen]] = {}
         self._progress_due = 0.0
         self._lock = threading.Lock()
         self._problem = ""
-        self._complained = False
+        self._has_warned = False
         self._ended = threading.Event()
-        self._begun = False
+        self._is_started = False
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
         self._thread.start()
 
@@ -58,14 +58,14 @@ class Feed:
                 # Earlier progress of a device must not follow its result in the log.
                 device = getattr(event, "device", None)
                 if device is None and isinstance(event, events.RoundOpened):
-                    self._told += self._progress.values()
+                    self._pending += self._progress.values()
                     self._progress.clear()
                 elif device in self._progress:
-                    self._told.append(self._progress.pop(device))
-                self._told.append((now, event))
-        if not self._problem or self._complained:
+                    self._pending.append(self._progress.pop(device))
+                self._pending.append((now, event))
+        if not self._problem or self._has_warned:
             return None
-        self._complained = True
+        self._has_warned = True
         return Warned(tier="", text=self._problem)
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Feed:
         self._write(all_of_it=True)
 
     def _write(self, *, all_of_it: bool) -> None:
-        lines = b"".join(_line(at, event) for at, event in self._taken(all_of_it=all_of_it))
+        lines = b"".join(_line(at, event) for at, event in self._take_due(all_of_it=all_of_it))
         if not lines:
             return
         path = self._folder / NAME
@@ -87,22 +87,22 @@ class Feed:
             if path.exists() and path.stat().st_size > self._most_bytes:
                 path.replace(self._folder / BEFORE)
             with path.open("ab") as file:
-                file.write(lines if self._begun else b"\n" + lines)  # begins anew behind half a line
-            self._begun = True
+                file.write(lines if self._is_started else b"\n" + lines)  # begins anew behind half a line
+            self._is_started = True
         except OSError as error:
             self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
 
-    def _taken(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
+    def _take_due(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
         """Return the events that are due now, in their order."""
         now = time.monotonic()
         with self._lock:
-            told: list[tuple[float, Event]] = self._told
-            self._told = []
+            due: list[tuple[float, Event]] = self._pending
+            self._pending = []
             if all_of_it or now >= self._progress_due:
-                told = sorted([*told, *self._progress.values()], key=lambda each: each[0])
+                due = sorted([*due, *self._progress.values()], key=lambda each: each[0])
                 self._progress = {}
                 self._progress_due = now + _PROGRESS_S
-        return told
+        return due
 
 
 def begin(folder: Path) -> None:
@@ -117,10 +117,10 @@ _encode = msgspec.json.Encoder().encode
 def _line(at: float, event: Event) -> bytes:
     if isinstance(event, events.UpdateAccepted):  # the audit log has these
         event = msgspec.structs.replace(event, nonce="", sha256="")
-    return _encode({"at": at, "event": {"event": type(event).__name__.lower(), **_lean(event)}}) + b"\n"
+    return _encode({"at": at, "event": {"event": type(event).__name__.lower(), **_set_fields(event)}}) + b"\n"
 
 
-def _lean(event: Event) -> dict[str, Any]:
+def _set_fields(event: Event) -> dict[str, Any]:
     """Return the fields that differ from their defaults, without NaN, which JSON lacks."""
     kind = type(event)
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)

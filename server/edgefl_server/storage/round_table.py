@@ -260,8 +260,8 @@ def read_participations(connection: Connection, run: str) -> ParticipationRecord
     }
     rounds = tables.rounds.c
     query = sa.select(rounds.outcome).where((rounds.run == run) & (rounds.state != "open"))
-    told = [row[0].get(TURNOUT) for row in connection.execute(query.order_by(rounds.round))]
-    turnouts = [msgspec.convert(each, dict[str, Turnout]) for each in told if each]
+    stored = [row[0].get(TURNOUT) for row in connection.execute(query.order_by(rounds.round))]
+    turnouts = [msgspec.convert(each, dict[str, Turnout]) for each in stored if each]
     return ParticipationRecord.read(of, tuple(turnouts))
 
 

@@ -64,7 +64,7 @@ class RunResolver:
 
 
 def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
-    metrics: Mapping[str, float] = process.ask(messages.JudgeRequest(weights), beside=True)
+    metrics: Mapping[str, float] = process.call(messages.JudgeRequest(weights), beside=True)
     return metrics
 
 
@@ -83,7 +83,7 @@ class _Placing:
                 name: array for name, array in weights.items() if "/" not in name
             }  # without the server's state
             self._left, self._asked = (
-                dict(self._process.ask(messages.PlaceRequest(own, number))),
+                dict(self._process.call(messages.PlaceRequest(own, number))),
                 (weights, number),
             )
         placement = self._left.pop(tier)
@@ -104,7 +104,9 @@ class _RemoteSchedule:
         first = position - position % messages.PAGE
         if position - first >= len(self.pages.get(first, ())):
             stop = max(position + 1, min(first + messages.PAGE, rounds))
-            self.pages[first] = self.process.ask(messages.AnnounceRequest(self.exchange, first, stop, rounds))
+            self.pages[first] = self.process.call(
+                messages.AnnounceRequest(self.exchange, first, stop, rounds)
+            )
         scalars: Scalars = self.pages[first][position - first]
         return scalars
 
@@ -137,7 +139,7 @@ class _RemoteOptimizer(ServerOpt):
 
     def _asked(self, request: messages.WorkRequest) -> Arrays:
         assert self.process is not None
-        arrays: Arrays = self.process.ask(request)
+        arrays: Arrays = self.process.call(request)
         return arrays
 
 
@@ -161,7 +163,7 @@ class TorchProcess:
         self._listener: EventListener | None = None
         self._lock = threading.Lock()
         self._process: Process | None = None
-        self._asking, self._asked_at = 0, 0.0
+        self._calls, self._called_at = 0, 0.0
         self._closing = threading.Event()
         self._take(process or Process())
 
@@ -207,11 +209,11 @@ class TorchProcess:
         request = ComposeRequest(federation, folder, device)
         spec: RunSpec
         about: ComposeResult
-        spec, about = self.ask(request, resolver=RunResolver(self, folder))
+        spec, about = self.call(request, resolver=RunResolver(self, folder))
         self._recompose_request = RecomposeRequest(request, spec.digest, about.sources)
         return spec, about.processor
 
-    def ask(self, request: WorkRequest, *, beside: bool = False, resolver: RunResolver | None = None) -> Any:
+    def call(self, request: WorkRequest, *, beside: bool = False, resolver: RunResolver | None = None) -> Any:
         """Return the answer of the process, or raise its error. TorchProcessError if each process ends at the request."""
         ended = ""
         for _ in range(_TRIES):
@@ -231,7 +233,7 @@ class TorchProcess:
                     raise
             finally:
                 with self._lock:
-                    self._asking, self._asked_at = self._asking - 1, time.monotonic()
+                    self._calls, self._called_at = self._calls - 1, time.monotonic()
         raise TorchProcessError(
             f"the process that computes with models ended {_TRIES} times ({ended}) when it was asked to "
             f"{type(request).__name__.removesuffix('Request').lower()}: give the machine more memory, or look who ends it"
@@ -245,7 +247,7 @@ class TorchProcess:
             process = self._process
         process = self._take(Process()) if process is None else process
         with self._lock:
-            self._asking += 1
+            self._calls += 1
         return process
 
     def _take(self, process: Process) -> Process:
@@ -254,7 +256,7 @@ class TorchProcess:
             if self._process is not None:
                 process.end()
                 return self._process
-            self._process, self._asked_at = process, time.monotonic()
+            self._process, self._called_at = process, time.monotonic()
         threading.Thread(target=self._watch, args=(process,), name="torch_process", daemon=True).start()
         return process
 
@@ -275,16 +277,16 @@ class TorchProcess:
         connection = process.connections[number]
         try:
             connection.send(request)
-            while isinstance(said := connection.receive(resolver), EventMessage):
+            while isinstance(message := connection.receive(resolver), EventMessage):
                 if self._listener is not None:
-                    self._listener.emit(said.event)
+                    self._listener.emit(message.event)
         except BaseException:
             process.broken = True
             raise
-        if isinstance(said, Failed):
-            raise said.error
-        assert isinstance(said, Done)
-        return said.value
+        if isinstance(message, Failed):
+            raise message.error
+        assert isinstance(message, Done)
+        return message.value
 
     def _lost(self, process: Process, *, warn: bool) -> str:
         """Drop a process and return a description of its end. Warns once if the end was unexpected."""
@@ -305,8 +307,8 @@ class TorchProcess:
             with self._lock:
                 if self._process is not process:
                     return
-                left = self._asked_at + self._idle_s - time.monotonic()
-                idle = not self._asking and left <= 0
+                left = self._called_at + self._idle_s - time.monotonic()
+                idle = not self._calls and left <= 0
                 if idle:
                     self._process = None
             if idle:

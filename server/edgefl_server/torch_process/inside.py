@@ -80,6 +80,6 @@ def _serve(connection: PickleConnection, answer: Callable[[WorkRequest, EventLis
 
 
 def _send(
-    connection: PickleConnection, said: Done | Failed, names: Mapping[int, object] | None = None
+    connection: PickleConnection, message: Done | Failed, names: Mapping[int, object] | None = None
 ) -> None:
-    connection.send(said, names)
+    connection.send(message, names)

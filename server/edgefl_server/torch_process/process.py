@@ -71,10 +71,10 @@ class Process:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        return _how(self._process.returncode)
+        return _exit_text(self._process.returncode)
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -39,7 +39,7 @@ class ModelWorker:
                 self._spec = compose(
                     federation, open_data(federation), folder, listener=listener, device=device
                 )
-                about = messages.ComposeResult(processor(device), files_of(_own(federation)))
+                about = messages.ComposeResult(processor(device), files_of(_factory_names(federation)))
                 return (self._spec, about), dict(_names(self._spec))
             case messages.RecomposeRequest():
                 self._spec = _recompose(request)
@@ -91,7 +91,7 @@ def _file(tier: str, exchange: str, format: str) -> str:
     return str(Path("" if name == tier else CANDIDATES, bundle_name(name, exchange, format)))
 
 
-def _own(federation: Federation) -> list[str]:
+def _factory_names(federation: Federation) -> list[str]:
     """Return the configured names that may refer to factories in the user's files."""
     candidate = str(federation.rollout.algorithm.get("name", ""))
     return [federation.model.name, federation.algorithm.name, federation.loss.name, candidate]

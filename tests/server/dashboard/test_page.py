@@ -156,7 +156,7 @@ def test_orders_need_the_token(page: PageProcess, folder: Path) -> None:
     assert isinstance(first, Pause) and isinstance(second, RollBack)
     assert (first.by, second.by, second.version) == ("127.0.0.1", "127.0.0.1", 2)
     for path, _ in box.waiting():
-        box.done(path)
+        box.remove(path)
 
 
 def test_a_page_without_a_token_is_read_only(folder: Path) -> None:

@@ -23,7 +23,7 @@ def box(tmp_path: Path) -> Mailbox:
 
 
 def carried_out(server: RunningServer, box: Mailbox, order: Order) -> Ordered:
-    box.give(order)  # type: ignore[arg-type]
+    box.send(order)  # type: ignore[arg-type]
     ordered: Ordered = server.wait_for(Ordered)
     assert ordered.order == order.name
     return ordered
@@ -31,7 +31,7 @@ def carried_out(server: RunningServer, box: Mailbox, order: Order) -> Ordered:
 
 def left(server: RunningServer, box: Mailbox, order: Order) -> None:
     """An order that waits for the end of the round, and which the server has seen."""
-    box.give(order)  # type: ignore[arg-type]
+    box.send(order)  # type: ignore[arg-type]
     while not server.service.state.held:
         assert server.error is None
 
@@ -190,8 +190,8 @@ def test_a_waiting_order_precedes_every_round(device: MakeDevice, serve: Serve, 
     began.append(report(phone, 2))
     first.wait_for(RoundClosed)
     first.stop()
-    box.give(RollBack(version=1))
-    box.give(Resume())
+    box.send(RollBack(version=1))
+    box.send(Resume())
 
     second = serve(rounds=3)
     began.append(report(phone, 3))

@@ -105,7 +105,7 @@ class Device:
     def get(self, ref: BlobRef) -> bytes:
         if ref.sha256 not in self.store:
             assert self.server is not None
-            self.store[ref.sha256] = self.server.publisher.travelling(ref.sha256)
+            self.store[ref.sha256] = self.server.publisher.encoded(ref.sha256)
             self.fetched += ref.size
         return decompress(ref, self.store[ref.sha256], LIMIT)
 

@@ -70,7 +70,7 @@ def test_the_server_knows_the_bits_that_devices_begin_with(tmp_path: Path, encod
     server = Server(tmp_path, encoding)
     for number in range(3):
         server.publish(number)
-        given = server.downlink.given(model(number), units(number))
+        given = server.downlink.received(model(number), units(number))
         assert same(given, Device().read(server, number))
     assert (encoding == "float32") == same(given, model(2))
 
@@ -80,7 +80,7 @@ def test_the_server_knows_what_a_tier_of_its_own_begins_with(tmp_path: Path, enc
     server, rows = Server(tmp_path, encoding), range(5, 20)
     for number in range(3):
         server.publish(number, slice_of(number, rows))
-        given, exact = server.downlink.given(model(number), slice_of(number, rows)), model(number)
+        given, exact = server.downlink.received(model(number), slice_of(number, rows)), model(number)
         got = Device().read(server, number, ["half/submodel"])
         assert given["head.w"][5:20].tobytes() == got["head.w"].tobytes()
         assert given["head.w"][:5].tobytes() == exact["head.w"][:5].tobytes()
@@ -97,7 +97,7 @@ def test_the_server_knows_what_a_tier_behind_a_mask_begins_with(tmp_path: Path) 
     regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
     part = PublishedPart.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
     server.publish(1, {"thin/submodel": part})
-    given = server.downlink.given(exact, {"thin/submodel": part})
+    given = server.downlink.received(exact, {"thin/submodel": part})
     flat = np.concatenate([given[name].reshape(-1) for name in names])
     assert flat[held].tobytes() == values.astype(np.float16).astype(np.float32).tobytes()
     assert (

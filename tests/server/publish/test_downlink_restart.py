@@ -26,10 +26,10 @@ def test_a_server_killed_between_keyframes_publishes_the_same(
         calm.publish(number, parts)
         killed.publish(number, parts)
         if number == killed_after:
-            before = {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live}
+            before = {sha: killed.publisher.encoded(sha) for sha in killed.publisher.live}
             killed = Server(tmp_path / "killed", **options)
             killed.resume(number, parts)
-            assert {sha: killed.publisher.travelling(sha) for sha in killed.publisher.live} == before
+            assert {sha: killed.publisher.encoded(sha) for sha in killed.publisher.live} == before
         assert killed.announced(number) == calm.announced(number)
         assert same(believed(killed), believed(calm))
 

@@ -80,7 +80,7 @@ def test_a_second_run_in_a_folder_publishes_its_own_weights(
         told = service.driver.announcements
         found: Arrays = {}
         for ref in told.published:
-            data = decompress(ref, told.publisher.travelling(ref.sha256), 1 << 20)
+            data = decompress(ref, told.publisher.encoded(ref.sha256), 1 << 20)
             found |= tensors.load(data)
         assert len(told.published) == len(UNITS)
         assert all(found[name].tobytes() == other[name].tobytes() for name in other)

@@ -124,7 +124,7 @@ def files(folder: Path) -> set[str]:
 
 def mirrored(folder: Path, *, by_broker: bool) -> tuple[Broker, Publisher]:
     broker = Broker()
-    publisher = Publisher(broker, TOPICS, 4, kept=MirrorFolder(folder), by_broker=by_broker, most_bytes=2000)
+    publisher = Publisher(broker, TOPICS, 4, store=MirrorFolder(folder), by_broker=by_broker, most_bytes=2000)
     publisher.connected()
     return broker, publisher
 
@@ -134,7 +134,7 @@ def test_what_is_published_lies_in_the_folder_too_as_long_as_it_is_live(tmp_path
     (tmp_path / ("ab" * 32)).write_bytes(b"of an earlier process")
     broker, publisher = mirrored(tmp_path, by_broker=True)
     old, new = publisher.offer(DATA), publisher.offer(b"new")
-    assert (tmp_path / old.sha256).read_bytes() == DATA == publisher.travelling(old.sha256)
+    assert (tmp_path / old.sha256).read_bytes() == DATA == publisher.encoded(old.sha256)
     assert broker.kept[TOPICS.blob_chunk(old.sha256, 2)] == b"89"
     publisher.announce(announcement(1))
     publisher.keep_only([new.sha256])
@@ -171,14 +171,14 @@ def test_a_blob_that_somebody_deleted_is_told_once(tmp_path: Path) -> None:
     now = iter(range(0, 10_000, 100))
     listener = CallingListener(lambda event: told.append(str(event)))
     watch = AnnouncementMonitor(publisher, b"", listener, lambda: float(next(now)))
-    watch.failed()
+    watch.restore_missing()
     assert told == []
     (tmp_path / ref.sha256).unlink()
-    watch.failed()
-    watch.failed()
+    watch.restore_missing()
+    watch.restore_missing()
     assert len(told) == 1 and "is gone from the mirror's folder" in told[0]
     with pytest.raises(StoreError, match="start the server again"):
-        publisher.travelling(ref.sha256)
+        publisher.encoded(ref.sha256)
 
 
 def test_one_server_has_the_folder_and_says_where_it_cannot_write(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ class SlowBroker(Broker):
 def test_a_model_waits_in_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: bool) -> None:
     monkeypatch.setattr("edgefl_server.publish.publisher._MOST_WAITING", 3000)
     broker = SlowBroker(dead=dead)
-    publisher = Publisher(broker, Topics("demo"), 1000, kept=MirrorFolder(tmp_path))
+    publisher = Publisher(broker, Topics("demo"), 1000, store=MirrorFolder(tmp_path))
     publisher.connected()
     publisher.offer(os.urandom(50_000))
     assert broker.most == (50_000 if dead else 3000)

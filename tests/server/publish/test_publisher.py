@@ -124,11 +124,11 @@ def test_a_broker_that_still_has_the_announcement_gets_only_what_is_new() -> Non
 
     publisher.connected(resumed=True)
     assert (publisher.asking, broker.log) == (True, [])
-    publisher.heard(retained)
+    publisher.check_retained(retained)
 
     assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(new.sha256, 0), TOPICS.current_round]
     broker.log.clear()
-    publisher.heard(b"of somebody else, later")
+    publisher.check_retained(b"of somebody else, later")
     assert broker.log == []
 
 
@@ -141,7 +141,7 @@ def test_a_broker_with_another_announcement_gets_everything(retained: bytes) -> 
     publisher.disconnected()
     broker.forget()
     publisher.connected(resumed=True)
-    publisher.heard(retained)
+    publisher.check_retained(retained)
     assert broker.kept == kept
 
 
@@ -219,7 +219,7 @@ def test_a_message_in_flight_is_not_the_retained_one(tmp_path: Path) -> None:
     said = len(broker.log)
 
     watch.connected(resumed=True)
-    watch.came(old)
+    watch.receive(old)
     assert publisher.asking and len(broker.log) == said
-    watch.came(broker.kept[TOPICS.current_round], retained=True)
+    watch.receive(broker.kept[TOPICS.current_round], retained=True)
     assert publisher.online and len(broker.log) == said

@@ -136,7 +136,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
     with pytest.raises(ConfigError) as here:
         compose(odd, open_data(odd), tmp_path)
     with pytest.raises(ConfigError) as there:
-        run.torch_process.ask(ComposeRequest(odd, tmp_path, "cpu"))
+        run.torch_process.call(ComposeRequest(odd, tmp_path, "cpu"))
     assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
     broken = {name: np.full_like(array, np.nan) for name, array in run.there.initial.items()}
     with pytest.raises(StepError, match="NaN, infinite or larger than"):
@@ -216,7 +216,7 @@ def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: 
     run.kill()
     monkeypatch.setattr(process, "_command", lambda *_: ends)
     with pytest.raises(TorchProcessError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
-        run.torch_process.ask(JudgeRequest(run.here.initial), beside=True)
+        run.torch_process.call(JudgeRequest(run.here.initial), beside=True)
     assert len(run.lost()) == 3
     with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to move"):
         step(run.there, 1)

@@ -248,14 +248,14 @@ def _(event: events.RolledBack, fleet: Fleet, at: float) -> None:
 
 @take.register
 def _(event: events.RoundClosed, fleet: Fleet, at: float) -> None:
-    known(fleet, event)
+    record_result(fleet, event)
     if event.metrics:
         score = event.metrics.get(event.metric, event.loss)
         result = "" if score is None else f": {event.metric} {score:.4g}"
         fleet.entry(at, "round", f"round {event.round} evaluated{result}", number=event.round)
 
 
-def known(fleet: Fleet, event: events.RoundClosed) -> None:
+def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
     """Set the results of a round, from an event or from the history."""
     row = fleet.round(event.round)
     if row.state not in _ENDED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ _MOST_NAME = 64
 _MOST_ENGINES = 8
 
 
-class Past:
+class JournalReader:
     """Reader of the journal at ``url``, by default that of ``folder``. A missing one, or one of another layout, counts as
     empty. StoreError if ``url`` is invalid."""
 
@@ -53,13 +53,13 @@ class Past:
             run = self._run(fleet)
             if run:
                 self._rounds(fleet, run)
-                self.look(fleet)
+                self.load_devices(fleet)
             fleet.problem = ""
         except sa.exc.SQLAlchemyError as error:
             reason = getattr(error, "orig", None) or error
             fleet.problem = f"the journal cannot be read ({reason}): what is shown comes from events alone"
 
-    def look(self, fleet: Fleet) -> None:
+    def load_devices(self, fleet: Fleet) -> None:
         """Load the properties of devices. SQLAlchemyError if the journal cannot be read."""
         if self._file is not None and not self._file.exists():
             return
@@ -193,7 +193,11 @@ SIGNS = ("run.toml", NAME, "journal.sqlite", "history.jsonl", "devices.sqlite")
 _LOOK_S = 5.0
 _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
-Watch = Callable[[float, events.Event], None]
+
+class EventObserver(Protocol):
+    """Receiver of each new event, with its epoch second."""
+
+    def take(self, at: float, event: events.Event) -> None: ...
 
 
 class Source(Protocol):
@@ -201,36 +205,36 @@ class Source(Protocol):
 
     def begin(self) -> Fleet: ...
 
-    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
-        """Add new events to ``fleet`` and pass their lines to ``line``. Return True if there were any."""
+    def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
+        """Add new events to ``fleet`` and their lines to ``lines``. Return True if there were any."""
 
     def close(self) -> None: ...
 
 
 class Folder:
     """Folder of a run, as a read-only source. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
-    ``watch`` receives each new event."""
+    ``observer`` receives each new event."""
 
-    def __init__(self, folder: Path, database: str = "", watch: Watch | None = None) -> None:
+    def __init__(self, folder: Path, database: str = "", observer: EventObserver | None = None) -> None:
         if not any((folder / name).exists() for name in SIGNS):
             raise ConfigError(
                 f"{folder} is not the folder of a run (it contains none of {', '.join(SIGNS)}); name what `out` was",
                 path=str(folder),
             )
         self.folder = folder
-        self._past = Past(folder, database)
+        self._journal = JournalReader(folder, database)
         self._tail = FeedReader(folder)
-        self._watch = watch
-        self._looked = 0.0
+        self._observer = observer
+        self._loaded_at = 0.0
 
     def begin(self) -> Fleet:
         """Load the journal, the history and all stored events."""
         fleet = Fleet()
         runs = _runs(self.folder)
         fleet.run = runs[-1] if runs else ""
-        self._past.load(fleet)
+        self._journal.load(fleet)
         for row in rounds_of(self.folder):
-            fold.known(fleet, row)
+            fold.record_result(fleet, row)
         foreign = bool(runs) and runs[0] != fleet.run  # skip events of an earlier run
         for each in map(decode_event, self._tail.lines()):
             if each is None:
@@ -239,29 +243,29 @@ class Folder:
                 foreign = bool(runs) and each.event.run != runs[-1]
             if not foreign:
                 fold.apply(fleet, each.at, each.event)
-        self._look(fleet)
+        self._load_details(fleet)
         return fleet
 
-    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+    def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
         changed = False
         for each in self._tail.lines():
             if (new := decode_event(each)) is not None:
-                line(each)
+                lines.append(each)
                 fold.apply(fleet, new.at, new.event)
-                if self._watch is not None:
-                    self._watch(new.at, new.event)
+                if self._observer is not None:
+                    self._observer.take(new.at, new.event)
                 changed = True
-        if changed and time.monotonic() > self._looked + _LOOK_S:
-            self._look(fleet)
+        if changed and time.monotonic() > self._loaded_at + _LOOK_S:
+            self._load_details(fleet)
         return changed
 
     def close(self) -> None:
         self._tail.close()
-        self._past.close()
+        self._journal.close()
 
-    def _look(self, fleet: Fleet) -> None:
+    def _load_details(self, fleet: Fleet) -> None:
         """Load what has no events: the bundles, the checkpoints and the properties of devices."""
-        self._looked = time.monotonic()
+        self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
             fleet.tiers = planned(self.folder)
@@ -270,7 +274,7 @@ class Folder:
                 fleet.tiers[name].planned_bytes = max(fleet.tiers[name].planned_bytes, count)
         if fleet.federation and any(device.facts is None for device in fleet.devices.values()):
             try:
-                self._past.look(fleet)
+                self._journal.load_devices(fleet)
             except sa.exc.SQLAlchemyError:  # the next look may be luckier
                 return
 

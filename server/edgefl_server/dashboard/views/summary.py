@@ -312,12 +312,12 @@ class Glance:
 
     @property
     def tiers(self) -> list[TierRow]:
-        self._look()
+        self._refresh()
         return self._tiers
 
     def charts(self, since: int = 0, vitals_since: int = 0) -> Charts:
         """Return the changes after a tick. ``vitals_since``: number of the last vitals that the page has."""
-        self._look()
+        self._refresh()
         points = [point(row) for row in reversed(self.rounds(since=since))]
         return Charts(
             edition=self.fleet.edition,
@@ -329,7 +329,7 @@ class Glance:
             staleness=self._staleness,
         )
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         if self._tick == self.fleet.tick:
             return
         self._tick = self.fleet.tick

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
@@ -12,6 +13,9 @@ from edgefl.system.listener import most_connections
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import Source
 from edgefl_server.dashboard.views.summary import Glance
+
+if TYPE_CHECKING:
+    from edgefl_server.dashboard.web.upstream import Follower
 
 MOST_STREAMS = 100
 """Limit of open pages and followers: each costs memory, and an update a second."""
@@ -30,7 +34,7 @@ class Hub:
         self.glance = Glance(Fleet())
         self.ready = False
         self.error: BaseException | None = None
-        self._followers: set[Callable[[bytes], None]] = set()
+        self._followers: set[Follower] = set()
         self._streams = 0
         self._ending = asyncio.Event()
 
@@ -67,17 +71,13 @@ class Hub:
             self._streams -= 1
 
     @contextmanager
-    def following(self, take: Callable[[bytes], None]) -> Iterator[None]:
-        """Pass each new line of the feed to ``take`` within the context."""
-        self._followers.add(take)
+    def following(self, follower: Follower) -> Iterator[None]:
+        """Pass each new line of the feed to ``follower`` within the context."""
+        self._followers.add(follower)
         try:
             yield
         finally:
-            self._followers.discard(take)
-
-    def _line(self, line: bytes) -> None:
-        for take in self._followers:
-            take(line)
+            self._followers.discard(follower)
 
     @asynccontextmanager
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
@@ -102,6 +102,9 @@ class Hub:
         while not self.ending:
             # Later changes have the next tick, so that pages that are up to date receive them.
             fleet.tick += 1
-            if not self._source.poll(fleet, self._line):
+            lines: list[bytes] = []
+            if not self._source.poll(fleet, lines):
                 fleet.tick -= 1
+            for follower in self._followers:
+                follower.extend(lines)
             await self.pause(_PAUSE_S)

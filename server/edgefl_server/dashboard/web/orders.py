@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable
 
 import msgspec
 from starlette.requests import Request
@@ -13,32 +12,29 @@ from starlette.responses import JSONResponse, Response
 
 from edgefl.errors import EdgeflError
 from edgefl_server import operations
-from edgefl_server.operations import AnyOrder
+from edgefl_server.dashboard.web.upstream import RemoteMailbox
+from edgefl_server.operations import AnyOrder, Mailbox
 
 _MOST_BYTES = 4096
 _PAUSE_S = 0.5
 """Delay after a wrong token, which makes guessing slow."""
 
 
-Give = Callable[[AnyOrder, str], None]
-"""Forwards an order with its token. Raises OSError or EdgeflError on failure."""
-
-
 class OrderHandler:
-    """Endpoint for orders, which checks the token and forwards the order by ``give``.
+    """Endpoint for orders, which checks the token and puts the order into the mailbox.
 
-    ``token``: token of the operator; "" refuses all orders. ``elsewhere``: the receiver of ``give`` checks the token.
+    ``token``: token of the operator; "" refuses all orders, except for a remote mailbox, which checks the token itself.
     """
 
-    def __init__(self, give: Give, token: str = "", *, elsewhere: bool = False) -> None:
-        self._give = give
+    def __init__(self, target: Mailbox | RemoteMailbox, token: str = "") -> None:
+        self._mailbox = target
         self._token = token.encode()
-        self._elsewhere = elsewhere
+        self._is_remote = isinstance(target, RemoteMailbox)
 
     @property
     def open(self) -> bool:
         """True if orders are accepted with a token."""
-        return bool(self._token) or self._elsewhere
+        return bool(self._token) or self._is_remote
 
     async def take(self, request: Request) -> Response:
         """Handle the ``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``.
@@ -47,34 +43,40 @@ class OrderHandler:
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.open:
-            return _said(
+            return _answer(
                 "this page is read-only: start it by `edgefl dashboard --operator-token-file FILE`", 403
             )
-        if scheme.lower() != "bearer" or not self._knows(token):
+        if scheme.lower() != "bearer" or not self._is_valid(token):
             await asyncio.sleep(_PAUSE_S)
-            return _said("the operator's token is missing or wrong", 401)
+            return _answer("the operator's token is missing or wrong", 401)
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-            return _said("an order is JSON, with content type application/json", 415)
-        return await self._given(request, token)
+            return _answer("an order is JSON, with content type application/json", 415)
+        return await self._forward(request, token)
 
-    async def _given(self, request: Request, token: str) -> Response:
+    async def _forward(self, request: Request, token: str) -> Response:
         """Forward the order of an authorized request."""
         try:
             order = operations.read(await _body(request))
         except ValueError as error:
-            return _said(f"this is no order: {error}", 400)
+            return _answer(f"this is no order: {error}", 400)
         by = request.client.host if request.client else ""
         order = msgspec.structs.replace(order, by=by, at=time.time())
         try:
-            await asyncio.to_thread(self._give, order, token)
+            await asyncio.to_thread(self._send, order, token)
         except OSError as error:
-            return _said(f"the order cannot be left for the server: {error.strerror or error}", 503)
+            return _answer(f"the order cannot be left for the server: {error.strerror or error}", 503)
         except EdgeflError as error:
-            return _said(error.message, 502)
-        return _said(f"{order.name}: left for the server; the log tells what becomes of it", 202)
+            return _answer(error.message, 502)
+        return _answer(f"{order.name}: left for the server; the log tells what becomes of it", 202)
 
-    def _knows(self, token: str) -> bool:
-        return self._elsewhere or hmac.compare_digest(token.encode(), self._token)
+    def _send(self, order: AnyOrder, token: str) -> None:
+        if isinstance(self._mailbox, RemoteMailbox):
+            self._mailbox.send(order, token)
+        else:
+            self._mailbox.send(order)
+
+    def _is_valid(self, token: str) -> bool:
+        return self._is_remote or hmac.compare_digest(token.encode(), self._token)
 
 
 async def _body(request: Request) -> bytes:
@@ -86,5 +88,5 @@ async def _body(request: Request) -> bytes:
     return data
 
 
-def _said(text: str, status: int) -> Response:
+def _answer(text: str, status: int) -> Response:
     return JSONResponse({"text": text}, status, headers={"Cache-Control": "no-store, max-age=0"})

@@ -6,7 +6,6 @@ import errno
 import ipaddress
 import os
 import socket
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -15,11 +14,11 @@ from starlette.applications import Starlette
 from edgefl.errors import ConfigError
 from edgefl.system.files import naming
 from edgefl.system.listener import WebServer, listening
-from edgefl_server.dashboard.state.source import Folder, Watch
+from edgefl_server.dashboard.state.source import EventObserver, Folder
 from edgefl_server.dashboard.web.app import application
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.orders import OrderHandler
-from edgefl_server.dashboard.web.upstream import Upstream, hand_on
+from edgefl_server.dashboard.web.upstream import RemoteMailbox, Upstream
 from edgefl_server.operations import Mailbox
 
 LOOPBACK, PORT = "127.0.0.1", 8090
@@ -115,22 +114,21 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
     """Return the hub of the folder ``run``, or of the page at ``server``. ConfigError if that does not exist."""
-    watch: Watch | None = None
+    observer: EventObserver | None = None
     if otlp:
         from edgefl_server.dashboard.web.traces import Traces
 
-        watch = Traces(otlp).take
-    return Hub(Folder(run, database, watch) if run is not None else Upstream(server, watch))
+        observer = Traces(otlp)
+    return Hub(Folder(run, database, observer) if run is not None else Upstream(server, observer))
 
 
 def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:
     """Return the handler of orders: checks a token and writes into ``run``, or forwards to the page at ``server``."""
     if run is None:
-        return OrderHandler(partial(hand_on, server.rstrip("/")), elsewhere=True)
+        return OrderHandler(RemoteMailbox(server))
     token = os.environ.get(TOKEN, "")
     if token_file is not None:
         token = read_token(token_file)
     elif token:
         token = check_token(token, TOKEN)
-    box = Mailbox(run)
-    return OrderHandler(lambda order, _: box.give(order), token)
+    return OrderHandler(Mailbox(run), token)

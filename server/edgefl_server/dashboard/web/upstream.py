@@ -7,7 +7,7 @@ import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -16,7 +16,7 @@ import msgspec
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
-from edgefl_server.dashboard.state.source import Watch
+from edgefl_server.dashboard.state.source import EventObserver
 from edgefl_server.operations import AnyOrder
 from edgefl_server.storage.feed import decode_event
 
@@ -37,30 +37,36 @@ _decode = msgspec.json.Decoder(Fleet).decode
 _encode = msgspec.json.Encoder().encode
 
 
+class Follower:
+    """Queue of new lines for one follower of this page. ``is_overrun``: it could not keep up."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.is_overrun = False
+
+    def extend(self, lines: list[bytes]) -> None:
+        """Add new lines."""
+        self.is_overrun = self.is_overrun or len(self.lines) + len(lines) > _MOST_WAITING
+        if not self.is_overrun:
+            self.lines += lines
+
+
 async def feed(hub: Hub) -> AsyncGenerator[bytes]:
     """Yield server-sent events for a follower: ``fleet`` with the whole state, then ``lines`` as they come."""
-    lines: list[bytes] = []
-    overrun = False
-
-    def take(line: bytes) -> None:
-        nonlocal overrun
-        overrun = overrun or len(lines) >= _MOST_WAITING
-        if not overrun:
-            lines.append(line)
-
-    with hub.following(take):
+    follower = Follower()
+    with hub.following(follower):
         while not (hub.ready or hub.ending):
             await hub.pause(_PAUSE_S)
         edition = hub.fleet.edition
-        lines.clear()
-        yield b"event: fleet\ndata: " + _encode(_bare(hub.fleet)) + b"\n\n"
+        follower.lines.clear()
+        yield b"event: fleet\ndata: " + _encode(_without_parts(hub.fleet)) + b"\n\n"
         quiet = 0.0
         # A follower that cannot keep up, or whose run changed, starts again.
-        while not (overrun or hub.ending) and hub.fleet.edition == edition:
+        while not (follower.is_overrun or hub.ending) and hub.fleet.edition == edition:
             await hub.pause(_PAUSE_S)
             quiet += _PAUSE_S
-            if lines:
-                new, lines[:] = list(lines), []
+            if follower.lines:
+                new, follower.lines = follower.lines, []
                 yield b"event: lines\n" + b"".join(b"data: " + line + b"\n" for line in new) + b"\n"
                 quiet = 0.0
             elif quiet >= _HEARTBEAT_S:
@@ -71,7 +77,7 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
 class Upstream:
     """Source that follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
 
-    def __init__(self, url: str, watch: Watch | None = None) -> None:
+    def __init__(self, url: str, observer: EventObserver | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
@@ -82,7 +88,7 @@ class Upstream:
                 "`server` holds a password, which logs would show: put it into a proxy of your own"
             )
         self.url = url.rstrip("/")
-        self._watch = watch
+        self._observer = observer
         self._news: queue.Queue[tuple[str, Any]] = queue.Queue()
         self._ended = threading.Event()
         self._check()
@@ -107,9 +113,9 @@ class Upstream:
         kind, content = self._news.get()
         while kind not in ("fleet", _END):
             kind, content = self._news.get()
-        return Fleet() if kind == _END else self._whole(content)
+        return Fleet() if kind == _END else self._decode_fleet(content)
 
-    def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
+    def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
         changed = False
         while True:
             try:
@@ -120,20 +126,20 @@ class Upstream:
             if kind == "problem":
                 fleet.problem = content
             elif kind == "fleet":
-                replace_all(fleet, self._whole(content))
+                replace_all(fleet, self._decode_fleet(content))
             elif kind != _END and (new := decode_event(content)) is not None:
-                line(content)
+                lines.append(content)
                 fold.apply(fleet, new.at, new.event)
-                if self._watch is not None:
-                    self._watch(new.at, new.event)
+                if self._observer is not None:
+                    self._observer.take(new.at, new.event)
 
     def close(self) -> None:
         self._ended.set()
         self._news.put((_END, b""))  # wakes begin() if the other page sends nothing
 
-    def _whole(self, data: bytes) -> Fleet:
+    def _decode_fleet(self, data: bytes) -> Fleet:
         try:
-            return _whole(data)
+            return _decode_fleet(data)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"the page at {self.url} sends a fleet in another format than this one reads ({error}): have both of "
@@ -163,17 +169,23 @@ class Upstream:
                     self._news.put((kind, line[6:].rstrip(b"\n")))
 
 
-def hand_on(url: str, order: AnyOrder, token: str) -> None:
-    """Forward an order to the page at ``url``, which knows the token. OSError or EdgeflError if it is refused."""
-    request = urllib.request.Request(
-        f"{url}/api/orders",
-        data=_encode(order),
-        headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
-    )
-    try:
-        urllib.request.urlopen(request, timeout=_ANSWER_S).close()
-    except urllib.error.HTTPError as error:
-        raise EdgeflError(f"the page at {url} refused it: {_text_of(error.read(4096))}") from error
+class RemoteMailbox:
+    """Mailbox of orders behind the page at ``url``, which checks the token."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def send(self, order: AnyOrder, token: str) -> None:
+        """Forward an order. OSError or EdgeflError if it is refused."""
+        request = urllib.request.Request(
+            f"{self._url}/api/orders",
+            data=_encode(order),
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {token}"},
+        )
+        try:
+            urllib.request.urlopen(request, timeout=_ANSWER_S).close()
+        except urllib.error.HTTPError as error:
+            raise EdgeflError(f"the page at {self._url} refused it: {_text_of(error.read(4096))}") from error
 
 
 def replace_all(fleet: Fleet, other: Fleet) -> None:
@@ -188,13 +200,13 @@ def replace_all(fleet: Fleet, other: Fleet) -> None:
         row.changed = tick
 
 
-def _bare(fleet: Fleet) -> Fleet:
+def _without_parts(fleet: Fleet) -> Fleet:
     """Return the fleet without the parts of devices, which its rounds have too."""
     devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices)
 
 
-def _whole(data: bytes) -> Fleet:
+def _decode_fleet(data: bytes) -> Fleet:
     """Decode a fleet, and add the parts of its rounds to the devices again."""
     fleet = _decode(data)
     for number in sorted(fleet.rounds):
