@@ -34,7 +34,7 @@ class ConnectionEnded(Exception):
 
 
 class PlaceholderResolver(Protocol):
-    """Source of the objects that placeholders stand for."""
+    """Source of the objects behind placeholders."""
 
     def resolve(self, name: Any) -> object: ...
 
