@@ -49,7 +49,7 @@ from edgefl.wire.update.decode import decode
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.adders import Checked
 from edgefl_server.aggregate.aggregator import Aggregator, accumulator, layout_of
-from edgefl_server.aggregate.averaging import OverHolders
+from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.cuda import measure_signs
 from edgefl_server.aggregate.scatter import Pieces, flatten
 
@@ -469,7 +469,7 @@ class AggregatorRun:
         self._sums.reset()
         sums = _TimedAccumulator(self._sums, self._device)
         scale = 2.0 ** self._aggregator().fraction_bits
-        average = OverHolders(self.layout, cast(Accumulator, sums), scale)
+        average = HolderMean(self.layout, cast(Accumulator, sums), scale)
         for update, examples in zip(self._checked, self.examples, strict=True):
             average.add(update, examples, examples * scale)
         average.flush()

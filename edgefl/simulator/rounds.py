@@ -51,8 +51,11 @@ RUN = "simulation"
 
 @dataclass
 class Rounds:
-    """Simulates ``spec``, whose clients ``trainers`` train. ``update_bytes``: what an update takes, by tier;
-    ``together``: clients of a tier that a trainer takes at a time; 0: as many as suit its functions."""
+    """Rounds of a simulation of ``spec``, whose clients ``trainers`` train.
+
+    ``update_bytes``: size of an update by tier; ``together``: clients of a tier that a trainer trains at a time, 0: as many
+    as suit its functions.
+    """
 
     spec: RunSpec
     functions: Mapping[tuple[str, int], Functions]

@@ -18,7 +18,7 @@ from edgefl.system.files import write_text
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl_server.access.certificates import LabAuthority, Pair
+from edgefl_server.access.certificates import CertificatePair, LabAuthority
 from edgefl_server.access.files import mosquitto
 from edgefl_server.access.rules import Access
 from edgefl_server.broker import checked_ports, mosquitto_base, mosquitto_program
@@ -137,9 +137,9 @@ class LabBroker:
     def _authority(self) -> LabAuthority:
         return LabAuthority(self.folder)
 
-    def _certificates(self) -> tuple[Path, Pair]:
+    def _certificates(self) -> tuple[Path, CertificatePair]:
         if self.cert_file:
-            return Path(self.ca_file), Pair(Path(self.cert_file), Path(self.key_file))
+            return Path(self.ca_file), CertificatePair(Path(self.cert_file), Path(self.key_file))
         authority = self._authority()
         if self.client_certificates:
             for user in self.users:

@@ -47,7 +47,7 @@ _NUMBERS = {"updates": 2, "shards": 3}
 
 
 @dataclass(frozen=True)
-class Handled:
+class HandlerResult:
     """Result of a message.
 
     Attributes:
@@ -61,7 +61,7 @@ class Handled:
     tasks: tuple[Assignment, ...] = ()
 
 
-NOTHING = Handled()
+NOTHING = HandlerResult()
 
 
 class MessageHandler:
@@ -122,7 +122,9 @@ class MessageHandler:
         }
         return replace(state, devices=Devices(devices))
 
-    def handle(self, message: IncomingMessage, state: State, aggregation: RoundAggregation | None) -> Handled:
+    def handle(
+        self, message: IncomingMessage, state: State, aggregation: RoundAggregation | None
+    ) -> HandlerResult:
         """Handle a message. Never raises for its contents.
 
         Args:
@@ -150,11 +152,13 @@ class MessageHandler:
                 if is_reported
                 else ()
             )
-            return Handled(replies, self._barred(device, state))
+            return HandlerResult(replies, self._barred(device, state))
         except ProtocolError as error:
             if device in state.devices:
                 self._reporter.note_stage(device, "sent what cannot be read")
-            return Handled(self._object(device, "malformed", printable(error.message), state, is_verified))
+            return HandlerResult(
+                self._object(device, "malformed", printable(error.message), state, is_verified)
+            )
         except StoreError as error:  # nothing is acknowledged, so the device sends again
             self._reporter.report_storage_error(error)
         return NOTHING
@@ -180,7 +184,7 @@ class MessageHandler:
         numbers: tuple[int, ...],
         state: State,
         aggregation: RoundAggregation | None,
-    ) -> Handled:
+    ) -> HandlerResult:
         # A device's own rate comes after the signature, so that no other client can use it up, and before anything is
         # written. Chunks are limited in bytes by the receiver.
         device, content = checked.device, checked.message
@@ -204,7 +208,7 @@ class MessageHandler:
             case messages.Decline():
                 return self._decline(device, content, state)
 
-    def handle_retained(self, message: IncomingMessage, state: State) -> Handled:
+    def handle_retained(self, message: IncomingMessage, state: State) -> HandlerResult:
         """Refuse the update of a device that left a retained message on a topic of its own where none may be.
 
         A broker may let others write there, and they may have copies of what the device sent in earlier rounds. So a
@@ -228,7 +232,7 @@ class MessageHandler:
             round=task.round, nonce=task.nonce, status="rejected", reason="retained", text=text
         )
         answer = states.Answered(device, False, reason=text, nonce=task.nonce)
-        return Handled((Reply(device, ack),), (answer,))
+        return HandlerResult((Reply(device, ack),), (answer,))
 
     # -- kinds of messages -----------------------------------------------------------------------------------
 
@@ -240,16 +244,16 @@ class MessageHandler:
         traffic: PublishTraffic,
         state: State,
         aggregation: RoundAggregation | None,
-    ) -> Handled:
+    ) -> HandlerResult:
         if not 0 <= number < MAX_ROUNDS:
             raise ProtocolError(f"{device} sent an update for round {number}; rounds lie below {MAX_ROUNDS}")
         if device in state.devices:
             stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
             self._reporter.note_stage(device, stage)
         received = self._receiver.receive(device, number, chunk, traffic, state, aggregation)
-        return Handled(received.replies, (*_online(device, state), *received.answers))
+        return HandlerResult(received.replies, (*_online(device, state), *received.answers))
 
-    def _progress(self, device: str, progress: messages.Progress, state: State) -> Handled:
+    def _progress(self, device: str, progress: messages.Progress, state: State) -> HandlerResult:
         known = state.devices.get(device)
         if known is None:
             return NOTHING
@@ -258,16 +262,16 @@ class MessageHandler:
         is_working = task is not None and task.status == "open"
         if is_working and progress.stage.startswith(messages.FAILED + messages.LOST_CHUNK):
             self._watch.restore_missing()
-        return Handled(events=_online(device, state))
+        return HandlerResult(events=_online(device, state))
 
-    def _hello(self, device: str, hello: messages.Hello, state: State) -> Handled:
+    def _hello(self, device: str, hello: messages.Hello, state: State) -> HandlerResult:
         is_known = device in state.devices
         replies: tuple[Reply, ...] = ()
         coming: tuple[states.Event, ...] = ()
         if not is_known:
             decision = self._admission.decide(device, state)
             if not decision.is_admitted:
-                return Handled(self._no_place(device), self._first_status(device, is_known=False))
+                return HandlerResult(self._no_place(device), self._first_status(device, is_known=False))
             if decision.replaces:
                 replies = self._no_place(decision.replaces)
                 coming = (states.DeviceLeft(decision.replaces),)
@@ -285,7 +289,7 @@ class MessageHandler:
             hello.again is True,
             messages.encode(hello),
         )
-        return Handled(replies, (*coming, event, *self._first_status(device, is_known=True)))
+        return HandlerResult(replies, (*coming, event, *self._first_status(device, is_known=True)))
 
     def _first_status(self, device: str, *, is_known: bool) -> tuple[states.Event, ...]:
         """Return the status that came before the hello which introduced the device's key."""
@@ -312,15 +316,15 @@ class MessageHandler:
         later_s = self._admission.retry_after_s(device)
         return (Reply(device, msgspec.structs.replace(ack, later_s=later_s)),)
 
-    def _status(self, device: str, status: messages.Status, state: State) -> Handled:
+    def _status(self, device: str, status: messages.Status, state: State) -> HandlerResult:
         if device in state.devices:
-            return Handled(events=(states.DeviceStatus(device, status.online),))
+            return HandlerResult(events=(states.DeviceStatus(device, status.online),))
         self._rate_limiter.set_presence(device, online=status.online)
         return NOTHING
 
-    def _decline(self, device: str, decline: messages.Decline, state: State) -> Handled:
+    def _decline(self, device: str, decline: messages.Decline, state: State) -> HandlerResult:
         """Journal a decline before the round continues without the device. One of an earlier round is ignored."""
-        online = Handled(events=_online(device, state))
+        online = HandlerResult(events=_online(device, state))
         current = state.round
         if current is None or not current.version_of(decline.round) or device not in current.assignments:
             return online
@@ -345,7 +349,7 @@ class MessageHandler:
         except StoreError as error:  # a restarted server sends the task again, and the device declines again
             self._reporter.report_storage_error(error)
         self._reporter.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
-        return Handled(events=(*online.events, states.TaskDeclined(device, task.nonce, reason)))
+        return HandlerResult(events=(*online.events, states.TaskDeclined(device, task.nonce, reason)))
 
     # -- refusals --------------------------------------------------------------------------------------------
 

@@ -145,8 +145,7 @@ class RunControl(Protocol):
 
 
 class Models(Protocol):
-    """Models of the run: ``roll_back`` restores the one after an earlier round, ``rollback_refusal`` returns the reason why
-    that is impossible, or an empty text."""
+    """Models of the run. ``rollback_refusal`` returns the reason why a model cannot be restored, or an empty text."""
 
     def rollback_refusal(self, number: int) -> str: ...
 
@@ -154,7 +153,7 @@ class Models(Protocol):
 
 
 class Operator:
-    """Takes orders out of ``mailbox``."""
+    """Executor of the orders in ``mailbox``."""
 
     def __init__(
         self, mailbox: Mailbox, control: RunControl, models: Models, reporter: events.EventListener
@@ -256,7 +255,7 @@ class LatencyProbe:
     at: float
 
 
-class Sent(Protocol):
+class PendingDelivery(Protocol):
     """A message on its way to the broker."""
 
     def wait(self, timeout_s: float) -> bool: ...
@@ -269,7 +268,7 @@ class OrderWatcher:
         self._mailbox = mailbox
         self._inbox = inbox
         self._seen: set[Path] = set()
-        self._timed: Sent | None = None
+        self._timed: PendingDelivery | None = None
         self._timed_at = 0.0
         self._broker_lag_s = -1.0
         self._due = self._time_again = 0.0
@@ -288,7 +287,7 @@ class OrderWatcher:
         if self._thread.is_alive():
             self._thread.join()
 
-    def sent(self, delivery: Sent) -> None:
+    def sent(self, delivery: PendingDelivery) -> None:
         """Time a message that went to the broker, now and then."""
         now = time.monotonic()
         if self._timed is None and now >= self._time_again:

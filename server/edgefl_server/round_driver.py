@@ -41,7 +41,7 @@ from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards.messages import shard_of
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.storage.checkpoints import Checkpoints
-from edgefl_server.storage.journal import DeviceWrites, Journal, RunRecord
+from edgefl_server.storage.journal import DeviceWriteBuffer, Journal, RunRecord
 from edgefl_server.storage.retry import ActionFailed, RetryingJournal
 from edgefl_server.storage.round_table import ROLLOUT, TURNOUT
 from edgefl_server.updates.receiver import ReceiveResult, UpdateReceiver
@@ -149,7 +149,7 @@ class RoundDriver:
         self._evaluator = evaluator
         self._reporter = reporter
         self._memory_plans = memory_plans
-        self._writes = DeviceWrites(journal.direct)
+        self._writes = DeviceWriteBuffer(journal.direct)
         self._sums: Accumulator | None = None
         self._release_at = 0.0
         self._last_devices: frozenset[str] = frozenset()

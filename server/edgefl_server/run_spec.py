@@ -39,8 +39,8 @@ Place = Callable[[Arrays, int], Placement]
 
 
 @dataclass(frozen=True)
-class Steady:
-    """A share of the same entries in every round; ``payload``: devices get them under the tier's own name."""
+class FixedPlacement:
+    """Placement with the same entries in every round. ``payload``: devices get them under the tier's own name."""
 
     regions: Mapping[str, Region]
     payload: bool = False
@@ -54,7 +54,7 @@ def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
     if moves:
         return place
     placed = place(weights, 1)
-    found = Steady(placed.regions, bool(placed.payload))
+    found = FixedPlacement(placed.regions, bool(placed.payload))
     again = found(weights, 1).payload
     alike = again.keys() == placed.payload.keys() and not placed.masks
     alike = alike and all(np.array_equal(array, placed.payload[name]) for name, array in again.items())

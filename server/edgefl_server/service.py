@@ -41,7 +41,7 @@ from edgefl_server.evaluator import Evaluation, Evaluator
 from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
-from edgefl_server.message_handler import Handled, MessageHandler
+from edgefl_server.message_handler import HandlerResult, MessageHandler
 from edgefl_server.operations import LatencyProbe, Mailbox, Operator, OrderWatcher, QueuedOrder
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.publisher import AnnouncementMonitor
@@ -409,7 +409,7 @@ class Service:
             self._flush()
         self.driver.dispatch(event, settle=settle)
 
-    def _apply(self, handled: Handled) -> None:
+    def _apply(self, handled: HandlerResult) -> None:
         self._send(handled.replies)
         for event in handled.events:
             self.dispatch(event)

@@ -14,7 +14,7 @@ from edgefl_server.updates.reassembly import (
     CHUNK_OVERHEAD_BYTES,
     UPDATE_OVERHEAD_BYTES,
     ChunkReassembler,
-    Reassembled,
+    ReassembledUpdate,
 )
 
 MOST_BYTES, UPDATE_BYTES = 3_000, 1_000
@@ -35,7 +35,7 @@ class Uploads(RuleBasedStateMachine):
         except UpdateRejected:
             self.parts.drop(device)  # as the intake does
             return
-        if isinstance(done, Reassembled):
+        if isinstance(done, ReassembledUpdate):
             assert hashlib.sha256(done.data).hexdigest() == done.sha256 == chunk.sha256
 
     @rule(device=DEVICES, data=DATA, pieces=st.integers(1, 4), index=st.integers(0, 3))

@@ -20,7 +20,7 @@ _PEM = serialization.Encoding.PEM
 
 
 @dataclass(frozen=True)
-class Pair:
+class CertificatePair:
     """Files of a certificate and its key (PEM, without a password)."""
 
     certificate: Path
@@ -36,7 +36,7 @@ class LabAuthority:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.own = Pair(folder / "ca.crt", folder / "ca.key")
+        self.own = CertificatePair(folder / "ca.crt", folder / "ca.key")
         if not self.own.exists:
             key = ec.generate_private_key(ec.SECP256R1())
             made = _builder("edgefl lab authority", "edgefl lab authority", key).add_extension(
@@ -48,23 +48,27 @@ class LabAuthority:
         assert isinstance(found, ec.EllipticCurvePrivateKey)  # as written above
         self._key = found
 
-    def broker(self, *hosts: str) -> Pair:
+    def broker(self, *hosts: str) -> CertificatePair:
         """Return the certificate of a broker that is reached under these names and addresses."""
-        pair = Pair(self._folder / "broker.crt", self._folder / "broker.key")
+        pair = CertificatePair(self._folder / "broker.crt", self._folder / "broker.key")
         if not pair.exists:
             names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
             self._issue(pair, hosts[0], ExtendedKeyUsageOID.SERVER_AUTH, names)
         return pair
 
-    def client(self, name: str) -> Pair:
+    def client(self, name: str) -> CertificatePair:
         """Return a client's certificate: its common name is ``name``, which a broker uses as the user."""
-        pair = Pair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        pair = CertificatePair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         if not pair.exists:
             self._issue(pair, name, ExtendedKeyUsageOID.CLIENT_AUTH)
         return pair
 
     def _issue(
-        self, pair: Pair, name: str, usage: x509.ObjectIdentifier, names: x509.ExtensionType | None = None
+        self,
+        pair: CertificatePair,
+        name: str,
+        usage: x509.ObjectIdentifier,
+        names: x509.ExtensionType | None = None,
     ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
@@ -97,7 +101,7 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _write(pair: Pair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
+def _write(pair: CertificatePair, certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> None:
     pair.certificate.parent.mkdir(parents=True, exist_ok=True)
     secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     pair.key.touch(mode=0o600)

@@ -28,7 +28,7 @@ from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal
 from edgefl_server.aggregate.adders import Checked
-from edgefl_server.aggregate.averaging import Added, Average, Buffered, OverChanges, OverHolders
+from edgefl_server.aggregate.averaging import Added, Average, BufferedMean, ChangeMean, HolderMean
 from edgefl_server.aggregate.checks import checked
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
@@ -237,14 +237,14 @@ class Aggregator:
     def _begun(self) -> Average:
         scale = 2.0**self.fraction_bits
         if self._rule.buffered:
-            return Buffered(self.layout, self._rule, scale, self._counted())
+            return BufferedMean(self.layout, self._rule, scale, self._counted())
         if self._base is not None:
-            return OverChanges(self._base, scale, change=self._change)
+            return ChangeMean(self._base, scale, change=self._change)
         if self._sums is None:
             self._sums = accumulator(self.layout.size, self._device, self._threads)
         else:
             self._sums.reset()
-        return OverHolders(self.layout, self._sums, scale)
+        return HolderMean(self.layout, self._sums, scale)
 
     def _counted(self) -> npt.NDArray[np.bool_]:
         """Return the entries for the distance between updates: all but moving statistics, which are bounded."""

@@ -112,7 +112,7 @@ class Added:
 
 
 class Average(Protocol):
-    """Takes checked updates one by one, and makes a model of them at the end. ``packed``: of any form, else dense."""
+    """Average of checked updates, which are added one by one. ``packed``: of any form, else dense."""
 
     @property
     def packed(self) -> bool: ...
@@ -132,8 +132,8 @@ class Average(Protocol):
         """
 
 
-class OverHolders:
-    """The weighted mean over the updates that hold an entry. Updates wait packed, and are added many at a time."""
+class HolderMean:
+    """Weighted mean over the updates that hold an entry. Updates are buffered packed, and added many at a time."""
 
     packed = True
 
@@ -209,8 +209,8 @@ class OverHolders:
         return weights
 
 
-class OverChanges:
-    """The weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
+class ChangeMean:
+    """Weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
 
     packed = False
 
@@ -251,10 +251,10 @@ class OverChanges:
         return renewal.by_parts(merge)
 
 
-class Buffered:
-    """A rule that looks at all updates at once: each is kept as float32 [model], NaN where it holds nothing.
+class BufferedMean:
+    """Rule that needs all updates at once: each is stored as float32 [model], NaN for missing entries.
 
-    A rule that leaves out whole updates looks at the entries ``counted``, bool [model].
+    A rule that leaves out whole updates compares the entries ``counted``, bool [model].
     """
 
     packed = False

@@ -287,7 +287,7 @@ _Runs = tuple[int, int, int, int, int] | Integers
 
 
 class _Cutter:
-    """Turns update tensors into runs (columns as of a block, any length), gathering scattered positions in ``index``."""
+    """Converter of update tensors into runs (columns as of a block, any length). Collects positions in ``index``."""
 
     def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:
         self.layout = layout

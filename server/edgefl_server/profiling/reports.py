@@ -124,7 +124,7 @@ _LETTERS = 64
 _MOST_BYTES = 64 << 20
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of a file, as JSON."""
 
     v: int = VERSION
@@ -135,7 +135,7 @@ def record(path: Path, devices: Sequence[DeviceReport]) -> None:
     """Write those that have a profile, and why the others have none. ConfigError where the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, msgspec.json.encode(Recorded(devices=tuple(devices))).decode())
+        write_text(path, msgspec.json.encode(ProfileFile(devices=tuple(devices))).decode())
     except OSError as error:
         raise ConfigError(
             f"cannot write {path}: {error.strerror or error}; name another file", path=str(path)
@@ -147,7 +147,7 @@ def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{path} is larger than any recorded profile", path=str(path))
-        found = msgspec.json.decode(path.read_bytes(), type=Recorded)
+        found = msgspec.json.decode(path.read_bytes(), type=ProfileFile)
         if found.v != VERSION:
             raise ConfigError(
                 f"{path} is of version {found.v}, this edgefl reads {VERSION}: record it again, or install a matching "

@@ -35,7 +35,7 @@ _PROGRESS_S = 0.2
 
 
 class Announcements:
-    """Publishes for one run, whose bundles are offered from the start. ``folder`` keeps what devices were given."""
+    """Announcements of one run, whose bundles are offered from the start. ``folder`` stores the published models."""
 
     def __init__(
         self,

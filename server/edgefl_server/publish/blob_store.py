@@ -33,7 +33,7 @@ class BlobStore(Protocol):
     def close(self) -> None: ...
 
 
-class InMemory:
+class MemoryBlobStore:
     """Blob storage for the lifetime of the process."""
 
     def __init__(self) -> None:

@@ -73,7 +73,7 @@ class _PatchChain:
 
 
 class Downlink:
-    """Publishes the parts of one model after the other. The same models in the same order give the same bytes."""
+    """Publisher of the parts of one model after the other. The same models in the same order give the same bytes."""
 
     def __init__(
         self, spec: DownlinkSpec, publisher: BlobPublisher, published: PublishedModels, blob_limit: int

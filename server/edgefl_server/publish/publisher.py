@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.envelope import Seal, bare, unwrap
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import EventListener, Warned
-from edgefl_server.publish.blob_store import BlobStore, InMemory
+from edgefl_server.publish.blob_store import BlobStore, MemoryBlobStore
 
 _MOST_ECHOES = 64
 _MOST_WAITING = 64 << 20
@@ -30,14 +30,14 @@ _BROKER_S = 10.0
 """For the broker to take one more; after that the rest waits in memory, as it must."""
 
 
-class Publishes(Protocol):
+class MessagePublisher(Protocol):
     """The part of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
 
 
 class Publisher:
-    """Keeps the live set of blobs and the announcement, here and at the broker.
+    """Publisher of the live blobs and the announcement, stored here and at the broker.
 
     Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
     None has more than ``blob_limit`` bytes, which devices refuse. ``store`` holds their bytes; only there are they unless
@@ -46,7 +46,7 @@ class Publisher:
 
     def __init__(
         self,
-        session: Publishes,
+        session: MessagePublisher,
         topics: Topics,
         chunk_bytes: int,
         compression: Compression = "none",
@@ -66,7 +66,7 @@ class Publisher:
         self._payload = b""
         self._announced: Round | None = None
         self._echoes: deque[bytes] = deque(maxlen=_MOST_ECHOES)
-        self._store: BlobStore = store or InMemory()
+        self._store: BlobStore = store or MemoryBlobStore()
         self._by_broker = by_broker
         self._most_bytes = most_bytes
         self._blobs: dict[str, BlobRef] = {}

@@ -29,7 +29,7 @@ from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.states import Answers, OpenRound, Outage, State
 from edgefl_server.events import Noted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
-from edgefl_server.message_handler import NOTHING, Handled
+from edgefl_server.message_handler import NOTHING, HandlerResult
 from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec
 from edgefl_server.run_spec import RunSpec
@@ -302,7 +302,7 @@ class WorkerPool:
 
     # -- messages of workers ---------------------------------------------------------------------------------
 
-    def handle(self, tagged: messages.FromWorker, state: State) -> Handled:
+    def handle(self, tagged: messages.FromWorker, state: State) -> HandlerResult:
         """Handle a worker's message.
 
         Args:
@@ -322,13 +322,13 @@ class WorkerPool:
                 is_current = current is not None and current.number == number
                 tasks = current.with_status("open") if current is not None and is_current else ()
                 own = tuple(task for task in tasks if self._slot_of(task.device) is slot)
-                return Handled(events=self._recovered(), tasks=own)
+                return HandlerResult(events=self._recovered(), tasks=own)
             case messages.Progressed() as progressed:
                 for event in progressed.events:
                     self._reporter.emit(event)
                 is_current = state.round is not None and state.round.number == progressed.round
                 answers = (Answers(progressed.answers),) if progressed.answers and is_current else ()
-                return Handled(progressed.replies, answers)
+                return HandlerResult(progressed.replies, answers)
             case messages.KeyRequest(device):
                 keys = self._keys(device) if device in state.devices else None
                 slot.send(messages.UpdateKeys({device: keys}))

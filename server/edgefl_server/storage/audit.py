@@ -154,7 +154,7 @@ class Audit:
         tail.lines, tail.head, tail.size = tail.lines + 1, head, tail.size + len(line)
 
 
-class Verified(msgspec.Struct, frozen=True, kw_only=True):
+class AuditVerification(msgspec.Struct, frozen=True, kw_only=True):
     """Result of the verification of a log.
 
     ``head`` is the hash of its last line, ``problems`` name lines, and rounds that it lacks.
@@ -167,7 +167,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-def verify(folder: Path) -> Verified:
+def verify(folder: Path) -> AuditVerification:
     """Check every line of the log in ``folder``, and that it has the rounds of ``history.jsonl`` with the same weights.
 
     DataError if there is no log.
@@ -191,7 +191,7 @@ def verify(folder: Path) -> Verified:
             problems.append(
                 f"round {row.round}: history.jsonl has weights {row.weights_sha256[:12]}, the log has {found[:12]}"
             )
-    return Verified(
+    return AuditVerification(
         lines=len(lines), head=head, rounds=len(weights), updates=updates, problems=tuple(problems)
     )
 

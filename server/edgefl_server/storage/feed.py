@@ -31,7 +31,7 @@ _PROGRESS_S = 1.0
 
 
 class Feed:
-    """Appends to the feed of ``folder``. ``clock`` gives epoch seconds."""
+    """Writer of the feed in ``folder``. ``clock`` returns epoch seconds."""
 
     def __init__(self, folder: Path, clock: Clock = time.time, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder

@@ -342,7 +342,7 @@ _TOGETHER_S = 1.0
 """News of devices waits that long for more, while messages come one after the other."""
 
 
-class DeviceWrites:
+class DeviceWriteBuffer:
     """Devices without a tier take part in nothing, and have no rows: anybody may be one."""
 
     def __init__(self, journal: Journal) -> None:

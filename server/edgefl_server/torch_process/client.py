@@ -38,7 +38,7 @@ from edgefl_server.torch_process.process import Process
 
 
 class RunResolver:
-    """Replaces placeholders by functions and bundles of the run in ``folder``."""
+    """Resolver of placeholders: the functions and bundles of the run in ``folder``."""
 
     def __init__(self, process: TorchProcess, folder: Path) -> None:
         self._process = process
@@ -148,7 +148,7 @@ _TRIES = 3
 
 
 class TorchProcess:
-    """Composes a run, and calls its functions, in a process with torch. Thread-safe.
+    """Process with torch that composes a run and calls its functions. Thread-safe.
 
     Requests with ``beside`` have a connection of their own, so that they do not wait for the other requests.
 

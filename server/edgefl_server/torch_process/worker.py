@@ -18,7 +18,7 @@ from edgefl_export.compiler.request import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
 from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.events import EventListener
-from edgefl_server.run_spec import RunSpec, Steady
+from edgefl_server.run_spec import FixedPlacement, RunSpec
 from edgefl_server.torch_process import messages
 
 Answer = tuple[object, Mapping[int, messages.Placeholder]]
@@ -26,7 +26,7 @@ Answer = tuple[object, Mapping[int, messages.Placeholder]]
 
 
 class ModelWorker:
-    """Composes the run at the first request, and calls its functions for the later ones."""
+    """Worker that composes the run at the first request, and calls its functions for later ones."""
 
     def __init__(self) -> None:
         self._spec: RunSpec | None = None
@@ -45,7 +45,9 @@ class ModelWorker:
                 self._spec = _recompose(request)
             case messages.PlaceRequest(weights, number):
                 tiers = self._run.tiers.items()
-                moving = {name: tier.place for name, tier in tiers if not isinstance(tier.place, Steady)}
+                moving = {
+                    name: tier.place for name, tier in tiers if not isinstance(tier.place, FixedPlacement)
+                }
                 value = {name: place(weights, number) for name, place in moving.items()}
             case messages.MoveRequest(exchange, before, mean, hyper):
                 value = self._run.exchanges[exchange].server.moved(before, mean, hyper)
@@ -121,5 +123,5 @@ def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
         for name, tier in exchange.tiers.items():
             for bundle in tier.bundles.values():
                 yield id(bundle), messages.BundleRef(_file(name, own, bundle.manifest.format))
-            if not isinstance(tier.place, Steady):
+            if not isinstance(tier.place, FixedPlacement):
                 yield id(tier.place), messages.PlacementRef(name)

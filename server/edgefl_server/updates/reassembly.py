@@ -28,7 +28,7 @@ _DIGEST_LETTERS = 64
 
 
 @dataclass(frozen=True)
-class Reassembled:
+class ReassembledUpdate:
     """Complete update whose bytes have the digest that the device declared."""
 
     sha256: str
@@ -89,7 +89,7 @@ class ChunkReassembler:
             chunk.count, partial.chunks if partial is not None and _is_same(partial.head, chunk) else {}
         )
 
-    def add(self, device: str, chunk: UpdateChunk) -> Reassembled | MissingChunks | None:
+    def add(self, device: str, chunk: UpdateChunk) -> ReassembledUpdate | MissingChunks | None:
         """Add a chunk. A copy changes nothing; a chunk of another update replaces the one in progress.
 
         Returns:
@@ -169,7 +169,7 @@ class ChunkReassembler:
         if not chunk.is_offer and chunk.index < chunk.count - 1 and len(chunk.data) < self._min_chunk_bytes:
             raise _malformed(f"chunk {chunk.index} of {chunk.count} has {len(chunk.data)} bytes: {minimum}")
 
-    def _join(self, device: str, partial: _PartialUpdate) -> Reassembled | MissingChunks:
+    def _join(self, device: str, partial: _PartialUpdate) -> ReassembledUpdate | MissingChunks:
         self.drop(device)
         head = partial.head
         # BytesIO hands out its own buffer, so a large update is not copied; popped chunks free their memory meanwhile.
@@ -181,7 +181,7 @@ class ChunkReassembler:
             raise _malformed(f"it should have {head.size} bytes, found {len(data)}")
         sha256 = hashlib.sha256(data).hexdigest()
         if sha256 == head.sha256:
-            return Reassembled(sha256, data)
+            return ReassembledUpdate(sha256, data)
         damage = f"the {len(data)} bytes that came have the digest {sha256[:12]}, not {head.sha256[:12]}"
         self._damaged[device] = self._damaged.get(device, 0) + 1
         if self._damaged[device] > MAX_DAMAGED:

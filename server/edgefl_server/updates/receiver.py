@@ -29,7 +29,12 @@ from edgefl_server.storage.round_table import RoundOver
 from edgefl_server.storage.update_table import AcceptedUpdate
 from edgefl_server.updates import acks, validation
 from edgefl_server.updates.rate_limit import RateLimiter
-from edgefl_server.updates.reassembly import MIN_CHUNK_BYTES, ChunkReassembler, MissingChunks, Reassembled
+from edgefl_server.updates.reassembly import (
+    MIN_CHUNK_BYTES,
+    ChunkReassembler,
+    MissingChunks,
+    ReassembledUpdate,
+)
 from edgefl_server.updates.upload_scheduler import UploadScheduler
 
 BATCH_UPDATES = 64
@@ -265,7 +270,7 @@ class UpdateReceiver:
     def _validate(
         self,
         assignment: Assignment,
-        whole: Reassembled,
+        whole: ReassembledUpdate,
         upload: UploadState,
         state: State,
         aggregation: RoundAggregation,

@@ -20,7 +20,7 @@ _MAY_RETAIN = ("status", "hello")
 
 
 class RetainedMessageCleaner:
-    """Finds and removes retained messages on the topics of updates, whose number is unbounded."""
+    """Cleaner of retained messages on the topics of updates, whose number is unbounded."""
 
     def __init__(self, session: Session, topics: Topics) -> None:
         self._session = session

@@ -12,7 +12,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
-from edgefl_server.aggregate.averaging import OverHolders
+from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.scatter import PART, compiled, flatten
 
@@ -65,7 +65,7 @@ def test_a_tier_is_compiled_once_for_each_form() -> None:
 def test_small_updates_wait_until_there_are_sixty_four() -> None:
     model = {"w": np.zeros(1000, np.float32), "b": np.zeros(1, np.float32)}
     layout, regions = layout_of(model), {"b": None}
-    average = OverHolders(layout, CpuAccumulator(layout.size, 1), 1.0)
+    average = HolderMean(layout, CpuAccumulator(layout.size, 1), 1.0)
     sums = Aggregator(layout, weight_limit=99, device="cpu")
     checked = sums.check({"b": np.ones(1, np.float32)}, regions)
     for _ in range(63):

@@ -30,7 +30,7 @@ from edgefl_server.dashboard.web.serve import (
     read_token,
     serve,
 )
-from edgefl_server.dashboard.web.upstream import Upstream
+from edgefl_server.dashboard.web.upstream import RemoteSource
 
 
 @pytest.fixture
@@ -83,12 +83,12 @@ def test_a_page_that_does_not_answer_is_named(taken: int) -> None:
     with pytest.raises(
         ConfigError, match=rf"the page at http://127.0.0.1:{free} does not answer \(.*refused"
     ):
-        Upstream(f"http://127.0.0.1:{free}/")
+        RemoteSource(f"http://127.0.0.1:{free}/")
     for bad in ("127.0.0.1:8090", "ftp://a", "http://", "nonsense"):
         with pytest.raises(ConfigError, match="`server` is the address of another page"):
-            Upstream(bad)
+            RemoteSource(bad)
     with pytest.raises(ConfigError, match="holds a password"):
-        Upstream("http://me:secret@host")
+        RemoteSource("http://me:secret@host")
 
 
 def test_what_answers_and_is_no_page_is_named() -> None:
@@ -96,7 +96,7 @@ def test_what_answers_and_is_no_page_is_named() -> None:
     threading.Thread(target=other.handle_request, daemon=True).start()
     try:
         with pytest.raises(ConfigError, match="does not answer"):
-            Upstream(f"http://127.0.0.1:{other.server_port}")
+            RemoteSource(f"http://127.0.0.1:{other.server_port}")
     finally:
         other.server_close()
 

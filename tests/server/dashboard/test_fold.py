@@ -14,7 +14,7 @@ from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import Folder
 from edgefl_server.dashboard.views import summary
-from edgefl_server.dashboard.views.summary import DeviceFilter, Glance, histogram
+from edgefl_server.dashboard.views.summary import DeviceFilter, FleetSnapshot, histogram
 from edgefl_server.events import (
     Declined,
     DeviceJoined,
@@ -73,7 +73,7 @@ def test_a_round_counts_what_became_of_each_of_its_devices() -> None:
     late = Rejected(device="weak-1", round=1, reason="closed-round", text="it is over")
     fleet = told(*report("strong-0"), *report("strong-1"), DECLINED, ENDED, late)
 
-    row = Glance(fleet).round(1)
+    row = FleetSnapshot(fleet).round(1)
 
     assert (row.selected, row.arrived, row.declined, row.missing, row.late) == (4, 2, 1, 1, 1)
     assert row.reasons == {"policy": 1, "it did not report in time": 1}
@@ -99,7 +99,7 @@ def test_who_goes_on_from_an_earlier_version_is_at_work_and_missed_by_none() -> 
     ):
         fold.apply(fleet, 30.0, event)
 
-    first, second = Glance(fleet).round(1), Glance(fleet).round(2)
+    first, second = FleetSnapshot(fleet).round(1), FleetSnapshot(fleet).round(2)
     assert (first.selected, first.arrived, first.missing) == (4, 3, 1)
     assert (second.selected, second.arrived, second.missing) == (1, 1, 0)
     assert [fleet.devices[name].missed for name in DEVICES] == [0, 0, 1, 0]
@@ -130,7 +130,7 @@ def test_what_is_told_twice_changes_nothing() -> None:
     for name in DEVICES:
         first, second = (summary.device_row(fleet, fleet.devices[name]) for fleet in (once, twice))
         assert (first.reports, first.missed, first.seconds) == (second.reports, second.missed, second.seconds)
-    assert Glance(once).round(1).reasons == Glance(twice).round(1).reasons
+    assert FleetSnapshot(once).round(1).reasons == FleetSnapshot(twice).round(1).reasons
 
 
 def test_a_device_stands_where_it_said_last() -> None:
@@ -154,7 +154,7 @@ def test_a_refused_update_ends_the_part_of_its_device() -> None:
     fleet = told(refused)
 
     assert summary.state_of(fleet, fleet.devices["weak-1"]) == "rejected"
-    assert Glance(fleet).round(1).reasons == {"not-finite": 1}
+    assert FleetSnapshot(fleet).round(1).reasons == {"not-finite": 1}
 
 
 def test_another_run_begins_with_nothing_of_the_last() -> None:
@@ -183,13 +183,13 @@ def test_orders_and_phases_are_known() -> None:
 def test_of_rounds_that_are_long_over_the_sums_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fold, "MOST_PARTS", 8)
     fleet = told(*report("strong-0"), *report("strong-1"), ENDED)
-    before = Glance(fleet).round(1)
+    before = FleetSnapshot(fleet).round(1)
 
     for number in (2, 3):
         fold.apply(fleet, 30.0, RoundOpened(round=number, goal=4, devices=DEVICES, deadline=60.0))
 
     assert fleet.rounds[1].parts == {} and fleet.kept == 4 + 4
-    assert Glance(fleet).round(1) == before
+    assert FleetSnapshot(fleet).round(1) == before
     assert 1 not in fleet.devices["strong-0"].parts
 
 
@@ -216,7 +216,7 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
     assert (whole.federation, whole.problem, alone.problem) == (FEDERATION, "", "")
     assert whole.devices.keys() == alone.devices.keys()
     for number in (1, 2, 3):
-        ours, theirs = Glance(whole).round(number), Glance(alone).round(number)
+        ours, theirs = FleetSnapshot(whole).round(number), FleetSnapshot(alone).round(number)
         for name in (
             "selected",
             "arrived",

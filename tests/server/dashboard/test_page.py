@@ -180,4 +180,4 @@ def test_a_page_may_follow_another(page: PageProcess, folder: Path) -> None:
         assert second.order({"order": "drain"}).status == 202
     ((path_, order),) = Mailbox(folder).waiting()
     assert order is not None and order.name == "drain"
-    Mailbox(folder).done(path_)
+    Mailbox(folder).remove(path_)

@@ -22,7 +22,7 @@ from edgefl.setup.data import open_data
 from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned
-from edgefl_server.run_spec import RunSpec, Steady
+from edgefl_server.run_spec import FixedPlacement, RunSpec
 from edgefl_server.torch_process import process
 from edgefl_server.torch_process.client import TorchProcess
 from edgefl_server.torch_process.messages import ComposeRequest, JudgeRequest
@@ -81,7 +81,7 @@ def test_a_spec_is_the_same_but_for_where_its_functions_are(run: Pair) -> None:
     [compiled] = [event for event in run.told if isinstance(event, Compiled)]
     told = [event.tier for event in run.told if isinstance(event, Exporting)]  # of those that no cache had
     assert compiled.compiled + compiled.reused == len(here.tiers) and set(told) <= set(here.tiers)
-    assert isinstance(there.tiers["whole"].place, Steady), "what is placed once is placed here"
+    assert isinstance(there.tiers["whole"].place, FixedPlacement), "what is placed once is placed here"
 
 
 def same(left: Placement, right: Placement) -> None:

@@ -18,7 +18,7 @@ from edgefl_server.updates.reassembly import (
     UPDATE_OVERHEAD_BYTES,
     ChunkReassembler,
     MissingChunks,
-    Reassembled,
+    ReassembledUpdate,
 )
 from tests.server.fleet import chunks_of
 
@@ -39,7 +39,7 @@ def test_any_order_makes_the_update(data: bytes, size: int, random: Any, again: 
     random.shuffle(sent)
     parts = assembly()
     results = [parts.add("d", chunk) for chunk in sent]
-    assert Reassembled(hashlib.sha256(data).hexdigest(), data) in results
+    assert ReassembledUpdate(hashlib.sha256(data).hexdigest(), data) in results
 
 
 def test_what_surrounds_the_bytes_of_an_update_is_bounded_too() -> None:
@@ -55,14 +55,14 @@ def test_the_last_chunk_names_the_gaps() -> None:
     assert parts.add("d", pieces[1]) is None
     assert parts.add("d", pieces[4]) == MissingChunks([0, 2, 3])
     assert [parts.add("d", pieces[index]) for index in (0, 2)] == [None, None]
-    assert isinstance(parts.add("d", pieces[3]), Reassembled)
+    assert isinstance(parts.add("d", pieces[3]), ReassembledUpdate)
 
 
 def test_devices_do_not_mix() -> None:
     one, other, parts = chunks_of(b"a" * 20, "n", 10), chunks_of(b"b" * 20, "n", 10), assembly()
     parts.add("one", one[0])
     parts.add("other", other[0])
-    assert parts.add("one", one[1]) == Reassembled(one[0].sha256, b"a" * 20)
+    assert parts.add("one", one[1]) == ReassembledUpdate(one[0].sha256, b"a" * 20)
     assert parts.held_bytes == held(10)
 
 
@@ -91,7 +91,7 @@ def test_gaps_are_named_some_at_a_time_and_the_last_chunk_asks_for_more() -> Non
         asked += answer.indices
         for index in answer.indices:
             answer = parts.add("d", pieces[index])
-    assert isinstance(answer, Reassembled) and set(asked) == set(range(3000))
+    assert isinstance(answer, ReassembledUpdate) and set(asked) == set(range(3000))
 
 
 def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
@@ -101,7 +101,7 @@ def test_a_damaged_update_may_be_sent_again_a_few_times() -> None:
         answer = [parts.add("d", chunk) for chunk in bad][-1]
         assert isinstance(answer, MissingChunks) and answer.indices == [0, 1, 2, 3, 4]
         assert answer.text.startswith("the 50 bytes that came have the digest ")
-    assert isinstance([parts.add("d", chunk) for chunk in good][-1], Reassembled)
+    assert isinstance([parts.add("d", chunk) for chunk in good][-1], ReassembledUpdate)
     with pytest.raises(UpdateRejected, match="digest"):
         [parts.add("d", chunk) for chunk in bad]
 
@@ -134,7 +134,7 @@ def test_an_update_as_large_as_the_limit_in_the_smallest_chunks_is_taken() -> No
     assert len(pieces) == 4
     assert [parts.add("d", chunk) for chunk in pieces[:3]] == [None] * 3
     assert parts.held_bytes == held(768, 3)
-    assert parts.add("d", pieces[3]) == Reassembled(pieces[0].sha256, bytes(1024))
+    assert parts.add("d", pieces[3]) == ReassembledUpdate(pieces[0].sha256, bytes(1024))
     assert parts.held_bytes == 0
 
 
@@ -165,7 +165,7 @@ def test_the_device_that_was_fed_last_is_kept() -> None:
     parts.add("first", pieces[1])
     parts.add("third", pieces[0])
     assert parts.held_bytes == held(30, 3, 2) and parts.dropped == 1
-    assert parts.add("first", pieces[2]) == Reassembled(pieces[0].sha256, bytes(30))
+    assert parts.add("first", pieces[2]) == ReassembledUpdate(pieces[0].sha256, bytes(30))
     assert parts.add("second", pieces[2]) == MissingChunks([0, 1])
 
 
@@ -174,7 +174,9 @@ def test_a_duplicate_neither_counts_nor_replaces_what_came_first() -> None:
     parts.add("d", pieces[0])
     parts.add("d", structs.replace(pieces[0], data=b"b" * 10))
     assert parts.held_bytes == held(10)
-    assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == Reassembled(pieces[0].sha256, b"a" * 30)
+    assert [parts.add("d", chunk) for chunk in pieces[1:]][-1] == ReassembledUpdate(
+        pieces[0].sha256, b"a" * 30
+    )
 
 
 @pytest.mark.parametrize("changes", [{"nonce": "m"}, {"sha256": "0" * 64}, {"count": 4}, {"size": 31}])

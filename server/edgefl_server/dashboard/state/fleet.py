@@ -48,7 +48,7 @@ class DeviceRound(msgspec.Struct, kw_only=True, gc=False):
         return max(0, self.peak_bytes - self.idle_bytes) if self.peak_bytes and self.idle_bytes else 0
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Line of the log."""
 
     n: int
@@ -86,7 +86,7 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
     missed: int = 0
     facts: DeviceFacts | None = None
     dropped: dict[str, str] = {}
-    log: list[Entry] = []
+    log: list[LogEntry] = []
     parts: dict[int, DeviceRound] = {}
     changed: int = 0
 
@@ -97,7 +97,7 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
         return newest if newest is not None and newest.status == "open" else None
 
 
-class Sum(msgspec.Struct, kw_only=True):
+class TierTotals(msgspec.Struct, kw_only=True):
     """Totals of a tier in a round. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices that reported;
     ``reasons`` counts why others did not."""
 
@@ -141,7 +141,7 @@ class RoundRecord(msgspec.Struct, kw_only=True):
     text: str = ""
     late: dict[str, int] = {}
     parts: dict[str, DeviceRound] = {}
-    sums: dict[str, Sum] = {}
+    sums: dict[str, TierTotals] = {}
     changed: int = 0
 
 
@@ -152,7 +152,7 @@ class TierPlan(msgspec.Struct, kw_only=True):
     planned_bytes: int = 0
 
 
-class Vital(msgspec.Struct, frozen=True, kw_only=True):
+class VitalSample(msgspec.Struct, frozen=True, kw_only=True):
     """Load of the server at a time (:class:`edgefl_server.events.Vitals`). ``cpu_share``: share of one core since the
     previous one."""
 
@@ -186,8 +186,8 @@ class Fleet(msgspec.Struct, kw_only=True):
     devices: dict[str, DeviceRecord] = {}
     rounds: dict[int, RoundRecord] = {}
     tiers: dict[str, TierPlan] = {}
-    log: list[Entry] = []
-    vitals: list[Vital] = []
+    log: list[LogEntry] = []
+    vitals: list[VitalSample] = []
     told: float = 0.0
     problem: str = ""
     checkpoints: tuple[int, ...] = ()
@@ -230,7 +230,7 @@ class Fleet(msgspec.Struct, kw_only=True):
     def entry(self, at: float, kind: str, text: str, *, device: str = "", number: int = 0) -> None:
         """Add a line to the log, and to that of the device."""
         self.count += 1
-        made = Entry(n=self.count, at=at, kind=kind, text=text, device=device, round=number)
+        made = LogEntry(n=self.count, at=at, kind=kind, text=text, device=device, round=number)
         keep(self.log, made, MOST_LOG)
         if device in self.devices:
             keep(self.devices[device].log, made, MOST_DEVICE_LOG)

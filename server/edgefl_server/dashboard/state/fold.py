@@ -14,15 +14,15 @@ from edgefl_server.dashboard.state.fleet import (
     DeviceRound,
     Fleet,
     RoundRecord,
-    Sum,
-    Vital,
+    TierTotals,
+    VitalSample,
     keep,
 )
 
 _FIELDS = {"accepted": "arrived", "rejected": "rejected", "declined": "declined", "missing": "missing"}
 
 
-def sums_of(round_: RoundRecord) -> dict[str, Sum]:
+def sums_of(round_: RoundRecord) -> dict[str, TierTotals]:
     """Return the sums of a round by tier, in the order of their names. An old round has stored ones."""
     if not round_.parts:
         return round_.sums
@@ -32,9 +32,9 @@ def sums_of(round_: RoundRecord) -> dict[str, Sum]:
     return {tier: summed(by_tier[tier]) for tier in sorted(by_tier)}
 
 
-def summed(parts: Iterable[DeviceRound]) -> Sum:
+def summed(parts: Iterable[DeviceRound]) -> TierTotals:
     """Return the sum of ``parts``."""
-    made = Sum()
+    made = TierTotals()
     arrived: list[DeviceRound] = []
     for part in parts:
         made.selected += 1
@@ -54,9 +54,9 @@ def summed(parts: Iterable[DeviceRound]) -> Sum:
     return made
 
 
-def total(sums: Iterable[Sum]) -> Sum:
+def total(sums: Iterable[TierTotals]) -> TierTotals:
     """Return the sum of all tiers: counts and bytes only, as medians of tiers have no sum."""
-    made = Sum()
+    made = TierTotals()
     for each in sums:
         for name in ("selected", "arrived", "rejected", "declined", "missing", "down_bytes", "up_bytes"):
             setattr(made, name, getattr(made, name) + getattr(each, name))
@@ -147,7 +147,7 @@ def _(event: events.Vitals, fleet: Fleet, at: float) -> None:
     if last is not None and at > last.at and event.cpu_s >= last.cpu_s:  # else the server was started again
         share = (event.cpu_s - last.cpu_s) / (at - last.at)
     fleet.count += 1
-    vital = Vital(
+    vital = VitalSample(
         n=fleet.count,
         at=at,
         inbox=event.inbox,

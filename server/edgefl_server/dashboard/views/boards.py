@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from edgefl_server.dashboard.views import parts, summary
 from edgefl_server.dashboard.views.html import Html, el, joined
-from edgefl_server.dashboard.views.summary import PAGE, DeviceFilter, Glance
+from edgefl_server.dashboard.views.summary import PAGE, DeviceFilter, FleetSnapshot
 
 ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
@@ -21,7 +21,7 @@ class Board:
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
 
 
-def overview(glance: Glance, view: DeviceFilter) -> Board:
+def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
     """Return the contents of the overview, with the devices of ``view``."""
     fleet = glance.fleet
     matching = view.of(fleet)
@@ -42,7 +42,7 @@ def overview(glance: Glance, view: DeviceFilter) -> Board:
     return board
 
 
-def device(glance: Glance, name: str) -> Board:
+def device(glance: FleetSnapshot, name: str) -> Board:
     """Return the contents of a device's page: its state, its properties, its rounds and its log."""
     board = _frame(glance)
     found = glance.fleet.devices.get(name)
@@ -76,7 +76,7 @@ def device(glance: Glance, name: str) -> Board:
     return board
 
 
-def round_(glance: Glance, number: int) -> Board:
+def round_(glance: FleetSnapshot, number: int) -> Board:
     """Return the contents of a round's page, with each of its devices."""
     board = _frame(glance)
     found = glance.fleet.rounds.get(number)
@@ -89,6 +89,6 @@ def round_(glance: Glance, number: int) -> Board:
     return board
 
 
-def _frame(glance: Glance) -> Board:
+def _frame(glance: FleetSnapshot) -> Board:
     run = summary.run_row(glance.fleet)
     return Board({"head": parts.head(run), "tiles": parts.tiles(run)}, {})

@@ -9,13 +9,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from edgefl_server.dashboard.views import summary
-from edgefl_server.dashboard.views.summary import Glance
+from edgefl_server.dashboard.views.summary import FleetSnapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")
 
 
-def exposition(glance: Glance) -> bytes:
+def exposition(glance: FleetSnapshot) -> bytes:
     """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(glance))
@@ -28,7 +28,7 @@ _Value = tuple[Sequence[str], float]
 
 
 class _Collector:
-    def __init__(self, glance: Glance) -> None:
+    def __init__(self, glance: FleetSnapshot) -> None:
         self._glance = glance
 
     def collect(self) -> Iterator[Metric]:
@@ -53,7 +53,7 @@ def _gauge(name: str, text: str, value: float | None, federation: str) -> Iterat
         yield _family(GaugeMetricFamily, name, text, ["federation"], [([federation], value)])
 
 
-def _run(glance: Glance) -> Iterator[Metric]:
+def _run(glance: FleetSnapshot) -> Iterator[Metric]:
     run = summary.run_row(glance.fleet)
     name = run.federation
     phases = (([name, each], float(each == run.phase)) for each in _PHASES)
@@ -69,7 +69,7 @@ def _run(glance: Glance) -> Iterator[Metric]:
     yield from _gauge("broker_up", "0 while the server cannot reach its broker", up, name)
 
 
-def _rounds(glance: Glance) -> Iterator[Metric]:
+def _rounds(glance: FleetSnapshot) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
     ended = [row for row in glance.rounds() if row.state != "open"]
 
@@ -94,7 +94,7 @@ def _rounds(glance: Glance) -> Iterator[Metric]:
     yield counted("turned_away", "messages left unread, by why", "reason", turned)
 
 
-def _devices(glance: Glance) -> Iterator[Metric]:
+def _devices(glance: FleetSnapshot) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
     counts = Counter((device.tier, summary.state_of(fleet, device)) for device in fleet.devices.values())
     states = (([name, *tier_and_state], count) for tier_and_state, count in sorted(counts.items()))
@@ -112,7 +112,7 @@ def _devices(glance: Glance) -> Iterator[Metric]:
         yield _family(GaugeMetricFamily, f"tier_{what}", text, ["federation", "tier"], values)
 
 
-def _server(glance: Glance) -> Iterator[Metric]:
+def _server(glance: FleetSnapshot) -> Iterator[Metric]:
     fleet, name = glance.fleet, glance.fleet.federation
     if not fleet.vitals:
         return

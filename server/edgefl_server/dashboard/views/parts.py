@@ -6,7 +6,7 @@ import time
 from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
-from edgefl_server.dashboard.state.fleet import DeviceRound, Entry, Fleet
+from edgefl_server.dashboard.state.fleet import DeviceRound, Fleet, LogEntry
 from edgefl_server.dashboard.views.html import Child, Html, TableColumn, device_path, el, joined, link, row
 from edgefl_server.dashboard.views.summary import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
 
@@ -156,7 +156,7 @@ def part(found: DeviceRound, *, by_device: bool = False) -> Html:
     return row(number, PARTS_OF_DEVICE, [link(f"/rounds/{number}", number), *figures])
 
 
-def entry(found: Entry) -> Html:
+def entry(found: LogEntry) -> Html:
     """Return a line of the log."""
     when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
     whose = joined(link(device_path(found.device), found.device), " ") if found.device else Html("")

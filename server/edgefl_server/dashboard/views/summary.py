@@ -10,7 +10,14 @@ from typing import Any
 
 import msgspec
 
-from edgefl_server.dashboard.state.fleet import DeviceRecord, DeviceRound, Fleet, RoundRecord, Sum, Vital
+from edgefl_server.dashboard.state.fleet import (
+    DeviceRecord,
+    DeviceRound,
+    Fleet,
+    RoundRecord,
+    TierTotals,
+    VitalSample,
+)
 from edgefl_server.dashboard.state.fold import sums_of, total
 
 STATES = ("working", "reported", "declined", "rejected", "missing", "idle", "offline")
@@ -70,7 +77,7 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
     staleness: int
     weights_sha256: str
     text: str
-    tiers: dict[str, Sum]
+    tiers: dict[str, TierTotals]
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,13 +288,13 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
     edition: int
     metric: str
     points: list[Point]
-    vitals: list[Vital]
+    vitals: list[VitalSample]
     seconds: Histogram
     step_ms: Histogram
     staleness: dict[int, int]
 
 
-class Glance:
+class FleetSnapshot:
     """A fleet, and a cache of the rows and charts that are derived from it."""
 
     def __init__(self, fleet: Fleet) -> None:

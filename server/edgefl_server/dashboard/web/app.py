@@ -19,7 +19,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgefl_server.dashboard.state.fleet import DeviceRound, Entry, Vital
+from edgefl_server.dashboard.state.fleet import DeviceRound, LogEntry, VitalSample
 from edgefl_server.dashboard.views import boards, pages
 from edgefl_server.dashboard.views.boards import Board
 from edgefl_server.dashboard.views.html import Html
@@ -28,7 +28,7 @@ from edgefl_server.dashboard.views.summary import (
     Charts,
     DeviceFilter,
     DeviceRow,
-    Glance,
+    FleetSnapshot,
     RoundSummary,
     RunRow,
     TierRow,
@@ -65,7 +65,7 @@ def _cell(value: Any) -> Any:
     return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
-Listing = tuple[type[msgspec.Struct], Callable[[Glance, DeviceFilter], list[Any]]]
+Listing = tuple[type[msgspec.Struct], Callable[[FleetSnapshot, DeviceFilter], list[Any]]]
 """The kind of the rows of a table, and the rows."""
 
 TABLES: dict[str, Listing] = {
@@ -76,14 +76,14 @@ TABLES: dict[str, Listing] = {
         lambda glance, view: [device_row(glance.fleet, each) for each in view.of(glance.fleet)],
     ),
     "tiers": (TierRow, lambda glance, _: glance.tiers),
-    "log": (Entry, lambda glance, _: list(glance.fleet.log)),
-    "vitals": (Vital, lambda glance, _: list(glance.fleet.vitals)),
+    "log": (LogEntry, lambda glance, _: list(glance.fleet.log)),
+    "vitals": (VitalSample, lambda glance, _: list(glance.fleet.vitals)),
 }
 
 
 # Stream of changes to each open page, once a second at most.
 
-Look = Callable[[Glance], Board]
+Look = Callable[[FleetSnapshot], Board]
 """Returns what a page shows now."""
 
 PAUSE_S = 1.0
@@ -92,7 +92,7 @@ RETRY_MS = 2000
 """Delay until a browser reconnects if the page's process is gone."""
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PageChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Changes of a page. ``html``: contents of elements by id. ``rows``: rows of tables, by id and key. ``order``: all keys
     of each table with other rows than before."""
 
@@ -102,7 +102,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     charts: Charts | None = None
 
 
-class Listener:
+class PageState:
     """One open page, with the contents that were sent to it."""
 
     def __init__(self, look: Look, *, charts: bool) -> None:
@@ -113,7 +113,7 @@ class Listener:
         self._vitals = 0
         self._edition = -1
 
-    def news(self, glance: Glance) -> News | None:
+    def news(self, glance: FleetSnapshot) -> PageChanges | None:
         """Return the changes since the last call; None if nothing changed."""
         board = self._look(glance)
         html = _changed(board.pieces, self._sent.pieces)
@@ -128,9 +128,9 @@ class Listener:
         charts = self._new_charts(glance) if self._charts else None
         if not (html or rows or order or charts):
             return None
-        return News(html=html, rows=rows, order=order, charts=charts)
+        return PageChanges(html=html, rows=rows, order=order, charts=charts)
 
-    def _new_charts(self, glance: Glance) -> Charts | None:
+    def _new_charts(self, glance: FleetSnapshot) -> Charts | None:
         fleet = glance.fleet
         if (fleet.tick, fleet.edition) == (self._tick, self._edition):
             return None
@@ -147,7 +147,7 @@ def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
 
 async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
     """Yield server-sent events for a page that shows ``look``."""
-    listener = Listener(look, charts=charts)
+    listener = PageState(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS
     quiet = 0.0
     while not hub.ending:
@@ -176,7 +176,7 @@ HEADERS = {
 }
 
 
-class Guard:
+class HostMiddleware:
     """Middleware that adds headers and checks the Host header against ``hosts``.
 
     The check protects a page that is bound to this machine against DNS rebinding: otherwise a website could read the fleet
@@ -262,7 +262,7 @@ def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None
         if found is None:
             return _no_table(request)
         if request.path_params["what"] == "log":
-            return _listed(request, Entry, found.log)
+            return _listed(request, LogEntry, found.log)
         return _listed(request, DeviceRound, [found.parts[number] for number in sorted(found.parts)])
 
     async def of_round(request: Request) -> Response:
@@ -298,7 +298,9 @@ def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None
         Route("/readyz", readyz),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(Guard, hosts=hosts)], lifespan=hub.running)
+    return Starlette(
+        routes=routes, middleware=[Middleware(HostMiddleware, hosts=hosts)], lifespan=hub.running
+    )
 
 
 def _events(hub: Hub, events: AsyncGenerator[bytes]) -> Response:

@@ -5,21 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
 
 from edgefl.system.listener import most_connections
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import Source
-from edgefl_server.dashboard.views.summary import Glance
-
-if TYPE_CHECKING:
-    from edgefl_server.dashboard.web.upstream import Follower
+from edgefl_server.dashboard.views.summary import FleetSnapshot
 
 MOST_STREAMS = 100
 """Limit of open pages and followers: each costs memory, and an update a second."""
 _PAUSE_S = 0.5
+
+
+_MOST_WAITING = 20_000
+
+
+class Follower:
+    """Queue of new lines for one follower of this page. ``is_overrun``: it could not keep up."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.is_overrun = False
+
+    def extend(self, lines: list[bytes]) -> None:
+        """Add new lines."""
+        self.is_overrun = self.is_overrun or len(self.lines) + len(lines) > _MOST_WAITING
+        if not self.is_overrun:
+            self.lines += lines
 
 
 class Hub:
@@ -31,7 +44,7 @@ class Hub:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self.glance = Glance(Fleet())
+        self.glance = FleetSnapshot(Fleet())
         self.ready = False
         self.error: BaseException | None = None
         self._followers: set[Follower] = set()
@@ -98,7 +111,7 @@ class Hub:
     async def _run(self) -> None:
         fleet = await asyncio.to_thread(self._source.begin)
         fleet.tick += 1
-        self.glance, self.ready = Glance(fleet), True
+        self.glance, self.ready = FleetSnapshot(fleet), True
         while not self.ending:
             # Later changes have the next tick, so that pages that are up to date receive them.
             fleet.tick += 1

@@ -18,7 +18,7 @@ from edgefl_server.dashboard.state.source import EventObserver, Folder
 from edgefl_server.dashboard.web.app import application
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.orders import OrderHandler
-from edgefl_server.dashboard.web.upstream import RemoteMailbox, Upstream
+from edgefl_server.dashboard.web.upstream import RemoteMailbox, RemoteSource
 from edgefl_server.operations import Mailbox
 
 LOOPBACK, PORT = "127.0.0.1", 8090
@@ -119,7 +119,7 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
         from edgefl_server.dashboard.web.traces import Traces
 
         observer = Traces(otlp)
-    return Hub(Folder(run, database, observer) if run is not None else Upstream(server, observer))
+    return Hub(Folder(run, database, observer) if run is not None else RemoteSource(server, observer))
 
 
 def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:

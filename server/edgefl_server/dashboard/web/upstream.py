@@ -8,7 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,11 +17,9 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import EventObserver
+from edgefl_server.dashboard.web.hub import Follower, Hub
 from edgefl_server.operations import AnyOrder
 from edgefl_server.storage.feed import decode_event
-
-if TYPE_CHECKING:
-    from edgefl_server.dashboard.web.hub import Hub
 
 _PAUSE_S = 0.5
 _ANSWER_S = 10.0
@@ -29,26 +27,11 @@ _SILENT_S = 45.0
 """Timeout of a read; the other page sends a heartbeat more often."""
 _AGAIN_S = 2.0
 _HEARTBEAT_S = 15.0
-_MOST_WAITING = 20_000
 _MOST_LINE = 512 << 20
 _END = "end"
 
 _decode = msgspec.json.Decoder(Fleet).decode
 _encode = msgspec.json.Encoder().encode
-
-
-class Follower:
-    """Queue of new lines for one follower of this page. ``is_overrun``: it could not keep up."""
-
-    def __init__(self) -> None:
-        self.lines: list[bytes] = []
-        self.is_overrun = False
-
-    def extend(self, lines: list[bytes]) -> None:
-        """Add new lines."""
-        self.is_overrun = self.is_overrun or len(self.lines) + len(lines) > _MOST_WAITING
-        if not self.is_overrun:
-            self.lines += lines
 
 
 async def feed(hub: Hub) -> AsyncGenerator[bytes]:
@@ -74,7 +57,7 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
                 quiet = 0.0
 
 
-class Upstream:
+class RemoteSource:
     """Source that follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
 
     def __init__(self, url: str, observer: EventObserver | None = None) -> None:
