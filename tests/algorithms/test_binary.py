@@ -119,12 +119,6 @@ def test_evaluation_reads_binary_weights() -> None:
     assert (found["metric.loss_sum"] - dense["metric.loss_sum"]).abs() > 1e-3
 
 
-@pytest.mark.parametrize(("model", "clip"), mostly_slow([("mlp", True), ("bilstm", False)], quick=[]))
-def test_every_function_is_the_same_in_onnxruntime(model: str, clip: bool) -> None:
-    for function in _algorithm(tiny(model), clip=clip, momentum=0.5).functions:
-        assert verify(function, to_onnx(capture(function)), 0).worst <= 1e-4, function.name
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
@@ -157,15 +151,6 @@ def test_channels_that_a_step_leaves_out_are_zero() -> None:
     for name, value, half in halves:
         assert torch.equal(moved[name][half:], value[half:]), name
         assert (moved[name][:half] != value[:half]).any(), name
-
-
-def test_a_step_runs_for_many_clients_at_once() -> None:
-    step = _algorithm(tiny("cnn"), clip=True).phases[0].function
-    clients = [step.example(seed) for seed in range(3)]
-    together = torch.vmap(step.fn)({key: torch.stack([c[key] for c in clients]) for key in clients[0]})
-    for index, client in enumerate(clients):
-        for key, value in step(client).items():
-            torch.testing.assert_close(together[key][index], value, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["importance", "importance_structured"])

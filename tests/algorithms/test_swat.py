@@ -251,15 +251,6 @@ def test_a_sparse_step_has_the_convolutions_and_products_of_a_dense_one() -> Non
         assert _nodes(sparse, op) == _nodes(dense, op), op
 
 
-def test_a_step_runs_for_many_clients_at_once() -> None:
-    step = _algorithm(tiny("cnn"), sparsity=0.9).phases[0].function
-    clients = [step.example(seed) for seed in range(3)]
-    together = torch.vmap(step.fn)({key: torch.stack([c[key] for c in clients]) for key in clients[0]})
-    for index, client in enumerate(clients):
-        for key, value in step(client).items():
-            torch.testing.assert_close(together[key][index], value, rtol=1e-4, atol=1e-5)
-
-
 def test_a_wrong_sparsity_and_a_model_without_a_known_layer_are_refused() -> None:
     with pytest.raises(ModelError, match=r"lies in \[0, 1\).*found 1.0"):
         _algorithm(tiny("mlp"), sparsity=1.0)

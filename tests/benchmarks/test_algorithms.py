@@ -311,22 +311,11 @@ def test_a_gamma_outside_its_range_is_told(gamma: float) -> None:
 
 @pytest.mark.slow
 def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
-    arguments = [
-        "--model",
-        "mlp",
-        "--option",
-        "size=4",
-        "--kind",
-        "depth",
-        "--kind",
-        "output_side",
-        "--gamma",
-        "1",
-    ]
-    ran = invoke("submodels", *arguments, "--batch", "2", "--steps", "1", "--json")
+    cases = ["--kind", "early_exit", "--kind", "output_side", "--gamma", "1", "--batch", "2", "--steps", "1"]
+    ran = invoke("submodels", "--model", "mlp", "--option", "size=4", *cases, "--json")
 
-    assert ran.exit_code == ConfigError.exit_code
-    assert "no submodel kind 'depth'" in " ".join(ran.stderr.split())
+    assert ran.exit_code == ModelError.exit_code
+    assert "mlp has no early exits" in " ".join(ran.stderr.split())
     assert [row["kind"] for row in json.loads(ran.stdout)["results"]] == ["output_side"]
 
 

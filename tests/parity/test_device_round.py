@@ -160,6 +160,7 @@ DEFAULT = [
     ("naive_adaptive", "mlp", "executorch"),
     ("multi_exit", "fedbat_cnn", "onnx"),
     ("binary", "mlp", "executorch"),
+    ("fedavg_update", "mlp", "onnx"),
 ]
 """The slow ring has all. In the default ring the steps of FedProx, SCAFFOLD, Per-FedAvg, FAFED, SWAT, AdamW, local AMSGrad,
 MimeAdam and FedBAT's ``finish`` are compared by tests of their own."""

@@ -228,6 +228,7 @@ def test_a_loss_that_cannot_read_the_output_says_so() -> None:
 def test_an_algorithm_trains_and_evaluates_with_any_loss(name: str) -> None:
     loss, shape, _ = CASES[name]
     width = shape[-1]
+    torch.manual_seed(0)
     module = sequential([("first", nn.Linear(3, width)), ("head", nn.Linear(width, width))])
     spec = ModelSpec("small", module, TensorSpec((*shape[:-1], 3)), 2, loss=loss)
     algorithm = algorithms.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, lr=0.1)
