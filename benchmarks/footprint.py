@@ -80,6 +80,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         idle_rss_bytes: resident memory when connected and waiting.
         idle_anonymous_bytes: the part of it that is neither a file's contents nor shared with another process.
+        idle_pss_bytes: the part of it in proportion: each page divided by the number of processes that map it.
         ready_s: from the start of the process until the other side has received its first message.
         installed_bytes: the client's packages with their requirements as shipped, and edgefl. For the C++ agent: its binary
             and the libraries that it loads beside the system's, without symbols.
@@ -95,6 +96,7 @@ class FootprintRow(msgspec.Struct, frozen=True, kw_only=True):
     ready_s: float | None
     installed_bytes: int | None
     idle_anonymous_bytes: int | None
+    idle_pss_bytes: int | None
     ready_min_s: float | None
     bytecode_bytes: int | None
     as_pip_installs_bytes: int | None
@@ -149,12 +151,18 @@ def footprint(
 def _footprint_columns(row: FootprintRow) -> dict[str, Any]:
     return {
         "what": row.what,
-        "idle": "-" if row.idle_rss_bytes is None else size(row.idle_rss_bytes),
+        "anonymous": _size(row.idle_anonymous_bytes),
+        "PSS": _size(row.idle_pss_bytes),
+        "RSS": _size(row.idle_rss_bytes),
         "ready s": row.ready_s,
-        "training": "-" if row.training_peak_bytes is None else size(row.training_peak_bytes),
-        "installed": "-" if row.installed_bytes is None else size(row.installed_bytes),
+        "training": _size(row.training_peak_bytes),
+        "installed": _size(row.installed_bytes),
         "packages": len(row.packages),
     }
+
+
+def _size(count: int | None) -> str:
+    return "-" if count is None else size(count)
 
 
 @dataclass(frozen=True)
@@ -279,6 +287,7 @@ def _medians(runs: Sequence[IdleClient]) -> dict[str, Any]:
     return {
         "idle_rss_bytes": _median([run.idle_rss_bytes for run in runs]),
         "idle_anonymous_bytes": _median([run.idle_anonymous_bytes for run in runs]),
+        "idle_pss_bytes": _median([run.idle_pss_bytes for run in runs]),
         "ready_s": round(statistics.median([run.ready_s for run in runs]), 3) if runs else None,
         "ready_min_s": round(min(run.ready_s for run in runs), 3) if runs else None,
     }
@@ -422,6 +431,7 @@ class IdleClient:
     ready_s: float
     idle_rss_bytes: int
     idle_anonymous_bytes: int
+    idle_pss_bytes: int
 
 
 def idle_agents(command: Sequence[str], engine: str, repeat: int) -> Iterator[IdleClient]:
@@ -484,6 +494,7 @@ def _start(
         seconds,
         sum(each.rss for each in usages),
         sum(each.rss - each.shared for each in usages),
+        sum(each.pss for each in usages),
     )
 
 

@@ -165,10 +165,13 @@ def overview(found: Sequence[Summary]) -> str:
     lines = [
         "# The papers' results, run again",
         "",
+        "For readers of the papers whose methods edgefl implements. The page lists every claim that was tested, with the "
+        f"paper's number and ours, and the command of each experiment. {held} of {len(stand)} claims held.",
+        "",
         *_known_errors(len(claims) - len(stand), len(claims)),
-        f"{held} of {len(stand)} claims held. A claim is the paper's, or what the specification expects of it at a small "
-        "scale, with the confidence that the specification had before anything was run; differences are in points, means of "
-        "paired seeds, and in brackets the least and the largest. What did not hold stands here as it was found.",
+        "A claim is the paper's, or the specification's expectation at a small scale, with the confidence that the "
+        "specification stated before any run. Differences are in points: the mean of paired seeds, and in brackets the "
+        "smallest and the largest. Claims that did not hold are listed unchanged.",
         "",
         *claims_table([claim for _, claim in claims], names, linked=True),
         "",
@@ -193,7 +196,7 @@ def _known_errors(withdrawn_claims: int, claims: int) -> list[str]:
         *(f"* *{name}*: {text}." for name, text in ERRORS.items()),
         "",
         "Pilots of EmbracingFL, and probably of FIARSE and FedBAT, chose settings by test accuracy. `python -m reproduce` "
-        "cannot run other seeds than those of the results. Of the other claims:",
+        "cannot run other seeds than those of the results.",
         "",
     ]
 

@@ -25,7 +25,7 @@ def idle() -> IdleClient:
 
 @pytest.mark.slow
 def test_the_memory_of_a_connected_device_is_measured(idle: IdleClient) -> None:
-    assert 0 < idle.idle_anonymous_bytes < idle.idle_rss_bytes
+    assert 0 < idle.idle_anonymous_bytes < idle.idle_pss_bytes < idle.idle_rss_bytes
     assert idle.ready_s > 0
 
 
@@ -66,7 +66,7 @@ def test_a_package_that_is_not_installed_is_named() -> None:
 
 
 def test_a_row_without_its_packages_has_the_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = IdleClient(0.5, 60_000_000, 30_000_000)
+    measured = IdleClient(0.5, 60_000_000, 30_000_000, 35_000_000)
     monkeypatch.setattr(footprint, "idle_flower_clients", lambda *_: iter([measured]))
 
     row = footprint.python_row(footprint.ClientKind("other", ("no-such-package",)), sys.executable, 1)

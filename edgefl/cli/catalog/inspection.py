@@ -284,7 +284,7 @@ def validate(
         print_table(f"updates, codec {loaded.codec.name}", for_people(rows))
     else:
         typer.echo(
-            "the model was not built; --build does that, and tells sizes and what does not fit together"
+            "the model was not built; --build builds it, reports sizes and checks that all tables agree"
         )
 
 
