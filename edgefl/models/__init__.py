@@ -1,4 +1,4 @@
-"""The model zoo as unit lists, the splitting of any module into units, and layers that models may have."""
+"""Models as lists of units: the model zoo, the splitting of any module into units, and the layers of the zoo."""
 
 from __future__ import annotations
 

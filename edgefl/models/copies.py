@@ -28,15 +28,16 @@ _copying = ThreadPatch()
 
 
 def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
-    """Return a deep copy of ``module``.
+    """Return a deep copy of ``module``, also in cases where ``copy.deepcopy`` fails.
 
-    Tensors that its code computed and keeps are copied detached: torch itself refuses to copy them, such as the weight that
-    pruning or the older ``weight_norm`` sets in a pre-hook. Functions that refer to modules, such as the hook
-    ``lambda module, args, out: out * self.scale``, refer to the copies.
+    Computed tensors that the module stores are detached, such as the weight that pruning or the older ``weight_norm``
+    sets in a pre-hook; torch refuses to copy them. Functions that refer to modules, such as the hook ``lambda module,
+    args, out: out * self.scale``, are copied and refer to the copies.
 
     Args:
-        module: the module to copy; it is not changed.
-        memo: copies to use instead of making one, by the ``id`` of the original, as for ``copy.deepcopy``.
+        module: Module to copy. It is not changed.
+        memo: Objects to use instead of a copy, by the ``id`` of the original, as for ``copy.deepcopy``. It receives all
+            copies.
     """
     memo = {} if memo is None else memo
     with torch.no_grad(), _DetachingMode(), _copying():
@@ -54,7 +55,7 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
 def _state(self: nn.RNNBase) -> dict[str, Any]:
     """Return the state of a recurrent layer without its list of weights.
 
-    Torch computes the list for it, and a parametrization, such as spectral norm, moves its buffers each time.
+    Torch rebuilds the list. A parametrization, such as spectral norm, moves its buffers each time the list is read.
     """
     state = self.__dict__.copy()
     del state["_flat_weight_refs"]
@@ -62,9 +63,9 @@ def _state(self: nn.RNNBase) -> dict[str, Any]:
 
 
 def _copy_traced(self: fx.GraphModule, memo: dict[int, Any]) -> fx.GraphModule:
-    """Copy an fx module as any other.
+    """Copy an fx module like any other module.
 
-    Torch's own copy loses hooks and attributes, and all of them in submodules whose tensors the graph reads.
+    Torch's own copy loses hooks and attributes; it also loses submodules' attributes if the graph reads their tensors.
     """
     made = type(self).__new__(type(self))
     memo[id(self)] = made
@@ -79,6 +80,9 @@ _GONE: weakref.ref[Any] = weakref.ref(set())
 
 
 def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
+    """Return a copy of a function that refers to a module in its closure or defaults. Return any other
+    function unchanged.
+    """
     if not _copying.is_active() or not any(map(_refers_to_module, _captured(function))):
         return function
     cells = tuple(CellType() for _ in function.__closure__ or ())
@@ -97,6 +101,7 @@ def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType
 
 
 def _captured(function: FunctionType) -> Iterator[object]:
+    """Yield the values in a function's closure and defaults."""
     yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
@@ -111,6 +116,7 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _refers_to_module(value: object, depth: int = 3) -> bool:
+    """Return True if ``value`` is or contains a module or parameter, up to ``depth`` levels down."""
     if isinstance(value, nn.Module | nn.Parameter):
         return True
     if isinstance(value, Tensor) or not depth:
@@ -126,7 +132,9 @@ def _refers_to_module(value: object, depth: int = 3) -> bool:
 
 
 class _DeepcopyTable:
-    """Entry for functions in the table of ``copy.deepcopy``, as an attribute for :class:`ThreadPatch`."""
+    """Entry for functions in the dispatch table of ``copy.deepcopy``, as an attribute that :class:`ThreadPatch` can
+    replace.
+    """
 
     @property
     def functions(self) -> Any:
@@ -138,7 +146,7 @@ class _DeepcopyTable:
 
 
 class _DetachingMode(TorchFunctionMode):
-    """Mode that copies tensors that are no leaves as if they were."""
+    """Mode in which ``copy.deepcopy`` copies computed tensors detached instead of refusing them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__ or args[0].is_leaf:
@@ -155,15 +163,14 @@ _copying.replace(_DeepcopyTable(), "functions", _copy_function)
 
 
 def trainable_copy(module: nn.Module) -> nn.Module:
-    """Return a deep copy of ``module`` that computes the same.
+    """Return a deep copy of ``module`` that computes the same and that can be traced, cut and trained.
 
-    Parts in inference mode inside a module in training mode stay so, also if a ``train`` method of the module's own puts
-    them there. A layer without state that is a submodule under several names, such as one ReLU for all, becomes a layer
-    under each. Buffers of integers (position ids, counters) and of complex numbers become constants, because only floats
-    are averaged.
+    Parts in inference mode inside a module in training mode stay in inference mode, also if the module's own ``train``
+    puts them there. A layer without state that has several names, such as one ReLU for all, becomes one layer per name.
+    Integer and complex buffers (position ids, counters) become constants, because only floats are averaged.
 
     Raises:
-        ModelError: a batch norm keeps a cumulative average.
+        ModelError: A batch norm uses a cumulative average (``momentum=None``).
     """
     made = copy_module(module)
     mark_inference(made)
@@ -181,10 +188,14 @@ def trainable_copy(module: nn.Module) -> nn.Module:
 
 
 def with_shapes(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
-    """Return ``module``, or a copy whose lazy layers have the shapes that a batch of ``sample`` gives them.
+    """Return ``module``, or a copy with initialized parameters if it has lazy layers.
+
+    Args:
+        module: Module. It is not changed.
+        sample: One sample of the input, or of several inputs by name. It determines the shapes of lazy layers.
 
     Raises:
-        ModelError: the module cannot read a sample.
+        ModelError: The module cannot run on such a sample.
     """
     waiting = [each for each in (*module.parameters(), *module.buffers()) if is_lazy(each)]
     if not waiting:
@@ -209,6 +220,7 @@ def with_shapes(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]
 
 
 def _check_averages(module: nn.Module) -> None:
+    """Raise ModelError for a batch norm with a cumulative average."""
     for path, part in module.named_modules():
         averages = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
         if averages and not is_inference(part) and part.momentum is None:
@@ -220,7 +232,7 @@ def _check_averages(module: nn.Module) -> None:
 
 
 def _part_stateless(module: nn.Module) -> None:
-    """Give each name of a layer without state a copy of its own, so that units can be cut between the uses."""
+    """Replace a layer without state that has several names by one copy per name, so that a cut can separate them."""
     seen: set[nn.Module] = set()
     for part in module.modules():
         for name, child in part._modules.items():
@@ -231,12 +243,15 @@ def _part_stateless(module: nn.Module) -> None:
 
 
 def _is_plain(module: nn.Module) -> bool:
+    """Return True if all parts are torch's own layers, and have no state."""
     parts = list(module.modules())
     return not module.state_dict() and all(type(part).__module__.startswith("torch.nn.") for part in parts)
 
 
 def _without_counter(_norm: nn.Module, keys: Any) -> None:
-    """Ignore the counter of batches, which torch's batch norm adds to every state that it loads."""
+    """Ignore the batch counter that torch's batch norm adds to every state that it loads. A post-hook of
+    ``load_state_dict``.
+    """
     keys.unexpected_keys[:] = [
         key for key in keys.unexpected_keys if not key.endswith(".num_batches_tracked")
     ]

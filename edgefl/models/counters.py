@@ -1,7 +1,7 @@
-"""Integer buffers that a module's forward reads and moves, such as a step counter for a warm-up.
+"""Integer buffers that a module's forward both reads and changes, such as a step counter for a warm-up.
 
-Devices train and average floats, so such a buffer is float32 state, and its values are rounded before the module's code
-reads them. Integer buffers that nothing reads, such as batch norm's, are no state.
+Devices train and average floats only. Such a buffer therefore becomes float32 state, and is rounded before the module's
+code reads it. Integer buffers that nothing reads, such as the counter of a batch norm, are not part of the state.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ _NOTE = "edgefl_counters"
 
 
 def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
-    """Return the names of the buffers outside the state that a training pass writes to and computes with.
+    """Return the names of the non-persistent buffers that a training pass both changes and computes with.
 
     Args:
-        module: the module.
-        run: runs a module on a batch of samples without values, such as :func:`edgefl.models.spec.run_fake`.
-        sample: one sample of its input.
+        module: Module.
+        run: Function (module, sample, watch) that runs the module on tensors without values, such as
+            :func:`edgefl.models.spec.run_fake`.
+        sample: One sample of its input.
+
+    Returns:
+        Names of the buffers; empty if the run fails, because the later trace reports the error better.
     """
     state = module.state_dict(keep_vars=True).keys()
     others = [name for name, _ in module.named_buffers() if name not in state]
@@ -43,11 +47,14 @@ def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[
 
 
 class BufferWatch(TorchDispatchMode):
-    """Mode that follows buffers through a run.
+    """Mode that records which buffers the operations of a run read and write.
+
+    Args:
+        buffers: Names of the buffers to watch.
 
     Attributes:
-        written: names of the buffers that an operation writes to.
-        read: names of the buffers that an operation reads for anything else.
+        written: Names of the buffers that an operation writes to.
+        read: Names of the buffers that an operation reads, except to write the same buffer.
     """
 
     def __init__(self, buffers: Collection[str]) -> None:
@@ -62,14 +69,14 @@ class BufferWatch(TorchDispatchMode):
         self._memory: Any = WeakTensorKeyDictionary()
 
     def following(self, tensors: Tensors) -> Self:
-        """Return the mode for a run with these ``tensors`` by name."""
+        """Set the tensors of the next run, by name, and return the mode itself."""
         self._tensors, self._before = tensors, dict(tensors)
         for name in self._buffers:
             self._sources[tensors[name]] = self._memory[tensors[name]] = frozenset({name})
         return self
 
     def rebound(self) -> set[str]:
-        """Return the buffers that now are other tensors: ``functional_call`` puts these among the tensors it was given."""
+        """Return the names of the buffers that the module replaced by other tensors in the run."""
         return {name for name in self._buffers if self._tensors[name] is not self._before[name]}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -94,11 +101,14 @@ class BufferWatch(TorchDispatchMode):
 
     @staticmethod
     def _union(names: Any, tensors: list[Tensor]) -> frozenset[str]:
+        """Return the union of the name sets of ``tensors``."""
         return frozenset[str]().union(*(names.get(each, frozenset()) for each in tensors))
 
 
 def note_counters(module: nn.Module, names: Collection[str]) -> None:
-    """Make the integers among these buffers of ``module`` float32, and note their types."""
+    """Convert those of the named buffers of ``module`` that are integers to float32, and store their dtypes in their
+    modules.
+    """
     for name in names:
         path, _, own = name.rpartition(".")
         part = module.get_submodule(path)
@@ -111,12 +121,14 @@ def note_counters(module: nn.Module, names: Collection[str]) -> None:
 
 
 def counters(module: nn.Module) -> dict[str, torch.dtype]:
-    """Return the types of the noted buffers by their path in ``module``."""
+    """Return the original dtype of each buffer that :func:`note_counters` converted, by its path in ``module``."""
     return {f"{path}.{own}" if path else own: dtype for path, _, own, dtype in _noted(module)}
 
 
 def restore_counters(module: nn.Module) -> None:
-    """Make the noted buffers integers again, in place: for a module that is run as it is."""
+    """Convert the buffers back to rounded integers, in place. For a module whose code runs directly, without a training
+    graph.
+    """
     for _, part, own, dtype in _noted(module):
         buffer = part._buffers[own]
         assert buffer is not None
@@ -124,11 +136,14 @@ def restore_counters(module: nn.Module) -> None:
 
 
 def as_integers(tensors: Tensors, types: Mapping[str, torch.dtype]) -> Tensors:
-    """Return the tensors of these names rounded to integers."""
+    """Return the tensors named in ``types``, rounded and converted to these dtypes. Names that ``tensors`` lacks are
+    skipped.
+    """
     return {name: tensors[name].round().to(dtype) for name, dtype in types.items() if name in tensors}
 
 
 def _noted(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.dtype]]:
+    """Yield path, module, name and original dtype of each converted buffer."""
     for path, part in module.named_modules():
         for own, dtype in part.__dict__.get(_NOTE, {}).items():
             yield path, part, own, dtype

@@ -1,7 +1,7 @@
 """Early exits for any model: classifiers behind inner units, trained together with the head (ScaleFL, fiarse.md 3).
 
-The classifiers are units of the model, ``<unit>_exit`` behind ``<unit>``, so they lie in the global weights under names
-of their own, whatever a tier holds of them::
+The classifiers are units of the model: ``<unit>_exit`` follows ``<unit>``. Their weights have names of their own in the
+global weights, whichever part of them a tier holds::
 
     spec = with_exits(resnet18())    # block2_exit, block4_exit, block6_exit; the model's own head is the last exit
 """
@@ -27,13 +27,17 @@ from edgefl.models.zoo.catalog import build_model
 
 SUFFIX = "_exit"
 RUNS = 4
-"""Number of runs of units, hence of exits, of a model without stages: the number of sizes in the paper."""
+"""Number of exits (the head included) of a model without stages: the number of sizes in the paper."""
 
 
 class Exit(nn.Module):
-    """Classifier behind a unit: mean over positions, then a dense layer, from (B, ...) to the head's (B, *out).
+    """Classifier behind a unit: mean over the positions, then a dense layer. Maps (B, ...) to (B, *out) like the head.
 
-    As a unit of a model it returns its input (``passes``); as the last unit of a shallower one it is the head.
+    Args:
+        dense: Dense layer.
+        positions: Dimensions over which to average. Empty: classify each token.
+        passes: True for an exit between units, whose forward returns its input. False for the head of a shallower
+            model.
     """
 
     def __init__(self, dense: nn.Linear, positions: tuple[int, ...], *, passes: bool = True) -> None:
@@ -44,7 +48,11 @@ class Exit(nn.Module):
         return x if self.passes else self.classify(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """Return the exit's output for the output of the unit before it."""
+        """Return the classifier's output for the features ``x`` of the unit before it.
+
+        Raises:
+            ModelError: ``x`` has another number of features than the classifier.
+        """
         pooled = x.mean(dim=self.positions) if self.positions else x
         if pooled.shape[-1] != self.dense.weight.shape[1]:
             raise ModelError(
@@ -56,15 +64,15 @@ class Exit(nn.Module):
         return logits
 
     def as_head(self) -> Exit:
-        """Return the same classifier, with shared tensors, as the head of the units before it."""
+        """Return a copy that shares the tensors and whose forward classifies, to be the last unit of a shallower model."""
         return Exit(self.dense, self.positions, passes=False).train(self.training)
 
 
 class BranchedUnits(nn.Sequential):
-    """Units with exits among them.
+    """Sequence of units with exits between them.
 
-    Inference returns the output of the last unit, (B, *out). Training returns the outputs of all exits, the head's last,
-    (B, m, *out).
+    In inference mode it returns the output of the last unit, (B, *out). In training mode it returns the outputs of all
+    m exits, the head's last, (B, m, *out).
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,7 +83,7 @@ class BranchedUnits(nn.Sequential):
         return x
 
     def all_exits(self, x: Tensor) -> Tensor:
-        """Return the outputs of all exits, (B, m, *out), in any mode."""
+        """Return the outputs of all m exits in any mode, (B, m, *out)."""
         outputs = []
         for unit in self:
             if isinstance(unit, Exit) and unit.passes:
@@ -87,22 +95,28 @@ class BranchedUnits(nn.Sequential):
 
 @dataclass(frozen=True, eq=False)
 class ExitSpec(ModelSpec):
-    """Model with exits among its units; a part that contains the head trains the exits in it too."""
+    """Model with exits between its units."""
 
     def part(self, start: int, stop: int) -> nn.Sequential:
+        """Return units ``start:stop`` like :meth:`ModelSpec.part`. A part with the head returns the outputs of all its
+        exits in training.
+        """
         units = super().part(start, stop)
         return branch(units.named_children()) if stop >= len(self.units) else units
 
     @property
     def exits(self) -> tuple[str, ...]:
-        """Names of the units that are exits, in order; the head, the last exit, is not among them."""
+        """Names of the exits in order, without the head."""
         return tuple(name for name, unit in self.module.named_children() if isinstance(unit, Exit))
 
     def level(self, exit: int) -> BranchedUnits:
-        """Return the units up to exit ``exit`` (counted from 1), which is then the head; the modules are shared.
+        """Return the model that ends at an exit, which becomes its head. The modules are shared.
+
+        Args:
+            exit: Number of the exit from 1; the head has the highest.
 
         Raises:
-            ModelError: the model has no such exit.
+            ModelError: The model has no such exit, or weights before it are tied to weights behind it.
         """
         count = len(self.exits) + 1
         if not 1 <= exit <= count:
@@ -127,28 +141,28 @@ class ExitSpec(ModelSpec):
 
 
 def branch(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
-    """Return a :class:`BranchedUnits` with these named children."""
+    """Return a :class:`BranchedUnits` with these named units."""
     return BranchedUnits(OrderedDict(units))
 
 
 def with_exits(
     spec: ModelSpec, after: Sequence[str] = (), *, kd_weight: float = 0.0, seed: int = 0
 ) -> ExitSpec:
-    """Return ``spec`` with an exit behind each unit of ``after``; the units and their values are ``spec``'s own.
+    """Return a model with the units of ``spec`` and additional exits. The units are shared, not copied.
 
-    Samples (C, H, W) and the like are read as channels first, (T, C) as tokens of C features. The mean over positions
-    goes into the exit, unless the head has an output at every token.
+    Samples of shape (T, C) are read as tokens with C features, all others as channels first, such as (C, H, W). An exit
+    averages over the positions, unless the head classifies each token.
 
     Args:
-        spec: the model.
-        after: names of units. By default the ends of stages, which are runs of units with one output shape, except
-            the last two, because the head is behind the last. A model of a single stage has up to four runs of nearly equal
-            length.
-        kd_weight: as in :class:`edgefl.models.losses.exit_loss.ExitLoss`.
-        seed: seed of the exits' initial values.
+        spec: Model without exits.
+        after: Names of the units that an exit follows. Empty: the last unit of each stage except the last two, where a
+            stage is a run of units with equal output shapes. For a model of one stage: the ends of up to four runs of
+            nearly equal length.
+        kd_weight: Weight of the distillation, see :class:`edgefl.models.losses.exit_loss.ExitLoss`.
+        seed: Seed of the exits' initial values.
 
     Raises:
-        ModelError: an exit cannot lie behind one of the units.
+        ModelError: The model has exits already, or a unit cannot be followed by an exit.
     """
     if isinstance(spec, ExitSpec):
         raise ModelError(f"{spec.name} has exits already: {', '.join(spec.exits)}", model=spec.name)
@@ -182,10 +196,20 @@ def early_exits(
     seed: int = 0,
     **options: Any,
 ) -> ExitSpec:
-    """Return the model ``base`` of :func:`edgefl.models.zoo.catalog.build_model` with exits; a factory for federation files.
+    """Build a model of the zoo with exits. A factory for federation files.
 
-    ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the options of
-    the base model. Options that are None keep the base model's defaults.
+    Use it as ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the
+    options of the base model.
+
+    Args:
+        base: Name of the model (:func:`edgefl.models.zoo.catalog.build_model`).
+        after: As for :func:`with_exits`.
+        kd_weight: As for :func:`with_exits`.
+        in_channels: Channels of a sample. None: the base model's default.
+        size: Height and width of a sample. None: the base model's default.
+        classes: Number of classes. None: the base model's default.
+        seed: Seed of all initial values.
+        options: Other options of the base model.
     """
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
     shape_options = {name: value for name, value in offered.items() if value is not None}
@@ -195,12 +219,12 @@ def early_exits(
 
 
 def channel_dim(shape: Sequence[int]) -> int:
-    """Return the dimension of the channels in one sample's features: the last of (T, C), otherwise the first."""
+    """Return the channel dimension of one sample's features: the last if the shape is (T, C), else the first."""
     return 1 if len(shape) == 2 else 0
 
 
 def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
-    """Return one sample of each unit's output."""
+    """Return one output sample of each unit, by the unit's name."""
     results, sample = dict[str, TensorSpec](), spec.sample
     for position, unit in enumerate(spec.units):
         sample = results[unit] = output_spec(spec.part(position, position + 1), sample)
@@ -208,7 +232,9 @@ def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
 
 
 def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, ...]:
-    """Return the last unit of each stage except the last two. Units without weights, such as pooling, end the one before."""
+    """Return the last unit of each stage except the last two. Units without weights, such as pooling, count to the stage
+    before.
+    """
     holding = {name.partition(".")[0] for name in spec.weights}
     ends: list[str] = []
     for _, run in groupby(spec.units, lambda unit: results[unit].shape):
@@ -221,7 +247,7 @@ def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, .
 
 
 def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the ends of up to ``RUNS`` runs of the units with weights, without the last run and the last unit."""
+    """Divide the units with weights into up to ``RUNS`` runs, and return the last unit of each run but the last."""
     holding = {name.partition(".")[0] for name in spec.weights}
     units = [unit for unit in spec.units if unit in holding][:-1]
     count = min(RUNS, len(units))
@@ -229,6 +255,7 @@ def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _check_places(spec: ModelSpec, places: tuple[str, ...]) -> None:
+    """Raise ModelError unless an exit can follow each of the units ``places``."""
     if not places:
         raise ModelError(
             f"{spec.name} has no place for an exit before its head: it needs two units with weights and a head, its "
@@ -249,6 +276,9 @@ def _check_places(spec: ModelSpec, places: tuple[str, ...]) -> None:
 
 
 def _exit(unit: str, features: TensorSpec, out: TensorSpec) -> Exit:
+    """Return a new exit behind ``unit``. Raises ModelError if it cannot turn ``features`` into the head's
+    output ``out``.
+    """
     shape = features.shape
     channels = channel_dim(shape)
     at_every_token = len(out.shape) > 1 and out.shape[:-1] == shape[:-1]

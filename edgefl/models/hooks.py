@@ -1,7 +1,8 @@
 """Hooks of a user's module that deep copies and training graphs would lose.
 
-``p.register_hook(...)`` changes the gradient of a parameter. Deep copies drop it, so the part that holds the parameter
-notes its hooks, and the objective applies them where it reads the parameter (:func:`apply_gradient_hooks`).
+``p.register_hook(...)`` changes the gradient of a parameter. A deep copy drops the hook. So the module that holds the
+parameter stores its hooks in an attribute, and the objective applies them where it reads the parameter
+(:func:`apply_gradient_hooks`).
 """
 
 from __future__ import annotations
@@ -21,19 +22,22 @@ _NOTE = "edgefl_gradient_hooks"
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Return True if a call of ``module`` runs more than its forward."""
+    """Return True if a call of ``module`` runs forward hooks, or a forward that was replaced on the instance."""
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return True if ``module`` has hooks that run in its forward or backward pass."""
+    """Return True if ``module`` itself has hooks of its forward or backward pass."""
     return any(
         (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     )
 
 
 def described_hooks(part: nn.Module) -> tuple[int, ...]:
-    """Return the ``id`` of every hook of ``part`` and of its own parameters, and of a patched forward."""
+    """Return the ``id`` of each hook of ``part`` and its own parameters, and of a forward replaced on the instance.
+
+    Two calls return equal tuples if the hooks did not change in between.
+    """
     groups: list[Mapping[int, Any]] = [part._forward_hooks, part._forward_pre_hooks]
     groups += [part._backward_hooks, part._backward_pre_hooks]
     groups += [
@@ -44,10 +48,11 @@ def described_hooks(part: nn.Module) -> tuple[int, ...]:
 
 @contextmanager
 def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
-    """Let copies of ``module`` that are made inside note the hooks of its parameters.
+    """Store the hooks of all parameters in attributes, which copies made in the block inherit. Removes the attributes
+    afterwards.
 
     Raises:
-        ModelError: if a parameter has a hook that runs after its gradient was accumulated.
+        ModelError: A parameter has a hook that runs after its gradient was accumulated.
     """
     holders: list[nn.Module] = []
     try:
@@ -77,7 +82,7 @@ def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
 
 
 def gradient_hooks(module: nn.Module) -> dict[str, tuple[GradientHook, ...]]:
-    """Return the noted hooks by the path of their parameter in ``module``."""
+    """Return the stored gradient hooks, by the path of their parameter in ``module``."""
     return {
         f"{path}.{name}" if path else name: hooks
         for path, part in module.named_modules()
@@ -86,12 +91,17 @@ def gradient_hooks(module: nn.Module) -> dict[str, tuple[GradientHook, ...]]:
 
 
 def hooks_by_parameter(module: nn.Module) -> dict[int, tuple[GradientHook, ...]]:
-    """Return the noted hooks by the ``id`` of their parameter."""
+    """Return the stored gradient hooks, by the ``id`` of their parameter."""
     return {id(module.get_parameter(name)): hooks for name, hooks in gradient_hooks(module).items()}
 
 
 def note_gradient_hooks(module: nn.Module, hooks: Mapping[int, tuple[GradientHook, ...]]) -> None:
-    """Note ``hooks``, by the ``id`` of their parameter, on the parts of ``module`` that hold these parameters."""
+    """Store gradient hooks in the parts of ``module`` that hold their parameters.
+
+    Args:
+        module: Module.
+        hooks: Hooks by the ``id`` of their parameter.
+    """
     for part in module.modules() if hooks else ():
         found = {name: hooks[id(each)] for name, each in part._parameters.items() if id(each) in hooks}
         if found:
@@ -99,9 +109,9 @@ def note_gradient_hooks(module: nn.Module, hooks: Mapping[int, tuple[GradientHoo
 
 
 def drop_backward_hooks(module: nn.Module) -> None:
-    """Remove the backward hooks of all parts in place.
+    """Remove the backward hooks of all parts, in place.
 
-    The comparison with torch refuses those that change a gradient; the others only observe.
+    The comparison with torch rejects hooks that change a gradient; all others only observe.
     """
     for part in module.modules():
         part._backward_hooks.clear()
@@ -109,12 +119,14 @@ def drop_backward_hooks(module: nn.Module) -> None:
 
 
 def apply_gradient_hooks(tensor: Tensor, hooks: Sequence[GradientHook]) -> Tensor:
-    """Return ``tensor`` as one whose gradient passes through ``hooks``, in order."""
+    """Return a view of ``tensor`` whose gradient passes through ``hooks``, in order."""
     hooked: Tensor = _Hooked.apply(tuple(hooks), tensor)  # type: ignore[no-untyped-call]
     return hooked
 
 
 class _Hooked(torch.autograd.Function):
+    """Identity whose backward pass calls the hooks."""
+
     generate_vmap_rule = True
 
     @staticmethod

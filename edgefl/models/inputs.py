@@ -1,8 +1,9 @@
-"""Inputs of a model beside the one that flows from unit to unit: attention masks, token types, a second image.
+"""Additional inputs of a model besides the one that passes from unit to unit: attention masks, token types, a second
+image.
 
-A unit maps one tensor to one tensor. The device holds the whole sample, so that every unit may read its other inputs again.
-They enter through an :class:`InputLayer`, as a tensor that an algorithm sets by name, like the noise of dropout. A cut
-therefore carries one tensor, however many inputs a model has.
+A unit maps one tensor to one tensor. Additional inputs enter through an :class:`InputLayer`, as a tensor that the
+algorithm sets by name, like the noise of dropout. So one tensor crosses a cut, however many inputs a model has; the
+device has the whole sample and can provide an input to any unit.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from edgefl.wire.bundle.manifest import PARTS, SAMPLE
 
 
 class InputLayer(nn.Module):
-    """Layer that returns the rows of input ``name`` for the rows of ``x``: (B, *sample.shape).
+    """Layer that ignores its input ``x`` except for the batch size, and returns the input ``name``, (B, *sample.shape).
 
-    ``value`` is a non-persistent buffer that an algorithm replaces through ``functional_call`` by its port
-    ``batch.<k>.<name>``. Without a replacement it is ones for integers (a mask that hides nothing) and zeros for floats.
+    The value is a non-persistent buffer, which an algorithm replaces by ``functional_call`` with the port
+    ``batch.<k>.<name>``. If it is not replaced, the layer returns ones for integers (a mask that hides nothing) and
+    zeros for floats.
     """
 
     value: Tensor
@@ -45,12 +47,16 @@ class InputLayer(nn.Module):
 
 
 def with_one_input(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
-    """Let ``module``, whose forward takes ``inputs`` by name, take only the first of them; change it in place.
+    """Change a module with several inputs in place, so that its forward takes only the first. Return the module.
 
-    The others come from :class:`InputLayer` layers. The module's state keeps its names.
+    The other inputs are read from :class:`InputLayer` layers. Names in the state do not change.
+
+    Args:
+        module: Module.
+        inputs: One sample of each input by name, the first first.
 
     Raises:
-        ModelError: forward does not take a name, or a batch uses it for something else.
+        ModelError: Forward does not accept a name, or the name is reserved for another part of a batch.
     """
     kind = type(module)
     first, *others = first_input(kind, inputs)
@@ -70,7 +76,17 @@ def with_one_input(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Mo
 
 
 def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of ``inputs`` in forward. If the first is called x, it is forward's first that has no other input."""
+    """Return the names of ``inputs`` as forward calls them.
+
+    They are unchanged, except that a first input ``x`` that forward does not have becomes forward's first parameter.
+
+    Args:
+        kind: Class of the module.
+        inputs: One sample of each input by name.
+
+    Raises:
+        ModelError: Forward does not accept a name, or the name is reserved for another part of a batch.
+    """
     accepted = inspect.signature(kind.forward).parameters
     named = [
         name
@@ -98,17 +114,26 @@ def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list
 
 
 def extra_inputs(module: nn.Module) -> Mapping[str, TensorSpec]:
-    """Return one sample of each input beside the first that ``module`` reads, by name."""
+    """Return one sample of each additional input that ``module`` reads, by name."""
     return {part.name: part.sample for _, part in _layers(module)}
 
 
 def input_tensors(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
-    """Return ``inputs`` by the names of the buffers of ``module`` that hold them, for ``functional_call``."""
+    """Return the buffers of ``module`` that hold additional inputs, by their path, with the values that ``inputs`` has for
+    them.
+
+    For ``functional_call``. Inputs that the module does not read are ignored.
+    """
     return {f"{path}.value": inputs[part.name] for path, part in _layers(module) if part.name in inputs}
 
 
 def call_with_inputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return the output of ``module`` for the rows ``x`` of ``inputs`` and those of its other inputs, all by name."""
+    """Call ``module`` and return its output.
+
+    Args:
+        module: Module, possibly with input layers.
+        inputs: Batch of each input by name. The batch of the main input is ``x``.
+    """
     tensors = input_tensors(module, {SAMPLE: inputs["x"], **inputs})
     # functional_call would replace tied names twice, and restore only one of them.
     with recurring():
@@ -117,4 +142,5 @@ def call_with_inputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _layers(module: nn.Module) -> Iterable[tuple[str, InputLayer]]:
+    """Return the input layers of ``module`` with their paths."""
     return ((path, part) for path, part in module.named_modules() if isinstance(part, InputLayer))

@@ -1,10 +1,10 @@
 """Training and inference mode of the parts of a module.
 
-A module in training mode may have parts in inference mode: a frozen encoder, a batch norm that keeps its statistics.
-``module.train()`` would switch these parts too, so each of them carries a mark that copies keep::
+A module in training mode may have parts in inference mode: a frozen encoder, a batch norm with fixed statistics.
+``module.train()`` would switch them too. So each of these parts is marked by an attribute, which copies inherit::
 
     mark_inference(module)           # once, before the module is cut
-    set_mode(module, training=True)  # the parts with a mark stay in inference mode
+    set_mode(module, training=True)  # marked parts stay in inference mode
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _MARK = "edgefl_inference"
 
 
 def is_inference(part: nn.Module) -> bool:
-    """Return True if ``part`` stays in inference mode while the module around it trains."""
+    """Return True if ``part`` is marked to stay in inference mode during training."""
     return bool(part.__dict__.get(_MARK, False))
 
 
 def enter_training(module: nn.Module) -> None:
-    """Put ``module`` into the modes in which its user would train it.
+    """Switch ``module`` to the modes in which its user would train it.
 
-    A module in inference mode gets ``module.train()``. A module in training mode keeps the modes of its parts, and each
-    part with a ``train`` method of its own may put more parts into inference mode.
+    For a module in inference mode this calls ``module.train()``. In a module that is already in training mode, parts
+    keep their modes. There, a part with its own ``train`` method may put more parts into inference mode.
     """
     if not module.training:
         module.train()
@@ -41,7 +41,9 @@ def enter_training(module: nn.Module) -> None:
 
 
 def mark_inference(module: nn.Module) -> None:
-    """Mark the parts of ``module`` that are in inference mode after :func:`enter_training`; all modes stay as they are."""
+    """Mark the parts of ``module`` that :func:`enter_training` leaves in inference mode. The modes themselves do not
+    change.
+    """
     with keeping_modes(module):
         enter_training(module)
         for part in module.modules():
@@ -50,7 +52,7 @@ def mark_inference(module: nn.Module) -> None:
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:
-    """Set the mode of every part: in training, parts with a mark are in inference mode."""
+    """Set the mode of every part. With ``training``, all parts but the marked ones are in training mode."""
     module.train(training)
     for part in module.modules():
         part.training = training and not is_inference(part)
@@ -58,7 +60,7 @@ def set_mode(module: nn.Module, *, training: bool) -> None:
 
 @contextmanager
 def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the modes of ``module`` as :func:`set_mode` does, and restore those of all parts afterwards."""
+    """Set the modes of ``module`` as :func:`set_mode` does for the block, and restore all modes afterwards."""
     with keeping_modes(module):
         set_mode(module, training=training)
         yield
@@ -66,7 +68,7 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def keeping_modes(module: nn.Module) -> Iterator[None]:
-    """Restore the modes of all parts of ``module`` afterwards."""
+    """Restore the modes of all parts of ``module`` after the block."""
     before = {part: part.training for part in module.modules()}
     try:
         yield
@@ -76,7 +78,7 @@ def keeping_modes(module: nn.Module) -> Iterator[None]:
 
 
 def has_mode_side_effects(module: nn.Module) -> bool:
-    """Return True if ``train`` or ``eval`` of a part of ``module`` changes more than its mode."""
+    """Return True if ``train`` or ``eval`` of a part of ``module`` changes attributes other than the mode."""
     held = []
     for training in (False, True):
         with in_mode(module, training=training):
@@ -85,6 +87,6 @@ def has_mode_side_effects(module: nn.Module) -> bool:
 
 
 def _attributes(part: nn.Module) -> dict[str, int]:
-    """Return all attributes of a module except its mode, by identity."""
+    """Return the ``id`` of each attribute of a module, by name, except its mode."""
     groups = (part.__dict__, part._modules, part._parameters, part._buffers)
     return {name: id(value) for group in groups for name, value in group.items() if name != "training"}

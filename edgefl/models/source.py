@@ -1,4 +1,4 @@
-"""Source of a model: the module that it was cut from, with which training is compared."""
+"""Source of a model: the module that it was split from, to compare training with torch and to split it again."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class SplitRequest:
     """Arguments of :func:`edgefl.models.split.split` for one module.
 
     Attributes:
-        cuts: paths of submodules, ``"auto"``, or None for the default.
-        sample: one sample of the input without batch dimension, or of several inputs by name.
-        classes: the number of classes of a label.
-        units: the largest number of units, or None.
-        name: the name of the model.
-        accounting_batch: as of :class:`edgefl.models.spec.ModelSpec`.
-        loss: the loss to minimise, or None for the one that fits.
-        labels: one label of the data, or None.
-        output: which of several returned tensors is the output.
-        whole: keep the module as one unit, whatever ``cuts`` says.
+        cuts: Paths of submodules, ``"auto"``, or None for the default.
+        sample: One sample of the input without batch dimension, or of several inputs by name.
+        classes: Number of classes of a label.
+        units: Most units, or None.
+        name: Name of the model.
+        accounting_batch: See :class:`edgefl.models.spec.ModelSpec`.
+        loss: Loss to minimise, or None for the one that fits.
+        labels: One label of the data, or None.
+        output: Selects the output if the module returns several tensors.
+        whole: Keep the module as one unit, and ignore ``cuts``.
     """
 
     cuts: Cuts
@@ -59,7 +59,9 @@ class SplitRequest:
         return next(iter(self.sample.values())) if isinstance(self.sample, Mapping) else self.sample
 
     def shortened(self, length: int) -> SplitRequest:
-        """Return the same for samples of ``length`` entries; inputs and labels of another length stay."""
+        """Return the request for samples of ``length`` entries. Inputs and labels of another length than the first input
+        do not change.
+        """
         longest = self.first.shape[:1]
 
         def cut(each: TensorSpec) -> TensorSpec:
@@ -75,12 +77,12 @@ class SplitRequest:
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """Module of the user, with the request by which it was cut.
+    """User's module, with the request by which it was split.
 
     Attributes:
-        module: the user's object, or its copy with shapes if it has lazy layers.
-        request: the arguments of the cut.
-        loss: the loss that fits the output.
+        module: User's object, or its initialized copy if it has lazy layers.
+        request: Arguments of the split.
+        loss: Loss that fits the output.
     """
 
     module: nn.Module
@@ -88,27 +90,28 @@ class ModelSource:
     loss: Loss
 
     def split(self, request: SplitRequest) -> Any:
-        """Return the :class:`edgefl.models.spec.ModelSpec` of the module, cut by another request."""
+        """Split the module by another request and return the :class:`edgefl.models.spec.ModelSpec`."""
         raise NotImplementedError
 
     def shortened(self, length: int) -> Any:
-        """Return the :class:`edgefl.models.spec.ModelSpec` for samples of ``length`` entries."""
+        """Split the module for samples of ``length`` entries and return the :class:`edgefl.models.spec.ModelSpec`."""
         loss = self.returned_loss or self.loss
         return self.split(replace(self.request.shortened(length), loss=loss))
 
     @property
     def returned_loss(self) -> ModelLoss | None:
-        """The loss that the module returns itself, if it is trained on that one."""
+        """Loss that the module computes itself, if training minimises it; else None."""
         return self.request.loss if isinstance(self.request.loss, ModelLoss) else None
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """Return the module inside of ``nn.DataParallel`` and ``torch.compile``.
+    """Return the module inside of ``nn.DataParallel`` and ``torch.compile`` wrappers, or ``module`` itself.
 
-    A data-parallel wrapper with hooks or a forward of its own stays: it is traced like any module.
+    A data-parallel wrapper with hooks or its own forward is returned as it is, because it can be traced like any
+    module.
 
     Raises:
-        ModelError: for scripted parts, and for a compiled or distributed wrapper with hooks or a forward of its own.
+        ModelError: A part is scripted, or a compiled or distributed wrapper has hooks or its own forward.
     """
     for path, part in module.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
@@ -123,7 +126,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper of torch calls and nothing else; None for any other module."""
+    """Return the module that a wrapper of torch calls, or None if ``module`` is no such wrapper."""
     kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(module).__mro__]
     compiled = _COMPILED in kinds
     if not compiled and not isinstance(module, _PARALLEL):
@@ -144,7 +147,7 @@ def _inside(module: nn.Module) -> nn.Module | None:
 
 
 def _calls(forward: Any, inside: nn.Module) -> bool:
-    """Return True if torch made the ``forward`` of a compiled wrapper, which calls the module ``inside``."""
+    """Return True if torch generated the ``forward`` of a compiled wrapper, which calls the module ``inside``."""
     called = getattr(forward, "_torchdynamo_orig_callable", forward)
     code = getattr(called, "__code__", None)
     return getattr(called, "__self__", None) is inside or code is None or code.co_filename.startswith(_TORCH)

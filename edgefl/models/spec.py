@@ -33,23 +33,23 @@ from edgefl.wire.bundle.manifest import SAMPLE
 
 @dataclass(frozen=True, eq=False)
 class ModelSpec:
-    """Model as a list of units, with what is needed to cut and train it.
+    """Model as an ordered list of units, with the information needed to cut and train it.
 
-    A unit maps one tensor to one tensor, so a cut may lie between any two units. Names of the state are
+    A unit maps one tensor to one tensor, so a cut may lie between any two units. State tensors are named
     ``<unit>.<name>``. Units may share tensors (:mod:`edgefl.models.tied`).
 
     Attributes:
-        name: name of the model.
-        module: an ``nn.Sequential`` whose named children are the units.
-        sample: shape and dtype of one sample as the first unit reads it, without the batch dimension.
-        classes: number of classes of a label, such as a language model's vocabulary; 1 if labels are no classes, and 2
-            for a model with a single output (a logit) and cross-entropy.
-        accounting_batch: batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM
+        name: Name of the model.
+        module: ``nn.Sequential`` whose named children are the units.
+        sample: Shape and dtype of one sample as the first unit reads it, without the batch dimension.
+        classes: Number of classes of a label, such as a language model's vocabulary. 1 if labels are no classes; 2 for
+            a model with a single output (a logit) and cross-entropy.
+        accounting_batch: Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM
             (embracingfl.md 2.8).
-        loss: the loss that training minimises, which also defines a label.
-        global_names: name in the state for each name of a tensor in the module that was cut, because tied weights keep
-            one name; empty if the units are the module.
-        source: the module that was cut, as its author left it; None if units read samples of any length.
+        loss: Loss that training minimises. It also defines the form of a label.
+        global_names: Name in the state of each tensor of the module that was split, because tied weights have one name
+            in the state. Empty if the units are the module.
+        source: Module that was split, unchanged. None if the units read samples of any length.
     """
 
     name: str
@@ -63,30 +63,37 @@ class ModelSpec:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names of the units, in order."""
+        """Names of the units in order."""
         return tuple(name for name, _ in self.module.named_children())
 
     @property
     def others(self) -> Mapping[str, TensorSpec]:
-        """One sample of each input beside the first, by name."""
+        """One sample of each additional input, by name."""
         return {name: sample for name, sample in extra_inputs(self.module).items() if name != SAMPLE}
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Every tensor of the model's state, moving statistics included, by its global name."""
+        """All tensors of the state, moving statistics included, by global name. Detached, not copied."""
         return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Return units ``start:stop`` (0-based) under their global names; the modules are shared, not copied."""
+        """Return units ``start:stop`` (from 0) under their global names. The modules are shared, not copied."""
         return sequential((name, self.module.get_submodule(name)) for name in self.units[start:stop])
 
     @cached_property
     def _boundaries(self) -> dict[int, TensorSpec]:
-        """Cache of :meth:`boundary`, because each result takes a run of the units."""
+        """Cache of :meth:`boundary`, whose results each take a run of the units."""
         return {}
 
     def boundary(self, cut: int) -> TensorSpec:
-        """Return one sample of the tensor that crosses after ``cut`` units; ``boundary(0)`` is the raw input."""
+        """Return one sample of the tensor between two units.
+
+        Args:
+            cut: Number of units before it. 0: the input of the model.
+
+        Raises:
+            ModelError: The model has fewer units, or a unit cannot read the output of the one before.
+        """
         if not 0 <= cut <= len(self.units):
             raise ModelError(
                 f"{self.name} has {len(self.units)} units, so a cut lies in 0..{len(self.units)}; found {cut}",
@@ -98,10 +105,11 @@ class ModelSpec:
         return self._boundaries[cut]
 
     def shortened(self, length: int) -> ModelSpec:
-        """Return the model for samples of only ``length`` entries, such as the tokens of a sequence.
+        """Return the model for samples of ``length`` entries, such as the tokens of a sequence.
 
         Raises:
-            ModelError: samples are no sequences of more than ``length``, or a weight's shape depends on their length.
+            ModelError: The model's samples do not have more entries than ``length``, or the shape of a weight depends
+                on their number.
         """
         whole = self.sample.shape[0] if self.sample.shape else 0
         if not 1 <= length < whole:
@@ -128,33 +136,39 @@ class ModelSpec:
 
     @property
     def label(self) -> TensorSpec:
-        """Label of one sample. Raises ModelError if the loss cannot read the model's output."""
+        """Form of one label. Reading it raises ModelError if the loss cannot read the model's output."""
         return self.loss.label(self.boundary(len(self.units)))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of the model's task, the main one first; () if the loss is the only one."""
+        """Names of the task's metrics, the main one first. Empty if the loss is the only metric."""
         return metrics_of(self.loss, self.boundary(len(self.units)))
 
 
 def cut_to(sample: TensorSpec, length: int) -> TensorSpec:
-    """Return the spec of a sample's first ``length`` entries."""
+    """Return the spec of the first ``length`` entries of a sample."""
     return TensorSpec((length, *sample.shape[1:]), sample.dtype, sample.below, sample.ignored)
 
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """Return an ``nn.Sequential`` with these named children."""
+    """Return an ``nn.Sequential`` with these named children, in order."""
     return nn.Sequential(OrderedDict(units))
 
 
 CONSTANT = "edgefl_constant"
-"""Attribute of a buffer outside of the state, which may be a constant of any size in a graph."""
+"""Attribute that marks a non-persistent buffer, which a graph may contain as a constant of any size."""
 
 
 def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
-    """Return a copy without values, with state tensors on the meta device, so that none becomes a constant of a graph.
+    """Return a copy of ``module`` whose state tensors are on the meta device, so that a graph does not contain them as
+    constants.
 
-    A tensor with several uses stays one. Buffers outside the state (constants such as position ids) keep their values.
+    A tensor with several uses stays one tensor. Non-persistent buffers (constants such as position ids) keep their
+    values.
+
+    Args:
+        module: Units.
+        training: Mode of the copy (:func:`edgefl.models.modes.set_mode`).
     """
     # A deep copy takes tensors from its memo, so that no value is copied.
     memo: dict[int, object] = {
@@ -177,7 +191,7 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
 
 
 def on_meta(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy on the meta device, without copying values."""
+    """Return a copy of ``module`` on the meta device. Values are not copied. Counters are integers again."""
     tensors = [*module.parameters(), *module.buffers()]
     # A deep copy takes tensors from its memo, so that no value is copied.
     memo: dict[int, object] = {
@@ -192,6 +206,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    """Initialize ``torch.autocast`` for the meta device as if it were the CPU."""
     _autocast_init(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
 
@@ -202,10 +217,10 @@ _autocast.replace(torch.autocast, "__init__", _autocast_anywhere)
 
 @contextmanager
 def without_values(module: nn.Module) -> Iterator[None]:
-    """Prepare runs of ``module`` on the meta device.
+    """Prepare the block to run ``module`` on the meta device, and restore the module's Python state afterwards.
 
-    Inside, tensors that its code makes without a device are on the meta device too, and ``torch.autocast(x.device.type)``
-    is accepted. Its Python state is restored afterwards.
+    In the block, tensors that the module's code makes without a device are on the meta device too, and
+    ``torch.autocast(x.device.type)`` is accepted.
     """
     with on_meta_device(), TraceableMode() as mode, _autocast(), restored_state(module) as held:
         for tensor, original in move_to_meta(held):
@@ -215,12 +230,12 @@ def without_values(module: nn.Module) -> Iterator[None]:
 
 
 def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = None) -> object:
-    """Run ``module`` in its present modes on a batch of three fake samples, and return what it returns.
+    """Run ``module`` in its current modes on a batch of three samples without values. Return its output, fake tensors.
 
     Args:
-        module: the module.
-        sample: one sample.
-        watch: mode that follows its operations.
+        module: Module. Its buffers do not change.
+        sample: One sample of its input.
+        watch: Mode that records how the run uses buffers, or None.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, restored_state(module):
         # In-place operations must not reach the module's own buffers.
@@ -234,7 +249,11 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
-    """Return shape and dtype of one output sample, by a run without values."""
+    """Return shape and dtype of one output sample. Runs the units on the meta device.
+
+    Raises:
+        ModelError: A unit cannot read the output of the one before, or returns no tensor.
+    """
     if len(module) == 0:
         return sample
     # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -243,10 +262,15 @@ def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
 
 
 def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
-    """Run the units in inference mode on the meta device, for shapes only.
+    """Run the units in inference mode on the meta device and return the output, which has a shape but no values.
+
+    Args:
+        module: Units.
+        sample: One sample of the input.
+        batch: Number of samples.
 
     Raises:
-        ModelError: a unit cannot read the output of the one before, or returns no tensor; the message names it.
+        ModelError: A unit cannot read the output of the one before, or returns no tensor. The message names it.
     """
     bare = on_meta(module).eval()
     with without_values(bare):
@@ -254,12 +278,12 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
 
 
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Run every unit in turn.
+    """Run the units one after the other and return the last output.
 
-    Exporters find the user's code of an operation by the name of this function.
+    Exporters recognize this function by its name in stack traces, to find the user's line of an operation.
 
     Raises:
-        ModelError: a unit cannot read the output of the one before, or returns no tensor; the message names it.
+        ModelError: A unit cannot read the output of the one before, or returns no tensor. The message names it.
     """
     for name, unit in units.named_children():
         shape = f"{tuple(x.shape[1:])} {str(x.dtype).removeprefix('torch.')}"

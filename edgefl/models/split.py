@@ -1,4 +1,4 @@
-"""Splitting of any module into units: an ``nn.Sequential`` as it is, any other module at cuts named or found."""
+"""Splitting of a module into units: at the children of an ``nn.Sequential``, at named cuts, or at automatic cuts."""
 
 from __future__ import annotations
 
@@ -53,41 +53,41 @@ def split(
     labels: TensorSpec | None = None,
     output: Output = None,
 ) -> ModelSpec:
-    """Split a module into units that compute the same in turn.
+    """Split a module into units that together compute the same.
 
-    Without ``cuts`` an ``nn.Sequential`` keeps its children as units. Any other module is cut automatically: at points of
-    its graph that exactly one tensor crosses, between the blocks that it repeats, so that each unit has at least one
-    kernel. The units are named by the submodules they hold. A module whose own forward draws random numbers, except by
-    dropout, stays whole.
+    Without ``cuts`` the units of an ``nn.Sequential`` are its children. Any other module is cut automatically: where
+    one tensor crosses its graph, between the blocks that it repeats, so that each unit has a weight of at least two
+    dimensions. Units are named by the submodules that they contain. A module whose own forward draws random numbers,
+    except by dropout, stays whole.
 
-    With ``cuts`` the units are named by these, the last one ``tail``. Dots in names become underscores. Inside a unit,
-    tensors keep their paths; a unit that is exactly one submodule drops that path, so ``layer2.0.weight`` stays
-    ``layer2.0.weight``. Tensors that forward never uses are left out. Weights with several uses are one tensor, of the
+    With ``cuts`` the units are named by the cuts, the last one ``tail``. Dots in names become underscores. Inside a
+    unit, tensors keep their paths. A unit that is exactly one submodule drops that path, so ``layer2.0.weight`` stays
+    ``layer2.0.weight``. Tensors that forward never uses are left out. A weight with several uses is one tensor, of the
     last unit that uses it (:mod:`edgefl.models.tied`).
 
     Args:
-        module: the module; it is copied.
-        cuts: paths of submodules (``"layer1"``, ``"features.3"``) after which exactly one tensor may be needed by the
-            rest; ``"auto"`` for automatic cuts also of an ``nn.Sequential``.
-        sample: shape of one float32 input without batch dimension, or its shape and dtype, or those of several inputs by
-            the names that forward gives them.
-        classes: number of classes of a label.
-        units: merge automatic units into at most so many, of balanced weights.
-        name: name of the model.
-        accounting_batch: batch factor of counted activations, see :class:`ModelSpec`.
-        loss: one of :mod:`edgefl.losses`; by default cross entropy for an output (classes,), or the one loss that fits
-            the output and ``labels``.
-        labels: one label of the data.
-        output: key, attribute or position of the output, if forward returns a mapping, a dataclass or a tuple; by default
-            ``logits``, or else the first floating tensor.
+        module: Module. It is copied, not changed.
+        cuts: Paths of submodules (``"layer1"``, ``"features.3"``), after each of which exactly one tensor is needed
+            later. ``"auto"``: automatic cuts, also for an ``nn.Sequential``.
+        sample: Shape of one float32 input without batch dimension, or its shape and dtype, or these of several inputs
+            by forward's parameter names.
+        classes: Number of classes of a label.
+        units: Merge automatic units into at most this many, with balanced weights.
+        name: Name of the model.
+        accounting_batch: Batch factor of counted activations, see :class:`ModelSpec`.
+        loss: One of :mod:`edgefl.losses`. None: cross entropy for an output (classes,), or the only loss that fits the
+            output and ``labels``.
+        labels: One label of the data.
+        output: Key, attribute or position of the output, if forward returns a mapping, a dataclass or a tuple. None:
+            ``logits`` if there is one, else the first floating tensor.
 
     Returns:
-        The units, with what is needed to cut and train them.
+        The units, with the information needed to cut and train them.
 
     Raises:
-        ModelError: more than one tensor crosses a cut, or moving statistics are needed on both sides (``cut`` and
-            ``tensors`` in its details); or the module cannot be traced, or draws in inference (with torch's reason and
-            the line of code).
+        ModelError: More than one tensor crosses a cut, or both sides need the same moving statistics (``cut`` and
+            ``tensors`` are attributes of the error). Also if the module cannot be traced, or draws random numbers in
+            inference (with torch's reason and the line of code).
 
     Example:
         >>> spec = split(torchvision.models.resnet18(), sample=(3, 224, 224), classes=1000)
@@ -105,6 +105,7 @@ def split(
 
 def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
     # 1. Copy the module. Deep copies lose hooks of parameters, so the copy notes them for the training graphs.
+    """Split an unwrapped module by a request."""
     shaped_module = with_shapes(module, request.sample)
     kind = type(module).__name__
     unfit = f"{kind} cannot be copied and set to training; expected a module that deepcopy and train() accept"
@@ -157,14 +158,18 @@ def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
 
 
 class _SplitSource(ModelSource):
-    """Source of a module that this module has cut."""
+    """Source of a module that :func:`split` has split."""
 
     def split(self, request: SplitRequest) -> ModelSpec:
         return _split(self.module, request)
 
 
 def check_classes(spec: ModelSpec) -> None:
-    """Raise ModelError if the loss cannot read the output, or the model has another number of outputs than of classes."""
+    """Check that the model has one output per class.
+
+    Raises:
+        ModelError: The loss cannot read the output, or the output has another number of classes than ``spec.classes``.
+    """
     label = spec.label
     # Labels that are no numbers of classes choose nothing, whatever their bounds are.
     if not label.dtype.is_floating_point and label.below not in (None, spec.classes):
@@ -177,6 +182,9 @@ def check_classes(spec: ModelSpec) -> None:
 
 
 def _units(module: nn.Module, sample: TensorSpec, request: SplitRequest) -> nn.Sequential:
+    """Return the units of ``module``, cut as the request says. Returns it as one unit if automatic cuts
+    fail but it runs.
+    """
     cuts, output = request.cuts, request.output
     if request.whole:
         return sequential([(WHOLE, return_output_only(module, output))])
@@ -201,7 +209,9 @@ def _units(module: nn.Module, sample: TensorSpec, request: SplitRequest) -> nn.S
 
 
 def _returns_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> bool:
-    """Return True if ``module`` returns a tensor as it is; also if it fails, because a later run reports that better."""
+    """Return True if ``module`` returns one tensor. Also returns True if it fails, because a later run reports the error
+    better.
+    """
     if output is not None:
         return False
     try:
@@ -214,6 +224,7 @@ def _returns_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -
 
 
 def _runs_without_values(module: nn.Module, sample: TensorSpec, output: Output) -> bool:
+    """Return True if ``module`` runs on tensors without values in both modes."""
     for training in (True, False):
         try:
             with in_mode(module, training=training), output_only(module, output):
@@ -226,7 +237,7 @@ def _runs_without_values(module: nn.Module, sample: TensorSpec, output: Output) 
 def _split_automatically(
     module: nn.Module, sample: TensorSpec, units: int | None, output: Output
 ) -> nn.Sequential:
-    """Return ``module`` as units between automatic cuts; as one unit if its own forward draws random numbers."""
+    """Return ``module`` as units between automatic cuts, or as one unit if its own forward draws random numbers."""
     # 1. Trace with layers as leaf modules, for a look at all other code.
     sketch = _sketch(module, sample, output)
 
@@ -259,6 +270,7 @@ def _split_automatically(
 
 
 def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> TracedGraph:
+    """Return a trace of ``module`` in which only layers are leaf modules, to inspect all other code."""
     layers = {path for path, part in module.named_modules() if is_layer(part)}
     tracer = ModuleTracer(module, sample, layers, output)
     try:
@@ -290,7 +302,9 @@ def _split_at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], outp
 
 
 def _one_random_unit(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
-    """Return ``module``, whose own forward draws in training, as one unit; raise ModelError if inference draws, too."""
+    """Return a module whose own forward draws random numbers in training as one unit. Raises ModelError if inference draws
+    too.
+    """
     leaves = {path for path, _ in module.named_modules()}
     inference = ModuleTracer(module, sample, leaves, output).trace(training=False)
     check_not_random(inference, "in inference; draw in training only, under `if self.training:`")
@@ -298,7 +312,18 @@ def _one_random_unit(module: nn.Module, sample: TensorSpec, output: Output) -> n
 
 
 def _trace_around(module: nn.Module, sample: TensorSpec, opened: frozenset[str], output: Output) -> Dataflow:
-    """Return the dataflow of ``module`` with all submodules except ``opened`` as leaves, equal in both modes."""
+    """Return the dataflow of ``module``, after checking that it is the same in training and inference.
+
+    Args:
+        module: Module.
+        sample: One sample of the input.
+        opened: Paths of the submodules to trace into. All others become leaves.
+        output: Selects the output of the module.
+
+    Raises:
+        ModelError: The module cannot be traced, draws random numbers outside of its leaves, or differs between the
+            modes.
+    """
     remedy = "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
     leaves = {path for path, _ in module.named_modules()} - opened
     tracer = ModuleTracer(module, sample, leaves, output)

@@ -1,11 +1,11 @@
-"""Tied weights: each tensor once in the state, as a parameter of the last unit that uses it; other units read it.
+"""Tied weights: tensors that several units use. Each is once in the state, as a parameter of the last unit that uses it.
 
-Tied layers, such as a language model's embedding and head, share one ``nn.Parameter``. Units keep that one object. In
-every other place it is a buffer outside the state, so that ``state_dict`` and ``named_parameters`` have one name for it.
-``torch.func.functional_call`` replaces tied tensors together, and so gives all uses the value under that name::
+Tied layers, such as a language model's embedding and head, share one ``nn.Parameter``. All units refer to that object.
+In every other place it is a non-persistent buffer, so that ``state_dict`` and ``named_parameters`` have one name for
+it. ``torch.func.functional_call`` replaces tied tensors together, and so gives the value under that name to all uses::
 
     units = share_weights(units)
-    borrowed(units[:1])     # {"embed.weight": "head.weight"}: the first unit reads a tensor of another's state
+    borrowed(units[:1])     # {"embed.weight": "head.weight"}: the first unit reads a tensor of another unit's state
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ _NAMES = "edgefl_tied"
 
 
 class BorrowedWeight(nn.Module):
-    """Layer of a graph that returns a tensor of another unit's state."""
+    """Layer of a graph that returns a tensor of another unit's state.
+
+    Args:
+        value: Tensor.
+        name: Global name of the tensor.
+    """
 
     value: Tensor
 
@@ -39,7 +44,9 @@ class BorrowedWeight(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _Use:
-    """Registration of a parameter: the attribute ``own`` of ``holder``, which is ``path`` in ``unit``."""
+    """One registration of a parameter: attribute ``own`` of the module ``holder``, which has the path ``path`` in
+    ``unit``.
+    """
 
     unit: str
     path: str
@@ -56,12 +63,13 @@ class _Use:
 
 
 def share_weights(units: nn.Sequential) -> nn.Sequential:
-    """Return ``units`` with every tensor once in the state: that of the last unit in which it is a parameter.
+    """Return the units with each shared tensor as a parameter of the last unit that uses it, and a buffer in all others.
 
-    A module that is several units, or in several, is copied; the tensors stay the same objects.
+    A module that is in several units is copied. The tensors stay the same objects.
 
     Raises:
-        ModelError: several units share a buffer of the state, such as moving statistics, which each would move.
+        ModelError: Several units share a buffer of the state, such as moving statistics, which each of them would
+            change.
     """
     made = _separate_modules(units)
     by_tensor: dict[int, list[_Use]] = {}
@@ -78,7 +86,7 @@ def share_weights(units: nn.Sequential) -> nn.Sequential:
 
 
 def borrowed(module: nn.Module) -> dict[str, str]:
-    """Return the tensors that ``module`` reads of another module's state: global names by path in ``module``."""
+    """Return the tensors that ``module`` reads from the state of other units: global name by path in ``module``."""
     own = {id(parameter) for parameter in module.parameters()}
     return {
         f"{path}.{name}" if path else name: full
@@ -89,13 +97,13 @@ def borrowed(module: nn.Module) -> dict[str, str]:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return all tensors that ``module`` reads of a model's state, its own and borrowed ones, by global name."""
+    """Return all state tensors that ``module`` reads, its own and borrowed ones, by global name. Detached, not copied."""
     lent = {name: module.get_buffer(path) for path, name in borrowed(module).items()}
     return {name: tensor.detach() for name, tensor in (module.state_dict() | lent).items()}
 
 
 def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
-    """Return the names of the units with a tensor that is used in several places."""
+    """Return the names of the units that have or read a tensor with several uses."""
     lent = [
         (unit, name)
         for unit, module in units.named_children()
@@ -106,20 +114,21 @@ def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
 
 
 def _names(module: nn.Module) -> dict[str, str]:
+    """Return the global names of the borrowed tensors in ``module`` itself, by attribute."""
     return cast(dict[str, str], module.__dict__.get(_NAMES, {}))
 
 
 def _register_read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
-    """Register ``value`` as a buffer of ``holder`` outside its state."""
+    """Register ``value`` as a non-persistent buffer ``own`` of ``holder``, borrowed under the global name ``name``."""
     holder._buffers[own] = value
     holder._non_persistent_buffers_set.add(own)
     holder.__dict__[_NAMES] = {**_names(holder), own: name}
 
 
 def _separate_modules(units: nn.Sequential) -> nn.Sequential:
-    """Return the units with no module in two of them or at two places of one.
+    """Return the units, with a copy of each module that occurs in several units or several times in one.
 
-    Units before the last one get copies with the same tensors.
+    The last occurrence keeps the module itself. The copies have the same tensors.
     """
     made: list[tuple[str, nn.Module]] = []
     later: set[nn.Module] = set()
@@ -136,9 +145,9 @@ def _separate_modules(units: nn.Sequential) -> nn.Sequential:
 
 
 def _separate_within(unit: nn.Module) -> None:
-    """Copy a module at several places of ``unit`` for each of them, with the same weights.
+    """Replace a module that occurs several times in ``unit`` by one copy per place, with the same weights.
 
-    One with statistics stays one, because it moves them at each place in turn.
+    A module with buffers is not copied, because all its uses change the same statistics.
     """
     met: set[nn.Module] = set()
     done = " "
@@ -153,6 +162,7 @@ def _separate_within(unit: nn.Module) -> None:
 
 
 def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
+    """Raise ModelError if a buffer of the unit is also in another unit. ``seen`` collects the names of all buffers."""
     parameters = dict(unit.named_parameters(remove_duplicate=False))
     for path, tensor in unit.state_dict(keep_vars=True).items():
         other = f"{name}.{path}" if path in parameters else seen.setdefault(id(tensor), f"{name}.{path}")
@@ -165,6 +175,7 @@ def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
 
 
 def _uses(units: nn.Sequential) -> Iterator[tuple[_Use, nn.Parameter]]:
+    """Yield each registration of each parameter, in the order of the units."""
     for name, unit in units.named_children():
         for path, part in unit.named_modules():
             for own, parameter in part._parameters.items():
@@ -173,14 +184,16 @@ def _uses(units: nn.Sequential) -> Iterator[tuple[_Use, nn.Parameter]]:
 
 
 def _home(units: nn.Sequential, uses: list[_Use]) -> _Use:
-    """Return the use that keeps the parameter: in the last unit, one that its graph reads by name if any does."""
+    """Return the use that keeps the parameter. It is in the last unit, and if possible one that the unit's graph reads by
+    name.
+    """
     last = [use for use in uses if use.unit == uses[-1].unit]
     read = _read_by_name(units.get_submodule(uses[-1].unit))
     return next((use for use in last if use.local in read), last[-1])
 
 
 def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
-    """Return the nodes that read tensors of the unit's own graph, by the tensors' names."""
+    """Return the nodes of the unit's own graph that read a tensor, by the tensor's name."""
     nodes: dict[str, list[fx.Node]] = {}
     for node in unit.graph.nodes if isinstance(unit, fx.GraphModule) else ():
         if node.op == "get_attr":
@@ -189,7 +202,7 @@ def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
 
 
 def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
-    """Replace ``use`` of the parameter ``value`` by a read of the tensor ``name`` of the state."""
+    """Replace ``use``, which is not the home of ``value``, by a read of the state tensor ``name``."""
     nodes = _read_by_name(unit).get(use.local, [])
     if nodes:
         graph = cast(fx.GraphModule, unit)
@@ -206,5 +219,5 @@ def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
 
 
 def _calls(node: fx.Node, path: str) -> bool:
-    """Return True if ``node`` calls the submodule ``path``, or one around it."""
+    """Return True if ``node`` calls the submodule ``path`` or one that contains it."""
     return node.op == "call_module" and bool(path) and f"{path}.".startswith(f"{node.target}.")

@@ -1,4 +1,4 @@
-"""Errors of a user's model code with the line of that code instead of a traceback through edgefl and torch."""
+"""Errors in a user's model code, reported with the line of that code instead of a traceback through edgefl and torch."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ NO_VALUES = (
     "Neither values of tensors nor the batch size may steer Python or be read by it; write that with torch.where and "
     "sizes of -1"
 )
-"""Remedy for code that asks for a value which no graph has."""
+"""Remedy for code that reads a value that no graph has."""
 
 
 def cause_of(text: str) -> str:
-    """Return cause and remedy for torch's error about a gradient inside of forward, or a write to a tensor from outside.
+    """Return cause and remedy for torch's error about a gradient inside of forward, or about a write to an outside tensor.
 
-    Empty for other errors.
+    Returns "" for any other error text.
     """
     if _GRADIENT.search(text):
         return _NO_GRADIENT
@@ -57,11 +57,11 @@ def cause_of(text: str) -> str:
 
 @contextmanager
 def user_errors(action: str, otherwise: str = "") -> Iterator[None]:
-    """Raise exceptions of user code inside as ModelError, with the innermost line of that code.
+    """Convert exceptions of user code in the block to ModelError. The message contains the innermost line of that code.
 
     Args:
-        action: beginning of the message, such as "cannot load model 'a.py:net'".
-        otherwise: a line of the user's code for errors that come from none.
+        action: Beginning of the message, such as "cannot load model 'a.py:net'".
+        otherwise: ``file:line`` to report if the exception comes from no line of user code.
     """
     try:
         yield
@@ -82,7 +82,7 @@ def user_errors(action: str, otherwise: str = "") -> Iterator[None]:
 
 
 def defined_at(thing: Callable[..., Any]) -> str:
-    """Return ``file:line`` of a function or class; empty if it has no source."""
+    """Return ``file:line`` of the definition of a function or class, or "" if it has no source."""
     try:
         return f"{inspect.getsourcefile(thing)}:{inspect.getsourcelines(thing)[1]}"
     except (OSError, TypeError):
@@ -90,7 +90,10 @@ def defined_at(thing: Callable[..., Any]) -> str:
 
 
 def user_line_of(error: BaseException) -> str:
-    """Return ``file:line`` of the user's code that ``error`` comes from, also if a graph runs it; empty if none."""
+    """Return ``file:line`` of the innermost user code that raised ``error``, or "" if there is none.
+
+    If a graph raised it, the line is the one that the operation was traced from.
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
@@ -103,7 +106,7 @@ def user_line_of(error: BaseException) -> str:
 
 
 def node_at(frame: FrameType, line: int) -> fx.Node | None:
-    """Return the node whose generated code is at ``line``; None if the frame runs no generated code."""
+    """Return the fx node whose generated code is at ``line`` of the frame, or None if the frame runs no generated code."""
     from torch import fx
 
     module = frame.f_locals.get("self")
@@ -114,13 +117,13 @@ def node_at(frame: FrameType, line: int) -> fx.Node | None:
 
 
 def source_of(node: fx.Node) -> str:
-    """Return ``file:line`` of the innermost line of the user's code that called the operation; empty if unknown."""
+    """Return ``file:line`` of the innermost user code that called the operation of ``node``, or "" if it is unknown."""
     places = re.findall(r'File "(.+)", line (\d+)', node.meta.get("stack_trace") or "")
     return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(Path(file))), "")
 
 
 def is_user_code(path: Path) -> bool:
-    """Return True if ``path`` is a file, and neither of edgefl, of torch nor of Python's library."""
+    """Return True if ``path`` is a file that belongs neither to edgefl nor to torch nor to Python's library."""
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
     return path.is_file() and not standard and not any(room in path.resolve().parents for room in _ours())
 
@@ -132,6 +135,6 @@ def _ours() -> tuple[Path, ...]:
 
 
 def at_line() -> str:
-    """Return `` (at file:line)`` of the user's code that runs now; empty if none does."""
+    """Return `` (at file:line)`` of the innermost user code on the stack, or "" if there is none."""
     frames = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_stack(None))
     return next((f" (at {file}:{line})" for file, line in frames if is_user_code(Path(file))), "")

@@ -1,6 +1,6 @@
-"""Factories of the user's own models, algorithms and losses, by the name of their place.
+"""User-defined factories of models, algorithms and losses, addressed as ``place:function``.
 
-``package.module:factory``, or ``path/to/file.py:factory`` for a file that needs no installation.
+The place is a module (``package.module:factory``), or a file that need not be installed (``path/to/file.py:factory``).
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _ERRORS: dict[str, type[EdgeflError]] = {"model": ModelError, "algorithm": Confi
 
 
 def factory_of(name: str, what: str) -> Callable[..., Any]:
-    """Return the factory of that name.
+    """Load a user's code and return the factory that ``name`` addresses.
 
     Args:
         name: ``package.module:factory`` or ``path/to/file.py:factory``.
-        what: "model", "algorithm" or "loss".
+        what: "model", "algorithm" or "loss", for error texts.
 
     Raises:
-        ModelError: of a model: the module, file or factory is missing, or its code fails.
-        ConfigError: the same of an algorithm or a loss.
+        ModelError: For a model: the module, file or factory is missing, or its code fails.
+        ConfigError: The same for an algorithm or a loss.
     """
     place, _, attribute = name.rpartition(":")
     module = _module(name, place, what)
@@ -53,13 +53,22 @@ def factory_of(name: str, what: str) -> Callable[..., Any]:
 
 
 def absolute(name: str) -> str:
-    """Return ``name`` with an absolute path, for another process or a later time."""
+    """Return ``name`` with an absolute path if it addresses a file, so that it is valid in other processes."""
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if _is_file(place) else name
 
 
 def source_of(name: str, what: str) -> bytes:
-    """Return the source of the factory's file; empty for a module without one. Raises as :func:`factory_of`."""
+    """Return the source code of the factory's file, or b"" for a module without a source file.
+
+    Args:
+        name: Address of the factory.
+        what: "model", "algorithm" or "loss", for error texts.
+
+    Raises:
+        ModelError: For a model: the file is missing, or its module cannot be imported.
+        ConfigError: The same for an algorithm or a loss.
+    """
     place = name.rpartition(":")[0]
     if _is_file(place):
         return _read(name, place, what)
@@ -71,21 +80,21 @@ def source_of(name: str, what: str) -> bytes:
 
 
 def files_of(names: Iterable[str]) -> dict[Path, bytes]:
-    """Return the contents of the files in ``names`` of factories, by absolute path."""
+    """Return the contents of the files that these addresses of factories name, by absolute path. Skips modules."""
     paths = [Path(place).resolve() for name in names if _is_file(place := name.rpartition(":")[0])]
     return {path: _source(path) for path in paths}
 
 
 def remember(files: Mapping[Path, bytes]) -> None:
-    """Let this process read these contents of ``files`` (absolute paths), whatever the files contain later."""
+    """Use these contents instead of the files (absolute paths) in this process, even if the files change later."""
     _remembered.update(files)
 
 
 @contextmanager
 def importing_for(name: str) -> Iterator[None]:
-    """Let the code of the factory ``name`` import modules of its folder, of its packages and of the working folder.
+    """Extend ``sys.path`` for the block, so that the code of the factory ``name`` can import its neighbours.
 
-    Installed modules of the same name have precedence.
+    Adds the file's folder, the folder of its outermost package, and the working folder, all behind installed modules.
     """
     place = name.rpartition(":")[0]
     folders = [Path.cwd()]
@@ -99,7 +108,7 @@ def importing_for(name: str) -> Iterator[None]:
 
 
 def _packages(folder: Path) -> list[str]:
-    """Return the names of the packages that ``folder`` is, from the outermost in."""
+    """Return the names of the packages that contain files of ``folder``, outermost first."""
     names: list[str] = []
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names.insert(0, folder.name)
@@ -108,6 +117,7 @@ def _packages(folder: Path) -> list[str]:
 
 
 def _source(path: Path) -> bytes:
+    """Return the remembered contents of a file, or read it."""
     known = _remembered.get(path.resolve())
     return path.read_bytes() if known is None else known
 
@@ -117,6 +127,7 @@ def _is_file(place: str) -> bool:
 
 
 def _read(name: str, place: str, what: str) -> bytes:
+    """Return the source of a file. Raises the error of :func:`factory_of` if it cannot be read."""
     try:
         return _source(Path(place))
     except OSError as error:
@@ -128,6 +139,7 @@ def _read(name: str, place: str, what: str) -> bytes:
 
 
 def _module(name: str, place: str, what: str) -> ModuleType:
+    """Load the module or file that ``place`` names. Raises the errors of :func:`factory_of`."""
     source = _read(name, place, what) if _is_file(place) else b""
     try:
         with user_errors(f"cannot load {what} {name!r}"), importing_for(name):
@@ -141,9 +153,10 @@ def _module(name: str, place: str, what: str) -> ModuleType:
 
 
 def _load_file(path: Path, source: bytes) -> ModuleType:
-    """Return the module of a file, loaded once for each of its contents.
+    """Return the module of a file. Equal contents are loaded once.
 
-    It is compiled from ``source``, because Python's cache takes a file of equal size and time in seconds for unchanged.
+    It is compiled from ``source``, because Python's cache considers a file unchanged if its size and its time in
+    seconds are.
     """
     digest = hashlib.sha256(str(path).encode() + b"\0" + source).hexdigest()
     name = ".".join([*_packages(path.parent), f"{path.stem}_{digest[:16]}"])  # for relative imports
@@ -166,7 +179,15 @@ def _load_file(path: Path, source: bytes) -> ModuleType:
 
 
 def refuse_while_loading(what: str) -> None:
-    """Raise ConfigError while a user's file is loaded for its factory, because every process would do ``what`` again."""
+    """Check that no user file is being loaded for its factory, because every process that loads it would repeat the
+    action.
+
+    Args:
+        what: Action in the imperative, for the error text.
+
+    Raises:
+        ConfigError: A user's file is being loaded.
+    """
     if path := _loading.get():
         raise ConfigError(
             f"{path} is loaded for a factory in it, and would {what} again in every process that loads it: put that call "
@@ -180,7 +201,15 @@ def _defined_by(module: ModuleType, thing: object) -> bool:
 
 
 def address_of(factory: Callable[..., Any], what: str) -> str:
-    """Return ``path/to/file.py:name`` of a function at the top level of a file; raise ConfigError for others."""
+    """Return the address ``path/to/file.py:name`` of a function.
+
+    Args:
+        factory: Function at the top level of a file.
+        what: Kind of the function, for the error text.
+
+    Raises:
+        ConfigError: It is no function at the top level of a file, so other processes could not load it.
+    """
     name = getattr(factory, "__qualname__", "")
     try:
         file = inspect.getsourcefile(factory)
@@ -197,4 +226,5 @@ def address_of(factory: Callable[..., Any], what: str) -> str:
 
 def _short(factory: object) -> str:
     # Not the repr of a module, which shows all of its layers.
+    """Return a description of an object for an error text."""
     return repr(factory) if inspect.isfunction(factory) else f"an object of {type(factory).__name__}"

@@ -1,1 +1,1 @@
-"""Layers of the models in this package: recurrent cells and stacks, norms, log-mel features, initial values."""
+"""Layers of the zoo's models: recurrent cells and stacks, norms, log-mel features, and their initial values."""

@@ -1,13 +1,13 @@
-"""Layers of LSTM and GRU cells as operators: one node of a graph each, whatever the length of the sequence.
+"""LSTM and GRU layers as operators: one node of a graph each, whatever the length of the sequence.
 
-Each operator contains only the steps and the product with the inputs. The gradient of a recurrent weight is one product over
-all steps, outside the recurrence; :func:`lstm` and :func:`gru` have the gradients. These are autograd functions, not
-``torch.library`` formulas, because only the former work under ``torch.func``. Exporters turn each into one ONNX Scan
-(:mod:`edgefl_export.decompositions.recurrent`).
+An operator contains only the steps and the product with the inputs. The gradient of a recurrent weight is one product
+over all steps, outside of the recurrence. Gradients are defined by :func:`lstm` and :func:`gru`, which are autograd
+functions, because ``torch.library`` formulas do not work under ``torch.func``. Exporters turn each operator into one
+ONNX Scan (:mod:`edgefl_export.decompositions.recurrent`).
 
-Outside, sequences are (T, B, features). Inside, a step is (features, B), so that a gate is a contiguous block and a
-product reads the weight in its own layout. ``reverse`` runs from the last position to the first; each result has the
-position of its input.
+Arguments and results have sequences of shape (T, B, features). Inside, a step is (features, B), so that a gate is a
+contiguous block and a product reads the weight in its own layout. With ``reverse`` the steps run from the last position
+to the first. Each result has the position of its input.
 """
 
 from __future__ import annotations
@@ -29,13 +29,24 @@ Gradient = tuple[Tensor, Tensor, Tensor]
 def lstm_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> LstmResult:
-    """Run T steps of an LSTM: p = kernel @ x[t] + bias + recurrent @ h has the gates i, f, g, o in this order. Then:
+    """Run T steps of an LSTM.
+
+    p = kernel @ x[t] + bias + recurrent @ h consists of the gates i, f, g, o in this order. Then::
 
         c' = sigmoid(f) * c + sigmoid(i) * tanh(g);    h' = sigmoid(o) * tanh(c').
 
-    ``x`` (T, B, E), ``kernel`` (4H, E), ``recurrent`` (4H, H), ``bias`` (4H), ``h`` and ``c`` (B, H). Returns the
-    hidden states (T, B, H), the last h and c (B, H), and for the backward pass, each (T, H, B): the four
-    activated gates, the cell before each step and tanh of the cell after it.
+    Args:
+        x: Sequence (T, B, E).
+        kernel: Input weights (4H, E).
+        recurrent: Recurrent weights (4H, H).
+        bias: Bias (4H).
+        h: Initial hidden state (B, H).
+        c: Initial cell state (B, H).
+        reverse: Run from the last position to the first.
+
+    Returns:
+        Hidden states (T, B, H); last h and last c (B, H); and for the backward pass six sequences (T, H, B): the
+        activated gates i, f, g, o, the cell state before each step, and tanh of the cell state after it.
     """
     projected, hidden = _projected(x, kernel, bias), h.shape[1]
     states, i_, f_, g_, o_, before, squashed = _sequences(x, h, 6)
@@ -67,13 +78,26 @@ def lstm_cells_backward(
     recurrent: Tensor,
     reverse: bool,
 ) -> Gradient:
-    """Return the gradients of :func:`lstm_cells` by every p (T, B, 4H), and by the first h and c (B, H).
+    """Return the gradients of :func:`lstm_cells` with respect to every p (T, B, 4H), and to the initial h and c (B, H).
 
-    With dh = d_states[t] + (the gradient from the step after), s = ``squashed`` and c = ``before``:
+    With dh = d_states[t] + (gradient from the step after), s = ``squashed`` and c = ``before``::
 
         dc += dh * o * (1 - s^2);
         di = dc * g * i * (1 - i);  df = dc * c * f * (1 - f);  dg = dc * i * (1 - g^2);  do = dh * s * o * (1 - o);
         dh <- recurrent^T @ [di, df, dg, do],    dc <- dc * f
+
+    Args:
+        d_states: Gradient of the hidden states (T, B, H). None: zero.
+        d_h: Gradient of the last h (B, H).
+        d_c: Gradient of the last c (B, H).
+        i: Saved gate (T, H, B), as are ``f``, ``g`` and ``o``.
+        f: Saved gate.
+        g: Saved gate.
+        o: Saved gate.
+        before: Saved cell state before each step (T, H, B).
+        squashed: Saved tanh of the cell state after each step (T, H, B).
+        recurrent: Recurrent weights (4H, H).
+        reverse: Value of ``reverse`` in the forward pass.
     """
     steps, hidden, batch = i.shape
     d_gates, d_p = i.new_empty(steps, batch, 4 * hidden), i.new_empty(4 * hidden, batch)
@@ -101,13 +125,24 @@ def lstm_cells_backward(
 def gru_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> GruResult:
-    """Run T steps of a GRU: a = kernel @ x[t] + outer and p = recurrent @ h + inner have the blocks r, z, n. Then:
+    """Run T steps of a GRU.
+
+    a = kernel @ x[t] + outer and p = recurrent @ h + inner each consist of the blocks r, z, n. Then::
 
         r = sigmoid(a_r + p_r);  z = sigmoid(a_z + p_z);  n = tanh(a_n + r * p_n);    h' = n + z * (h - n).
 
-    ``x`` (T, B, E), ``kernel`` (3H, E), ``recurrent`` (3H, H), ``outer`` and ``inner`` (3H), ``h`` (B, H). Returns
-    the hidden states (T, B, H), the last one (B, H), and for the backward pass, each (T, H, B): r, z, n,
-    p_n, and h - n.
+    Args:
+        x: Sequence (T, B, E).
+        kernel: Input weights (3H, E).
+        recurrent: Recurrent weights (3H, H).
+        outer: Bias of the input product (3H).
+        inner: Bias of the recurrent product (3H).
+        h: Initial hidden state (B, H).
+        reverse: Run from the last position to the first.
+
+    Returns:
+        Hidden states (T, B, H); the last one (B, H); and for the backward pass five sequences (T, H, B): r, z, n, p_n
+        and h - n.
     """
     projected, hidden = _projected(x, kernel, outer), h.shape[1]
     states, r, z, n, p_n, away = _sequences(x, h, 5)
@@ -135,12 +170,24 @@ def gru_cells_backward(
     recurrent: Tensor,
     reverse: bool,
 ) -> Gradient:
-    """Return the gradients of :func:`gru_cells` by every a and p (T, B, 3H), and by the first h (B, H).
+    """Return the gradients of :func:`gru_cells` with respect to every a and every p (T, B, 3H), and to the initial h (B,
+    H).
 
-    With dh = d_states[t] + (the gradient from the step after) and h - n = ``away``:
+    With dh = d_states[t] + (gradient from the step after) and h - n = ``away``::
 
         dn = dh * (1 - z) * (1 - n^2);  dz = dh * (h - n) * z * (1 - z);  dr = dn * p_n * r * (1 - r);
         da = [dr, dz, dn],  dp = [dr, dz, dn * r],    dh <- recurrent^T @ dp + dh * z
+
+    Args:
+        d_states: Gradient of the hidden states (T, B, H). None: zero.
+        d_h: Gradient of the last hidden state (B, H).
+        r: Saved r of each step (T, H, B).
+        z: Saved z of each step (T, H, B).
+        n: Saved n of each step (T, H, B).
+        p_n: Saved p_n of each step (T, H, B).
+        away: Saved h - n of each step (T, H, B).
+        recurrent: Recurrent weights (3H, H).
+        reverse: Value of ``reverse`` in the forward pass.
     """
     steps, hidden, batch = r.shape
     d_a, d_p = (r.new_empty(steps, batch, 3 * hidden) for _ in range(2))
@@ -161,19 +208,20 @@ def gru_cells_backward(
 
 
 def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Return ``kernel @ x[t] + bias`` for all steps in one product, (G, T, B)."""
+    """Return ``kernel @ x[t] + bias`` for all steps, computed as one product, (G, T, B) with G rows of ``kernel``."""
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features)
     return torch.addmm(bias.unsqueeze(1), kernel, rows.t()).view(-1, steps, batch)
 
 
 def _order(sequence: Tensor, reverse: bool) -> range:
+    """Return the positions in the order in which the steps run."""
     steps = range(sequence.shape[0])
     return steps[::-1] if reverse else steps
 
 
 def _sequences(x: Tensor, h: Tensor, saved: int) -> list[Tensor]:
-    """Return empty tensors for the hidden states (T, B, H), and for ``saved`` sequences (T, H, B)."""
+    """Return uninitialized tensors: one (T, B, H) for the hidden states, and ``saved`` of shape (T, H, B)."""
     batch, hidden = h.shape
     return [h.new_empty(x.shape[0], batch, hidden)] + [
         h.new_empty(x.shape[0], hidden, batch) for _ in range(saved)
@@ -186,6 +234,12 @@ Shapes = Callable[..., tuple[Tensor, ...]]
 
 
 def _results(products: int) -> Shapes:
+    """Return the shape function of a forward operator, for tracing and the meta device.
+
+    Args:
+        products: Number of products of weights in a step: 1 for an LSTM, 2 for a GRU.
+    """
+
     def shapes(x: Tensor, *others: Any) -> tuple[Tensor, ...]:
         first = others[-2]
         states, *saved = _sequences(x, first, 7 - products)
@@ -195,6 +249,8 @@ def _results(products: int) -> Shapes:
 
 
 def _gradients(products: int) -> Shapes:
+    """Return the shape function of a backward operator. ``products`` as for :func:`_results`."""
+
     def shapes(*args: Any) -> tuple[Tensor, ...]:
         saved, recurrent, _ = args[-3:]
         steps, hidden, batch = saved.shape
@@ -208,6 +264,10 @@ def _gradients(products: int) -> Shapes:
 
 
 def _one_by_one(operator: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
+    """Return the vmap rule of an operator, which runs it once for each entry of the mapped dimension and stacks the
+    results.
+    """
+
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
         results = [
             operator(*(a if d is None else a.select(d, k) for a, d in zip(args, in_dims, strict=True)))
@@ -232,7 +292,10 @@ for _forward, _backward, _products in (
 def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden states (T, B, H) and last h and c (B, H) of an LSTM layer, see :func:`lstm_cells`."""
+    """Run a differentiable LSTM layer.
+
+    It has the arguments of :func:`lstm_cells`. Returns the hidden states (T, B, H), and the last h and c (B, H).
+    """
     states, h, c, *_ = _Cells.apply(_LSTM, x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
     return states, h, c
 
@@ -247,7 +310,10 @@ def gru(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return hidden states (T, B, H) and the last one (B, H) of a GRU layer, see :func:`gru_cells`."""
+    """Run a differentiable GRU layer.
+
+    It has the arguments of :func:`gru_cells`. Returns the hidden states (T, B, H), and the last one (B, H).
+    """
     states, h, *_ = _Cells.apply(_GRU, x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
     return states, h
 
@@ -259,6 +325,8 @@ _BACK = {_LSTM: lstm_cells_backward, _GRU: gru_cells_backward}
 
 
 class _Cells(torch.autograd.Function):
+    """Autograd function of an LSTM (``products`` 1) or GRU (``products`` 2) layer."""
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -294,7 +362,7 @@ class _Cells(torch.autograd.Function):
 
 
 class _CellsBackward(torch.autograd.Function):
-    """Gradient that raises ModelError if it is differentiated again."""
+    """Backward pass of :class:`_Cells`. Differentiating it raises ModelError."""
 
     generate_vmap_rule = True
 
@@ -314,11 +382,13 @@ class _CellsBackward(torch.autograd.Function):
 
 
 def _shifted(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
-    """Return the state before each step, (T, B, H)."""
+    """Return the hidden state before each step, (T, B, H)."""
     first = first.unsqueeze(0)
     return torch.cat((states[1:], first)) if reverse else torch.cat((first, states[:-1]))
 
 
 def _over_steps(d_product: Tensor, read: Tensor) -> Tensor:
-    """Return a weight's gradient: ``d_product[t]^T @ read[t]`` summed over steps, (T, B, G), (T, B, E) -> (G, E)."""
+    """Return a weight's gradient (G, E): ``d_product[t]^T @ read[t]``, summed over the steps, from (T, B, G) and (T, B,
+    E).
+    """
     return d_product.flatten(0, 1).t() @ read.flatten(0, 1)

@@ -1,9 +1,8 @@
-"""Initial values from a seed: He normal for convolutions, Glorot uniform for dense layers, as Keras does.
+"""Initial values drawn from a seed: He normal for convolutions, Glorot uniform for dense layers, as in Keras.
 
-A module with other tensors, or other values, fills them itself (:class:`SelfFilling`).
-
-The paper's experiments ran on TensorFlow, so they probably used its defaults (embracingfl.md 2.7). The values come from a
-generator of their own: torch's global random state is neither read nor changed.
+The paper's experiments ran on TensorFlow, so they probably used its defaults (embracingfl.md 2.7). A module with other
+tensors, or other initial values, sets them itself (:class:`SelfFilling`). The values come from a separate generator:
+torch's global random state is neither read nor changed.
 """
 
 from __future__ import annotations
@@ -21,15 +20,20 @@ from edgefl.models.layers.recurrent import BiLstm
 
 @runtime_checkable
 class SelfFilling(Protocol):
-    """Module with initial values of its own, such as positions or scales."""
+    """Interface of a module that sets its own initial values, such as positions or scales."""
 
     def fill(self, generator: torch.Generator) -> None:
-        """Set each own tensor to its initial value, drawn from ``generator`` if at random."""
+        """Set each tensor to its initial value. Random values are drawn from ``generator``."""
 
 
 @torch.no_grad()
 def initialize(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
-    """Return the module that ``build`` makes, with every tensor filled from ``seed``; equal seeds give equal bytes."""
+    """Build a module and set the initial values of all tensors. Equal seeds give equal bytes.
+
+    Args:
+        build: Function that returns the module. It runs under the meta device, so its tensors have no values.
+        seed: Seed of the values.
+    """
     # Built without storage: torch's layers would otherwise draw their own initial values from the global generator.
     with torch.device("meta"):
         module = build()
@@ -77,7 +81,9 @@ def _batch_norm(part: BatchNorm) -> None:
 
 
 def _lstm(part: BiLstm, generator: torch.Generator) -> None:
-    """Fill input kernels by Glorot, recurrent kernels orthogonal per gate, biases with 0, and with 1 for the forget gate."""
+    """Fill input kernels by Glorot, recurrent kernels with an orthogonal matrix per gate, biases with 0, or 1 at the
+    forget gate.
+    """
     for direction in part.directions:
         _glorot(direction.kernel, generator)
         for gate in direction.recurrent.chunk(4):

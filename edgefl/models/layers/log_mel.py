@@ -1,4 +1,4 @@
-"""Log-mel features of sounds, from convolutions and products alone: any engine computes them as torch does."""
+"""Log-mel features of sounds, computed by convolutions and products only, so that any engine gets torch's results."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bundle.readers import SoundReader
 
 FLOOR = 1e-6
-"""Added to the power before the logarithm: silence is log(1e-6)."""
+"""Added to the power before the logarithm, so that silence becomes log(1e-6)."""
 
 
 class LogMel(nn.Module):
-    """Layer from sounds (n, length), float32 in [-1, 1), to log-mel features (n, 1, mels, frames), float32.
+    """Layer that maps sounds (n, length), float32 in [-1, 1), to log-mel features (n, 1, mels, frames), float32.
 
-    Frames lie within the sound, ``1 + (length - window) // step`` of them. Each is weighted by a periodic Hann window. The
-    power of its discrete Fourier transform is summed by ``mels`` triangles, evenly spread on the mel scale of O'Shaughnessy
-    (2595 log10(1 + f / 700)) from 0 to half the rate. The feature is log(power + 1e-6).
+    There are ``1 + (length - window) // step`` frames, all within the sound. Each is weighted by a periodic Hann
+    window. The power of its discrete Fourier transform is summed by ``mels`` triangular filters. The filters are evenly
+    spaced on the mel scale of O'Shaughnessy (2595 log10(1 + f / 700)), from 0 to half the rate. The feature is
+    log(power + 1e-6).
 
     Args:
-        rate: samples per second.
-        length: samples of a sound.
-        mels: number of triangles.
-        window: samples of a frame.
-        step: samples from the start of a frame to that of the next.
+        rate: Samples per second.
+        length: Samples of a sound.
+        mels: Number of triangular filters.
+        window: Samples of a frame.
+        step: Samples between the beginnings of two frames.
 
     Raises:
-        ConfigError: the window is longer than the sound, or a number is not positive.
+        ConfigError: The window is longer than the sound, or a number is not positive.
     """
 
     def __init__(self, *, rate: int, length: int, mels: int, window: int, step: int) -> None:
@@ -49,13 +50,13 @@ class LogMel(nn.Module):
 
     @classmethod
     def of(cls, reader: SoundReader) -> LogMel:
-        """Return the layer with the settings of a reader."""
+        """Return the layer with the settings of a sound reader."""
         return cls(
             rate=reader.rate, length=reader.length, mels=reader.mels, window=reader.window, step=reader.step
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the features of sounds: (n, length) -> (n, 1, mels, frames)."""
+        """Return the features (n, 1, mels, frames) of sounds (n, length)."""
         parts = nn.functional.conv1d(x[:, None], self.get_buffer("waves"), stride=self.step)
         real, imaginary = parts[:, : self.bins], parts[:, self.bins :]
         power = real * real + imaginary * imaginary
@@ -63,7 +64,7 @@ class LogMel(nn.Module):
 
 
 def _triangles(rate: int, window: int, mels: int) -> Tensor:
-    """Return the weight of each frequency in each mel, float64 (mels, window // 2 + 1)."""
+    """Return the weight of each frequency in each filter, float64 (mels, window // 2 + 1)."""
     frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window
     top = 2595.0 * math.log10(1.0 + rate / 2 / 700.0)
     edges = 700.0 * (10.0 ** (torch.linspace(0.0, top, mels + 2, dtype=torch.float64) / 2595.0) - 1.0)

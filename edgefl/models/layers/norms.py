@@ -1,4 +1,4 @@
-"""Normalisation layers of the models in this package: batch norm with statistics as tensors, and group norm."""
+"""Normalisation layers of the zoo: batch norm with its statistics as tensors, and group norm."""
 
 from __future__ import annotations
 
@@ -18,12 +18,21 @@ BnMode = Literal["global", "static"]
 class BatchNorm(nn.Module):
     """Batch normalisation over every dimension except the channel (dim 1), in both modes of embracingfl.md 2.7.
 
-    Moving statistics go in and out as tensors, and batches are not counted.
+    ``global``: training normalises with the statistics of the batch. It *rebinds* ``running_mean`` and ``running_var``
+    to ``keep * old + (1 - keep) * batch`` (unbiased variance, as in torch), so that ``torch.func.functional_call``
+    returns them. Inference normalises with these. ``static``: there are no moving statistics, and inference too
+    normalises with the statistics of its own batch (embracingfl.md 4.5, after HeteroFL). Batches are not counted in
+    either mode.
 
-    ``global``: training normalises with batch statistics and *rebinds* ``running_mean`` / ``running_var`` to
-    ``keep * old + (1 - keep) * batch`` (unbiased variance, as torch), so that ``torch.func.functional_call`` hands
-    the new values back; inference uses them. ``static``: there are no moving statistics, every pass normalises
-    with those of its own batch (embracingfl.md 4.5, after HeteroFL).
+    Args:
+        channels: Number of channels.
+        mode: ``global`` or ``static``.
+        keep: Weight of the old moving statistics.
+        eps: Added to the variance.
+        affine: Multiply by a weight and add a bias per channel.
+
+    Raises:
+        ModelError: ``mode`` is unknown.
     """
 
     running_mean: Tensor
@@ -66,7 +75,14 @@ class BatchNorm(nn.Module):
 
 
 def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return a batch's mean and unbiased variance per channel, from the mean and 1/std that the kernel returned."""
+    """Return mean and unbiased variance of a batch per channel.
+
+    Args:
+        x: Batch.
+        mean: Mean per channel, as the kernel returned it.
+        inverse_std: 1 / sqrt(biased variance + eps) per channel, as the kernel returned it.
+        eps: Added to the variance by the kernel.
+    """
     count = x.numel() // x.shape[1]
     # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.
     biased = (inverse_std.detach().pow(-2) - eps).clamp_min(0.0)
@@ -75,7 +91,7 @@ def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[T
 
 NormKind = Literal["bn", "gn"]
 MakeNorm = Callable[[int], nn.Module]
-"""(number of channels) -> the layer that normalises them."""
+"""Function that returns a normalisation layer for a number of channels."""
 
 GROUPS = 8
 KEEP = 0.9
@@ -84,21 +100,21 @@ KEEP = 0.9
 def make_norm(
     kind: NormKind, *, mode: BnMode = "global", keep: float = KEEP, groups: int = GROUPS
 ) -> MakeNorm:
-    """Return a function from a number of channels to the layer that normalises them.
+    """Return a function that makes a normalisation layer for a number of channels.
 
-    Group norm has the same affine pair of tensors and no statistics, so a device sends only trained tensors of it. It is the
-    remedy if moving statistics of skewed clients average badly (fedbat.md 8.4). The paper does not give the number of
-    groups; 8 divide the widths of every model here.
+    Group norm has the same weight and bias as batch norm and no statistics, so a device sends only trained tensors of
+    it. Use it if the moving statistics of skewed clients average badly (fedbat.md 8.4). The paper does not give the
+    number of groups; 8 divides the widths of every model of the zoo.
 
     Args:
         kind: ``bn`` for :class:`BatchNorm`, ``gn`` for group norm.
-        mode: mode of a batch norm.
-        keep: weight of the old moving statistics of a batch norm.
-        groups: number of groups of neighbouring channels of a group norm.
+        mode: Mode of a batch norm.
+        keep: Weight of the old moving statistics of a batch norm.
+        groups: Number of groups of neighbouring channels of a group norm.
 
     Raises:
-        ModelError: another kind, an option of the other kind, or, from the returned function, groups that do not divide
-            the channels.
+        ModelError: The kind is unknown, or an option belongs to the other kind. The returned function raises it if the
+            groups do not divide the channels.
     """
     if kind == "bn":
         if groups != GROUPS:

@@ -1,7 +1,7 @@
 """Recurrent layers: stacked LSTM and GRU with torch's names and layouts, and the bidirectional LSTM of embracingfl.md 3.3.
 
-The steps themselves are operators (:mod:`edgefl.models.layers.cells`), so neither tracing nor a graph grows with the
-sequence. Inside, a sequence is (T, B, features), as in those operators.
+The steps are operators (:mod:`edgefl.models.layers.cells`), so neither a trace nor a graph grows with the length of the
+sequence. Inside, as in these operators, a sequence is (T, B, features).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SHUT = 1e4
 
 
 class CellKind(ABC):
-    """Kind of recurrent layer: LSTM or GRU.
+    """Kind of a recurrent layer: LSTM or GRU.
 
     Attributes:
-        gates: number of gates.
-        state_tensors: number of tensors of the state.
-        hold: number to add to the input of each gate behind the end of a sequence, so that the state (an LSTM's c, a
-            GRU's h) stays as it is.
+        gates: Number of gates.
+        state_tensors: Number of tensors of a state.
+        hold: Number per gate. Added to the gates' inputs beyond the end of a sequence, they keep the state (an LSTM's
+            c, a GRU's h) unchanged.
     """
 
     gates: ClassVar[int]
@@ -42,13 +42,13 @@ class CellKind(ABC):
         """Run one layer in one direction.
 
         Args:
-            x: sequence (T, B, E).
-            weights: kernel and recurrent kernel, and two biases or none.
-            first: tensors of the first state, (B, H).
-            reverse: run from the last position to the first.
+            x: Sequence (T, B, E).
+            weights: Kernel and recurrent kernel, then two biases or none.
+            first: Tensors of the initial state, each (B, H).
+            reverse: Run from the last position to the first.
 
         Returns:
-            The hidden states (T, B, H) and the tensors of the last state.
+            Hidden states (T, B, H), then the tensors of the last state.
         """
 
 
@@ -81,10 +81,19 @@ def run_layers(
     drop: Callable[[int, Tensor], Tensor],
     run: Callable[[Tensor, int, str, States], States],
 ) -> tuple[Tensor, States]:
-    """Run ``layers`` on each other over ``sequence`` (T, B, E), each in the directions ``ends``.
+    """Run recurrent layers, each on the hidden states of the one below it.
 
-    ``state`` has tensors (layers*D, B, H). ``drop`` is called between layers with the number of the layer below, ``run``
-    for each layer and direction. Returns the last layer's hidden states (T, B, D*H) and the state at the end.
+    Args:
+        sequence: Input (T, B, E).
+        state: Tensors of the initial state, each (layers*D, B, H) for D directions.
+        layers: Number of layers.
+        ends: Suffix of the parameter names of each direction.
+        drop: Function (layer below, hidden states) that applies dropout between two layers.
+        run: Function (sequence, layer, suffix, initial state) that runs one layer in one direction like
+            :meth:`CellKind.run`.
+
+    Returns:
+        Hidden states of the last layer (T, B, D*H), and the tensors of the final state.
     """
     first = zip(*(part.unbind() for part in state), strict=True)
     last = []
@@ -98,11 +107,23 @@ def run_layers(
 
 
 class Stack(nn.Module):
-    """Layers of one kind on each other, in one direction or two, with dropout between them.
+    """Recurrent layers on top of each other, in one direction or two, with dropout between them.
 
     Parameters have the names and layouts of ``torch.nn.LSTM`` and ``torch.nn.GRU`` (``weight_ih_l0`` (G*H, E),
-    ``weight_hh_l0`` (G*H, H), ``bias_ih_l0``, ``bias_hh_l0`` (G*H), ``..._reverse``), so their state dicts load.
-    The noise of the dropout layers is (T, B, D*H).
+    ``weight_hh_l0`` (G*H, H), ``bias_ih_l0``, ``bias_hh_l0`` (G*H), ``..._reverse``), so their state dicts can be
+    loaded. The noise of the dropout layers is (T, B, D*H).
+
+    Args:
+        kind: :data:`LSTM` or :data:`GRU`.
+        features: Input features E.
+        hidden: Size H of the hidden states.
+        layers: Number of layers.
+        bidirectional: Run in both directions.
+        dropout: Rate of the dropout between layers.
+        bias: Add biases.
+
+    Raises:
+        ModelError: ``layers`` is below 1.
     """
 
     weight_ih_l0: Tensor
@@ -148,18 +169,27 @@ class Stack(nn.Module):
         return self.weight_hh_l0.shape[1]
 
     def _names(self, layer: int) -> list[str]:
+        """Return the names of the parameters of one layer."""
         return [f"{tensor}_l{layer}{end}" for end in self.ends for tensor in self.tensors]
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None = None) -> None:
-        """Set initial values as torch does: uniform in +-1/sqrt(H)."""
+        """Set the initial values as torch does: uniform in +-1/sqrt(H)."""
         for parameter in self.parameters():
             parameter.uniform_(-(self.hidden**-0.5), self.hidden**-0.5, generator=generator)
 
     def run(self, x: Tensor, state: States | None = None) -> tuple[Tensor, States]:
-        """Return the last layer's hidden states at every position (B, T, D*H) for ``x`` (B, T, E), and the final state.
+        """Run the layers over a batch of sequences.
 
-        A state is (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H); None means zeros.
+        Args:
+            x: Sequences (B, T, E).
+            state: Initial state: (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H). None: zeros.
+
+        Returns:
+            Hidden states of the last layer at every position (B, T, D*H), and the final state.
+
+        Raises:
+            ModelError: ``x`` is no padded batch with this number of features.
         """
         if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[2] != self.features:
             shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -189,7 +219,7 @@ class Stack(nn.Module):
 
 
 class _Sequences(Stack):
-    """Stacked layers of the class's own kind, with initial values, for their hidden states only."""
+    """Initialized stack of the class's own kind, whose forward returns only the hidden states."""
 
     own: ClassVar[CellKind]
 
@@ -212,19 +242,19 @@ class _Sequences(Stack):
 
 
 class Lstm(_Sequences):
-    """Stacked LSTM layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+    """Stacked LSTM layers. Map (B, T, E) to the hidden states at every position, (B, T, D*H)."""
 
     own = LSTM
 
 
 class Gru(_Sequences):
-    """Stacked GRU layers: (B, T, E) -> the hidden states at every position, (B, T, D*H)."""
+    """Stacked GRU layers. Map (B, T, E) to the hidden states at every position, (B, T, D*H)."""
 
     own = GRU
 
 
 class LstmDirection(nn.Module):
-    """One direction of an LSTM; gates are input, forget, cell, output, ``recurrent`` is (4H, H), ``kernel`` (4H, E)."""
+    """One direction of an LSTM. The gates are input, forget, cell, output; ``kernel`` is (4H, E), ``recurrent`` (4H, H)."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -241,22 +271,36 @@ class LstmDirection(nn.Module):
         return self.recurrent.shape[1]
 
     def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
-        """Return the state (h, c), each (B, H), after T steps over ``words`` (B, T, E), from the end if ``reverse``."""
+        """Return the state after the last step.
+
+        Args:
+            words: Embedded words (B, T, E).
+            state: Initial (h, c), each (B, H).
+            reverse: Run from the last word to the first.
+        """
         x = words.transpose(0, 1)
         _, h, c = cells.lstm(x, self.kernel, self.recurrent, self.bias, *state, reverse=reverse)
         return h, c
 
     def zero_state(self, words: Tensor) -> State:
+        """Return the state (h, c) of zeros for the batch ``words``."""
         zeros = words.new_zeros(words.shape[0], self.hidden)
         return zeros, zeros
 
 
 class BiLstm(nn.Module):
-    """Bidirectional LSTM from words (B, T, E) to the last hidden states of both directions (B, 2H), with dropout.
+    """Bidirectional LSTM with dropout. Maps words (B, T, E) to the last hidden states of both directions (B, 2H).
 
-    ``skip`` is the number of first words, in each direction's own order, whose states another part has computed. If it is
-    not 0, the input is packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps run: the paper's weak tier,
+    If ``skip`` is not 0, :class:`BiLstmStart` has computed the states after the first ``skip`` words of each direction.
+    The input is then packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps run: the paper's weak tier,
     truncated back-propagation (embracingfl.md 3.3).
+
+    Args:
+        features: Number E of features of a word.
+        hidden: Size H of the hidden states.
+        length: Words T of a sample.
+        rate: Dropout rate.
+        skip: First words of each direction whose states are part of the input.
     """
 
     def __init__(self, features: int, hidden: int, length: int, *, rate: float = 0.3, skip: int = 0) -> None:
@@ -281,7 +325,7 @@ class BiLstm(nn.Module):
 
     @property
     def steps(self) -> int:
-        """Time steps that each direction runs and differentiates."""
+        """Number of time steps that each direction runs and differentiates."""
         return self.length - self.skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -293,6 +337,7 @@ class BiLstm(nn.Module):
         return out
 
     def _unpack(self, x: Tensor) -> tuple[Tensor, tuple[State, State]]:
+        """Return the words (B, T, E) and the initial states of both directions."""
         if self.skip == 0:
             return x, (self.forward_cell.zero_state(x), self.reverse_cell.zero_state(x))
         words, *h_and_c = torch.split(x, [self.length * self.features, *[self.hidden] * 4], dim=1)
@@ -301,9 +346,14 @@ class BiLstm(nn.Module):
 
 
 class BiLstmStart(nn.Module):
-    """Frozen first ``steps`` words of each direction: (B, T, E) -> :func:`pack`, the record of the weak tier.
+    """Frozen first steps of a :class:`BiLstm`. Maps words (B, T, E) to the packed input of the rest (:func:`pack`).
 
-    Its tensors have the names of :class:`BiLstm`, so the same global weights feed both parts.
+    Its tensors have the names of :class:`BiLstm`, so both parts read the same global weights.
+
+    Args:
+        features: Number E of features of a word.
+        hidden: Size H of the hidden states.
+        steps: Number of words that each direction runs over.
     """
 
     def __init__(self, features: int, hidden: int, steps: int) -> None:
@@ -320,12 +370,19 @@ class BiLstmStart(nn.Module):
 
 
 def pack(words: Tensor, forward: State, reverse: State) -> Tensor:
-    """Return one tensor: all embeddings (T*E), then h, c of the forward and h, c of the reverse direction."""
+    """Return one tensor (B, T*E + 4H): all embeddings, then h and c of the forward, then h and c of the
+    reverse direction.
+    """
     return torch.cat((words.flatten(1), *forward, *reverse), dim=1)
 
 
 def truncate(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
-    """Return ``whole`` as two parts that share its tensors: the frozen first ``skip`` words, and the trained rest."""
+    """Split a bidirectional LSTM into its frozen first steps and the trained rest. Both share its tensors.
+
+    Args:
+        whole: LSTM to split.
+        skip: Number of words of each direction that the frozen part runs over.
+    """
     start = BiLstmStart(whole.features, whole.hidden, skip)
     rest = BiLstm(whole.features, whole.hidden, whole.length, rate=whole.drop_in.p, skip=skip)
     for part in (start, rest):

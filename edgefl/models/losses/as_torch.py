@@ -1,4 +1,4 @@
-"""Losses as torch computes them, for comparisons."""
+"""Losses as ``torch.nn.functional`` computes them, to compare training with torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _IGNORE_NOTHING = -100
 
 
 def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the mean loss of a batch by ``torch.nn.functional``; a loss that has no form there is called as it is."""
+    """Return a function (outputs, labels) that computes the mean loss of a batch with ``torch.nn.functional``.
+
+    A loss that torch does not have is computed by edgefl's own code.
+    """
     made: Callable[[Tensor, Tensor], Tensor] = partial(training_loss, loss)
     match loss:
         case CrossEntropy(label_smoothing=smoothing, ignore_index=ignored):

@@ -1,4 +1,4 @@
-"""Losses by name, as federation files have them, and the default loss of a model."""
+"""Losses by name, as federation files name them, and the default loss of a model."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ _POSITIONAL = 2  # (out, y)
 
 
 def build(name: str, **options: Any) -> Loss:
-    """Build a loss.
+    """Return the loss of a name.
 
     Args:
-        name: a name of :data:`LOSSES`, or ``file.py:function`` of the user's own: ``function(out, y, **options)`` as in
+        name: Key of :data:`LOSSES`, or ``file.py:function`` of the user's own: ``function(out, y, **options)`` as in
             :class:`~edgefl.models.losses.own.OwnLoss`, or a class with the methods of a
             :class:`~edgefl.models.losses.loss.Loss`.
-        options: its options.
+        options: Options of the loss.
 
     Raises:
-        ConfigError: wrong name or option; the message lists those that exist.
-        ModelError: a value is out of range.
+        ConfigError: The name or an option is unknown. The message lists the known ones.
+        ModelError: The value of an option is out of range.
     """
     if ":" in name:
         return _own(name, options)
@@ -73,6 +73,7 @@ def build(name: str, **options: Any) -> Loss:
 
 
 def _own(name: str, options: Mapping[str, Any]) -> Loss:
+    """Return the loss of a user's function or class."""
     made = factory_of(name, "loss")
     if not inspect.isclass(made):
         check_options(f"loss {name!r}", made, options, upon=_POSITIONAL)
@@ -93,7 +94,9 @@ def _own(name: str, options: Mapping[str, Any]) -> Loss:
 
 @dataclass(frozen=True)
 class TokenLabels(TensorSpec):
-    """Labels of sequences of tokens: the ``tokens`` themselves, or the ``next`` ones."""
+    """Form of labels that are tokens of a sequence: the input tokens themselves, or the token after each of them
+    (``next``).
+    """
 
     are: Literal["tokens", "next"] = "tokens"
 
@@ -101,16 +104,19 @@ class TokenLabels(TensorSpec):
 def fit_loss(
     loss: Loss | None, out: TensorSpec, labels: TensorSpec | None = None, sample: TensorSpec | None = None
 ) -> Loss:
-    """Return ``loss`` with the labels that it reads, or the default loss of a model.
+    """Return the loss to train a model with.
 
     Args:
-        loss: a loss, or None for the one that fits.
-        out: output of one sample. (classes,) with unknown labels means classification.
-        labels: one label of the data; None if unknown.
-        sample: one sample of the input; None if unknown.
+        loss: Loss that the user chose, or None for the one that fits.
+        out: One output sample. (classes,) with unknown labels means classification.
+        labels: One label of the data. None: unknown.
+        sample: One sample of the input. None: unknown.
+
+    Returns:
+        ``loss`` (with these labels if it is a function of the user's), or the only loss that fits.
 
     Raises:
-        ModelError: several losses fit, or none; the message lists them.
+        ModelError: ``loss`` is None, and several losses fit, or none. The message lists them.
     """
     if loss is not None:
         return loss.with_labels(labels, out) if isinstance(loss, OwnLoss) else loss
@@ -134,12 +140,19 @@ def fit_loss(
 def fitting_losses(
     out: TensorSpec, labels: TensorSpec | None, sample: TensorSpec | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the losses that read outputs ``out`` and such ``labels``."""
+    """Return the names of the losses that can read these outputs and labels.
+
+    Args:
+        out: One output sample.
+        labels: One label of the data. None: unknown.
+        sample: One sample of the input. None: unknown. A floating input excludes ``causal_lm``.
+    """
     tokens = sample is None or not sample.dtype.is_floating_point
     return tuple(name for name in LOSSES if _reads(name, out, labels) and (name != "causal_lm" or tokens))
 
 
 def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
+    """Return True if the loss ``name`` can read these outputs and labels."""
     if name == "ctc":  # the only one whose labels have a length of their own
         return len(out.shape) == 2 and (labels is None or _shorter(labels, out))
     try:
@@ -156,6 +169,7 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
 
 
 def _shorter(labels: TensorSpec, out: TensorSpec) -> bool:
+    """Return True if labels are integer sequences that are shorter than the output's."""
     return not labels.dtype.is_floating_point and len(labels.shape) == 1 and labels.shape[0] < out.shape[0]
 
 
