@@ -8,12 +8,15 @@ integers are added; so neither the engine, the number of threads nor the batch t
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from functools import cache, cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from edgefl.system.memory import cores
 from edgefl.wire.tensors import Array
@@ -37,14 +40,30 @@ from edgefl_server.aggregate.scatter import (
     SectionBlocks,
     stretch,
 )
-from edgefl_server.aggregate.threads import Call, run
 
 if TYPE_CHECKING:
     from edgefl_server.aggregate.blocks import Sink
-import weakref
-from typing import Any
 
-import numpy.typing as npt
+Call = Callable[[], None]
+
+
+def run_in_threads(calls: Sequence[Call], threads: int) -> None:
+    """Make all ``calls`` on so many threads. They must not depend on each other."""
+    if threads == 1 or len(calls) < 2:
+        for call in calls:
+            call()
+        return
+    submitted = [_pool(threads).submit(call) for call in calls]
+    wait(submitted)  # all of them: they know memory by its address, which somebody holds until here only
+    for done in submitted:
+        done.result()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Return a pool of threads that is kept: starting some takes as long as scanning a megabyte."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="aggregate")
+
 
 _SPANS = 4
 """Spans of blocks per thread: one that is slowed down takes fewer."""
@@ -139,7 +158,7 @@ class CpuAccumulator:
         if not pieces.covering:
             self._zeroed()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
-        run(self._calls(UpdateBatch(pieces, updates, factors), sink), self._threads)
+        run_in_threads(self._calls(UpdateBatch(pieces, updates, factors), sink), self._threads)
         self._fresh = self._empty = False
 
     def by_parts(self, pieces: Pieces) -> bool:

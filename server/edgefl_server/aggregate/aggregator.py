@@ -26,14 +26,13 @@ from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
-from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal
+from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal, run_in_threads
 from edgefl_server.aggregate.adders import Checked
 from edgefl_server.aggregate.averaging import Added, Average, BufferedMean, ChangeMean, HolderMean
 from edgefl_server.aggregate.checks import checked
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
 from edgefl_server.aggregate.statistics import Bounds, without_negative_variances
-from edgefl_server.aggregate.threads import run
 
 __all__ = ["Aggregator", "Checked", "Clip", "PartialSum", "layout_of"]
 
@@ -206,7 +205,7 @@ class Aggregator:
         names = self.layout.offsets
         new = self._room(np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64)
         renewal = Renewal(self.layout, old, new, self._change)
-        run(self._average.renewing(renewal), self._threads)
+        run_in_threads(self._average.renewing(renewal), self._threads)
         arrays = {
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
             for name, at in names.items()

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
-from edgefl_server.aggregate.accumulator import Accumulator, Renewal
+from edgefl_server.aggregate.accumulator import Accumulator, Call, Renewal
 from edgefl_server.aggregate.adders import Checked, UpdateBatch
 from edgefl_server.aggregate.robust import BLOCK, MeanRule, combine
 from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
-from edgefl_server.aggregate.threads import Call
 
 # Multi-Krum: whole updates are left out, by how far they lie from their nearest neighbours.
 #

@@ -13,9 +13,9 @@ from edgefl.errors import DIVERGED, UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form
+from edgefl_server.aggregate.accumulator import run_in_threads
 from edgefl_server.aggregate.adders import Checked, readable
 from edgefl_server.aggregate.scatter import Integers, Pieces, Stretches, reach
-from edgefl_server.aggregate.threads import run
 
 _FEW = 8
 """Stretches of values that one thread looks through before another would have begun."""
@@ -104,7 +104,7 @@ def _largest_bits(
     def look(thread: int) -> None:
         found[thread] = scan(starts[thread::threads].copy(), counts[thread::threads].copy())
 
-    run([partial(look, thread) for thread in range(threads)], threads)
+    run_in_threads([partial(look, thread) for thread in range(threads)], threads)
     return max(found)
 
 

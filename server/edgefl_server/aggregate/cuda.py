@@ -22,7 +22,7 @@ import torch
 
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.accumulator import Ended, Renewal, Spare
+from edgefl_server.aggregate.accumulator import Call, Ended, Renewal, Spare
 from edgefl_server.aggregate.adders import Checked, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
     BLOCK,
@@ -35,7 +35,6 @@ from edgefl_server.aggregate.scatter import (
     Pieces,
     SectionBlocks,
 )
-from edgefl_server.aggregate.threads import Call
 
 # Updates on a torch device, decoded a slab of entries at a time: every form, with torch alone.
 #
