@@ -118,8 +118,7 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
 
     Raises ConfigError, listing the alternatives, for a wrong name or option.
     """
-    from edgefl.algorithms import (
-        catalog,
-    )  # here, because the models need this package's contract and no algorithm
+    # Here, because the models need this package's contract and no algorithm.
+    from edgefl.algorithms import catalog
 
     return catalog.build(name, objective, **options)

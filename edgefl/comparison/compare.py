@@ -128,10 +128,8 @@ def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
 def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> None:
     rows = _MANY if sum(each.numel() for each in source.module.parameters()) < _SMALL else _FEW
     step = graph_side.step_of(spec, rows)
-    with (
-        suppress(ExportError),
-        restoring(snapshot_of(source.module, spec.loss)),
-    ):  # it is raised again below: what torch's code refuses to do is said first
+    # An error is raised again below, after those of torch's code.
+    with suppress(ExportError), restoring(snapshot_of(source.module, spec.loss)):
         _ = step.joint  # before any result is held, because tracing takes memory
     conduct = Conduct(source.module, spec.loss)
     found: tuple[Difference, Tensors, Trained] | None = None

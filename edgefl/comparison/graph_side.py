@@ -170,8 +170,7 @@ def infer(
         double: compute in float64.
     """
     inputs = widen(dict(batch)) if double else dict(batch)
-    others = {name: inputs[name] for name in spec.others} | {
-        SAMPLE: inputs["x"]
-    }  # which units may read again
+    # Units may read the sample again.
+    others = {name: inputs[name] for name in spec.others} | {SAMPLE: inputs["x"]}
     with torch.no_grad(), double_precision() if double else nullcontext():
         return step.objective.predict(weights, inputs["x"], others=others)

@@ -17,7 +17,7 @@ from edgefl.system.files import replacing
 # (file, bytes so far, bytes in all or 0 if the server does not say)
 Progress = Callable[[str, int, int], None]
 
-PIECE = 1 << 16
+PIECE, _TIMEOUT_S = 1 << 16, 20.0
 
 
 def fetch(
@@ -28,7 +28,6 @@ def fetch(
     of: str,
     remedy: str,
     progress: Progress | None = None,
-    timeout_s: float = 20.0,
 ) -> None:
     """Download ``target`` from the first of the folders ``urls`` that has a file of its name and MD5.
 
@@ -44,7 +43,7 @@ def fetch(
     for base in urls:
         try:
             with replacing(target) as file:
-                digest = _copy(base + target.name, file, progress or print_progress, timeout_s)
+                digest = _copy(base + target.name, file, progress or print_progress)
                 if digest != md5:
                     raise ValueError(f"the file's MD5 is {digest}, published is {md5}")
         except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
@@ -58,10 +57,10 @@ def fetch(
     )
 
 
-def _copy(url: str, file: BinaryIO, progress: Progress, timeout_s: float) -> str:
+def _copy(url: str, file: BinaryIO, progress: Progress) -> str:
     """Copy, and return the MD5 of the data."""
     digest = hashlib.md5(usedforsecurity=False)
-    with urllib.request.urlopen(url, timeout=timeout_s) as response:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
         total, done = int(response.headers.get("Content-Length") or 0), 0
         while piece := response.read(PIECE):
             file.write(piece)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from edgefl.data.dataset import Array
+from edgefl.data.partition import check_alpha, check_samples, deal
 from edgefl.errors import DataError
 
 # Tables of whole numbers with given sums of rows and columns, as near as can be to a table of shares.
@@ -47,9 +48,8 @@ def round_table(table: Array, rows: Array, columns: Array) -> Array:
 
 def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tuple[int, int]]:
     """Return the entries to flip so that ``start`` has one more and a column that lacks one gets it (breadth first)."""
-    came: dict[
-        int, tuple[int, int]
-    ] = {}  # column -> (row it was reached from, column that row was reached through)
+    # By column: the row it was reached from, and the column through which that row was reached.
+    came: dict[int, tuple[int, int]] = {}
     queue: list[tuple[int, int]] = [(start, -1)]
     for row, through in queue:
         for column in np.flatnonzero(may[row] & ~raised[row]):
@@ -83,7 +83,7 @@ def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int)
 
     Returns row numbers per client, sorted; every row is used once, and sizes differ by at most one. 100 is iid, 0 is sorted.
     """
-    _check(labels, clients)
+    check_samples(labels, clients)
     if not 0.0 <= percent <= 100.0:
         raise DataError(f"similarity lies in 0 to 100 percent, found {percent:g}", percent=percent)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -108,8 +108,8 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
     Raises:
         DataError: a class has fewer samples than there are clients, or clients fewer samples than there are classes.
     """
-    _check(labels, clients)
-    _check_alpha(alpha)
+    check_samples(labels, clients)
+    check_alpha(alpha)
     known, counts = np.unique(labels, return_counts=True)
     sizes = _sizes(len(labels), clients)
     if counts.min() < clients or sizes.min() < len(known):
@@ -127,7 +127,7 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
             f"dirichlet_equal found no table of counts for {clients} devices with alpha={alpha:g}: raise alpha",
             alpha=alpha,
         )
-    return _dealt(rng, labels, known, 1 + round_table(table, left_rows, left_columns))
+    return deal(rng, labels, known, 1 + round_table(table, left_rows, left_columns))
 
 
 def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
@@ -140,8 +140,8 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
     Returns:
         Row numbers per client, sorted; every row is used once, and sizes differ by at most one.
     """
-    _check(labels, clients)
-    _check_alpha(alpha)
+    check_samples(labels, clients)
+    check_alpha(alpha)
     known, left = np.unique(labels, return_counts=True)
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(len(known), alpha), clients)
@@ -156,7 +156,7 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
         if not left[place]:
             shares[:, place] = 0.0
             reached = np.cumsum(shares, axis=1)
-    return _dealt(rng, labels, known, table)
+    return deal(rng, labels, known, table)
 
 
 def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
@@ -172,7 +172,7 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
     Raises:
         DataError: an odd number of clients or classes, or a class with fewer samples than holders.
     """
-    _check(labels, clients)
+    check_samples(labels, clients)
     known, counts = np.unique(labels, return_counts=True)
     if clients % 2 or len(known) % 2 or counts.min() < clients // 2:
         raise DataError(
@@ -187,7 +187,7 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
         half = rng.permutation(len(known))[: len(known) // 2]
         holdings[first, half] = 1.0
         holdings[first + 1] = 1.0 - holdings[first]
-    return _dealt(rng, labels, known, _halves(holdings, counts))
+    return deal(rng, labels, known, _halves(holdings, counts))
 
 
 def _halves(held: Array, counts: Array) -> Array:
@@ -208,27 +208,3 @@ def _halves(held: Array, counts: Array) -> Array:
 def _sizes(samples: int, clients: int) -> Array:
     """Return parts of ``samples`` that differ by at most one."""
     return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)
-
-
-def _dealt(rng: np.random.Generator, labels: Array, known: Array, table: Array) -> list[Array]:
-    """Return shuffled rows of each class, as many for each client as in ``table`` (clients, classes)."""
-    pieces: list[list[Array]] = [[] for _ in table]
-    for label, column in zip(known, table.T, strict=True):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        for client, piece in enumerate(np.split(rows, np.cumsum(column)[:-1])):
-            pieces[client].append(piece)
-    return [np.sort(np.concatenate(own)) for own in pieces]
-
-
-def _check_alpha(alpha: float) -> None:
-    if alpha <= 0:
-        raise DataError(f"Dirichlet's alpha must be positive, found {alpha:g}", alpha=alpha)
-
-
-def _check(labels: Array, clients: int) -> None:
-    if clients < 1 or len(labels) < clients:
-        raise DataError(
-            f"{len(labels)} samples cannot give {clients} clients one each: take fewer clients, or more samples",
-            samples=len(labels),
-            clients=clients,
-        )

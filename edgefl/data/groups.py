@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgefl.data.dataset import Array
+from edgefl.data.partition import deal
 from edgefl.errors import DataError
 
 GROUPS, HALF = 10, 5
@@ -35,13 +36,7 @@ def groups(
     """
     known = _ten(labels, order)
     table = _table(labels, known, clients, a, single_class)
-    rng = np.random.default_rng(seed)
-    pieces: list[list[Array]] = [[] for _ in range(clients)]
-    for column, label in zip(table.T, known, strict=True):
-        rows = rng.permutation(np.flatnonzero(labels == label))[: column.sum()]
-        for client, piece in enumerate(np.split(rows, np.cumsum(column)[:-1])):
-            pieces[client].append(piece)
-    return [np.sort(np.concatenate(own)) for own in pieces]
+    return deal(np.random.default_rng(seed), labels, known, table)
 
 
 def largest_a(

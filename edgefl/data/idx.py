@@ -105,9 +105,7 @@ def _check_identity(source: IdxSource, path: Path) -> None:
             raise DataError(f"{path} is a file of {other.name}, not of {source.name}", path=str(path))
 
 
-def download(
-    source: IdxSource, folder: Path, progress: Progress | None = None, timeout_s: float = 20.0
-) -> None:
+def download(source: IdxSource, folder: Path, progress: Progress | None = None) -> None:
     """Download the missing files of ``folder/<dataset>``, each checked by MD5 before it appears under its name.
 
     Raises:
@@ -117,12 +115,4 @@ def download(
         target = folder / source.folder / name
         if not target.is_file():
             remedy = f"Put the four official .gz files into {target.parent} or name their folder with `data` or EDGEFL_DATA"
-            fetch(
-                source.urls,
-                target,
-                md5,
-                of=source.name,
-                remedy=remedy,
-                progress=progress,
-                timeout_s=timeout_s,
-            )
+            fetch(source.urls, target, md5, of=source.name, remedy=remedy, progress=progress)

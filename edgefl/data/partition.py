@@ -4,7 +4,7 @@ each, or whole owners), and into parts for training and for tests.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,7 @@ REDRAWS = 1000
 
 def iid(labels: Array, clients: int, *, seed: int) -> list[Array]:
     """Return shuffled rows in parts whose sizes differ by at most one; row numbers per client, sorted."""
-    _check(labels, clients, 1)
+    check_samples(labels, clients)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
 
@@ -40,9 +40,8 @@ def dirichlet(
     Raises:
         DataError: after all redraws a client still has fewer rows.
     """
-    _check(labels, clients, min_samples)
-    if alpha <= 0:
-        raise DataError(f"Dirichlet's alpha must be positive, found {alpha}", alpha=alpha)
+    check_samples(labels, clients, min_samples)
+    check_alpha(alpha)
     rng = np.random.default_rng(seed)
     for _ in range(redraws + 1):
         parts = _draw(rng, labels, clients, alpha)
@@ -64,7 +63,7 @@ def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[
     Raises:
         DataError: there are fewer owners than clients.
     """
-    _check(labels, clients, 1)
+    check_samples(labels, clients)
     numbers, counts = np.unique(owners, return_counts=True)
     if len(numbers) < clients:
         raise DataError(
@@ -104,7 +103,7 @@ def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
     Raises:
         DataError: the labels cannot be owned in this way, or a client gets no row.
     """
-    _check(labels, clients, 1)
+    check_samples(labels, clients)
     known = np.unique(labels)
     _check_ownable(len(known), clients, per_client)
     rng = np.random.default_rng(seed)
@@ -136,7 +135,7 @@ def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
     Raises:
         DataError: there are fewer rows than shards.
     """
-    _check(labels, clients, per_client)
+    check_samples(labels, clients, per_client)
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(labels))
     shards = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], clients * per_client)
@@ -174,15 +173,10 @@ def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
     counts = np.bincount(labels, minlength=wanted.shape[1])[: wanted.shape[1]]
     needed = wanted.sum(axis=0)
     share = min((counts[needed > 0] / needed[needed > 0]).min(), 1.0)
+    # A hair more before rounding down: a share of 1/3 of 3 samples is one.
+    reached = np.floor(np.cumsum(wanted, axis=0) * share + 1e-9).astype(np.int64)
     rng = np.random.default_rng(seed)
-    pieces: list[list[Array]] = [[] for _ in wanted]
-    for label, column in enumerate(wanted.T):
-        rows = rng.permutation(np.flatnonzero(labels == label))
-        # A hair more before rounding down: a share of 1/3 of 3 samples is one.
-        cuts = np.floor(np.cumsum(column) * share + 1e-9).astype(np.int64)
-        for client, piece in enumerate(np.split(rows[: cuts[-1]], cuts[:-1])):
-            pieces[client].append(piece)
-    parts = [np.sort(np.concatenate(own)) for own in pieces]
+    parts = deal(rng, labels, range(wanted.shape[1]), np.diff(reached, axis=0, prepend=0))
     empty = [client for client, part in enumerate(parts) if not len(part)]
     if empty:
         raise DataError(
@@ -199,7 +193,34 @@ def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
 
 
-def _check(labels: Array, clients: int, min_samples: int) -> None:
+def deal(rng: np.random.Generator, labels: Array, classes: Iterable[int], table: Array) -> list[Array]:
+    """Deal shuffled rows of each class.
+
+    Args:
+        rng: shuffles the rows, class by class.
+        labels: class of each row.
+        classes: classes of the table's columns.
+        table: rows for each client and class, int64 (clients, classes); further rows are left out.
+
+    Returns:
+        Row numbers per client, sorted.
+    """
+    pieces: list[list[Array]] = [[] for _ in table]
+    for label, column in zip(classes, table.T, strict=True):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        for own, piece in zip(pieces, np.split(rows, np.cumsum(column)), strict=False):
+            own.append(piece)
+    return [np.sort(np.concatenate(own)) for own in pieces]
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise DataError unless Dirichlet's ``alpha`` is positive."""
+    if alpha <= 0:
+        raise DataError(f"Dirichlet's alpha must be positive, found {alpha:g}", alpha=alpha)
+
+
+def check_samples(labels: Array, clients: int, min_samples: int = 1) -> None:
+    """Raise DataError unless there are ``min_samples`` for each client."""
     if clients < 1 or len(labels) < clients * min_samples:
         raise DataError(
             f"{len(labels)} samples cannot give {clients} clients {min_samples} each: take fewer clients, or more samples",

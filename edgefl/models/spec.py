@@ -241,9 +241,8 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
         # In-place operations must not reach the module's own buffers.
         own = (*module.named_parameters(), *module.named_buffers())
         tensors: dict[str, Tensor] = {name: mode.from_tensor(each) for name, each in own}
-        x = sample.rows(
-            3
-        ).zeros()  # before the mode below, because it takes tensors made inside for constants
+        # Before the mode below, because it takes tensors made inside for constants.
+        x = sample.rows(3).zeros()
         with TraceableMode(), nullcontext() if watch is None else watch.following(tensors):
             return torch.func.functional_call(module, tensors, (x,))
 

@@ -101,9 +101,8 @@ class Watchdog(threading.Thread):
                 late = time.monotonic() > self._deadline
                 if self._socket is not None and (late or self._cancelled.is_set()):
                     self.rang = late
-                    with suppress(
-                        OSError
-                    ):  # not SSLSocket's own method, which forgets its state under a reader
+                    # Not SSLSocket's own method, which forgets its state under a reader.
+                    with suppress(OSError):
                         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
 

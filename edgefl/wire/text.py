@@ -68,11 +68,9 @@ def metric_value(name: str, value: float, digits: int = 1) -> str:
     return f"{value:.{digits}%}" if name in SHARES else f"{value:.4g}"
 
 
-def metric_text(name: str, value: float, digits: int = 1) -> str:
-    """Return a metric's name and value as text, such as ``accuracy 81.2%``. It has the arguments of
-    :func:`metric_value`.
-    """
-    return f"{name} {metric_value(name, value, digits)}"
+def metric_text(name: str, value: float) -> str:
+    """Return a metric's name and value as text, such as ``accuracy 81.2%``."""
+    return f"{name} {metric_value(name, value)}"
 
 
 def headline_metric(event: Mapping[str, Any]) -> str:

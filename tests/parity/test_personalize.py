@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_user
+from edgefl.analysis.personal.evaluate import User, evaluate_user
+from edgefl.analysis.personal.report import EvaluationSetting
 from edgefl.contract.tensors import prefixed
 from edgefl.wire import tensors
 from edgefl_device.data.samples import LocalData

@@ -139,9 +139,8 @@ def another_task(harness: RoundHarness) -> None:
     mark = harness.server.log.mark()
     task = harness.task(play.announced, slow, seed=99)
     harness.server.say(task)
-    harness.answer(
-        harness.update(Play(play.announced, task, slow, mark))
-    )  # its values: engines part over so many steps
+    # Without its values, because engines part over so many steps.
+    harness.answer(harness.update(Play(play.announced, task, slow, mark)))
     late = [each for each in harness.server.log.since(mark, "updates") if chunk_of(each, play.task)]
     expect(not late, "no update for a task that another one followed", f"{len(late)} chunks of one")
 

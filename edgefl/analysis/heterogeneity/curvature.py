@@ -134,20 +134,20 @@ def hessian_variance(losses: Losses, parts: Sequence[ShardBatch]) -> float:
 
 
 STEPS = 20
+"""Largest number of products."""
 _EXHAUSTED = 1e-7
 """Residual of a product, relative to the product, below which it holds no new direction."""
 
 
-def extremes(product: Operator, like: Tensor, *, steps: int = STEPS) -> tuple[float, float]:
+def extremes(product: Operator, like: Tensor) -> tuple[float, float]:
     """Estimate the (smallest, largest) eigenvalue of a symmetric operator by the Lanczos method.
 
-    The estimates stay inside the true range, up to round-off, and are exact for d <= ``steps``. Each direction is
-    orthogonalized against all earlier ones, so it takes ``steps`` times d numbers.
+    The estimates stay inside the true range, up to round-off, and are exact for d <= STEPS. Each direction is
+    orthogonalized against all earlier ones, so it takes STEPS times d numbers.
 
     Args:
         product: the operator, (d,) -> (d,).
         like: a vector (d,) with the size and dtype of the operator's.
-        steps: number of products at most.
 
     Returns:
         The smallest and the largest eigenvalue.
@@ -155,7 +155,7 @@ def extremes(product: Operator, like: Tensor, *, steps: int = STEPS) -> tuple[fl
     generator = torch.Generator().manual_seed(0)
     direction = torch.randn(like.shape, generator=generator, dtype=like.dtype)
     direction /= direction.norm()
-    basis = like.new_zeros(min(steps, like.numel()), like.numel())
+    basis = like.new_zeros(min(STEPS, like.numel()), like.numel())
     diagonal: list[float] = []
     off_diagonal: list[float] = []
     for step in range(len(basis)):

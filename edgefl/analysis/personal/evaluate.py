@@ -3,7 +3,8 @@
 ::
 
     users = [User.of(number, train=(x, y), test=(x, y)), ...]
-    report = evaluate_users(algorithm, weights, users, alpha=0.03)
+    setting, adapter = EvaluationSetting(alpha=0.03), Adapter(algorithm, weights)
+    report = summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
     report.mean, report.before, report.worst_decile
 
 All methods get the same support batches, which depend only on (seed, user, step).
@@ -21,14 +22,7 @@ from torch import Tensor
 
 from edgefl.algorithms.personal.personalize import ALPHA
 from edgefl.algorithms.submodels.frozen_forward import multi_step_forward
-from edgefl.analysis.personal.report import (
-    BATCH,
-    STEPS,
-    EvaluationSetting,
-    PersonalReport,
-    UserReport,
-    summed_up,
-)
+from edgefl.analysis.personal.report import EvaluationSetting, UserReport
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.errors import ConfigError, DataError
@@ -150,43 +144,6 @@ class Adapter:
         if self.prefix:
             x = multi_step_forward(self.prefix, self.weights, x, others)
         return {"x": x, "y": user.y[rows], **others}
-
-
-def evaluate_users(
-    algorithm: Algorithm,
-    weights: Mapping[str, Tensor],
-    users: Sequence[User],
-    *,
-    alpha: float,
-    steps: Sequence[int] = STEPS,
-    batch: int = BATCH,
-    protocol: support.Protocol = "train_support",
-    seed: int = 0,
-    headline: int = 1,
-) -> PersonalReport:
-    """Evaluate users after q steps from ``weights``, for q = ``headline`` and each of ``steps``.
-
-    Args:
-        algorithm: algorithm with a ``personalize`` function.
-        weights: the tensors of the algorithm's functions.
-        users: the users.
-        alpha: step size.
-        steps: numbers of steps q of the curve.
-        batch: samples per step.
-        protocol: split of a user's samples into support and query.
-        seed: seed of the batches.
-        headline: the q of the headline numbers.
-
-    Returns:
-        The report on all users.
-
-    Raises:
-        ConfigError: if a value is out of range, or the algorithm cannot personalize.
-        DataError: if the protocol cannot split a user's samples.
-    """
-    setting = EvaluationSetting(alpha, tuple(steps), batch, protocol, seed, headline)
-    adapter = Adapter(algorithm, weights)
-    return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 
 def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> UserReport:

@@ -278,9 +278,8 @@ def _memory(name: str, profile: BundleProfile) -> str:
     ]
     for span in profile.timeline.spans:
         points = [point for point in moments if span.start_ms <= point[0] <= span.end_ms]
-        points += [point for point in moments if point[0] > span.end_ms][
-            :1
-        ]  # connects the line to the next stage
+        # One more connects the line to the next stage.
+        points += [point for point in moments if point[0] > span.end_ms][:1]
         if points:
             series.setdefault(_free(span.label, series), points)
     if not series and moments:

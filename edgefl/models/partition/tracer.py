@@ -309,9 +309,8 @@ class ModuleTracer:
         name = f"{kind.__name__}_{record.applied[kind.__name__]}"
         record.applied[kind.__name__] += 1
         layer = self._root._modules.get(name)
-        if (
-            not isinstance(layer, FunctionLayer) or layer.kind is not kind
-        ):  # that of an earlier trace is used again
+        # The layer of an earlier trace is used again.
+        if not isinstance(layer, FunctionLayer) or layer.kind is not kind:
             layer = FunctionLayer(kind)
             self._root.add_module(name, layer)
         recorded = len(record.calls)

@@ -109,9 +109,8 @@ class Snapshot:
                 known = key in before and key in now
                 if not _is_managed(key) and not (known and is_equal(before[key], now[key])):
                     path = self._path(space, key)
-                    if not known and isinstance(
-                        space, SequenceSpace | SetSpace
-                    ):  # the list changed, not an item
+                    # The list changed, not an item.
+                    if not known and isinstance(space, SequenceSpace | SetSpace):
                         path = path.rpartition("[")[0]
                     plain = isinstance(before.get(key), _NOT_BRANCHED_ON) and isinstance(
                         now.get(key), _NOT_BRANCHED_ON

@@ -247,16 +247,8 @@ class NormCall:
 
 
 _FUNCTIONAL = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
-_OPERATOR = (
-    "input",
-    "weight",
-    "bias",
-    "running_mean",
-    "running_var",
-    "training",
-    "momentum",
-    "eps",
-)  # cudnn_enabled
+# Without the last one, cudnn_enabled.
+_OPERATOR = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
 
 _SIGNATURES: Mapping[Callable[..., Any], tuple[NormKind, tuple[str, ...]]] = {
     F.batch_norm: ("batch", _FUNCTIONAL),

@@ -93,7 +93,7 @@ def liveness(
 
 
 def remedies(
-    spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None, *, seed: int = 0
+    spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None
 ) -> tuple[tuple[Strategy, Guards], ...]:
     """Return the strategies and guards for the ``gamma`` part of ``weights`` with which the submodel is alive.
 
@@ -104,7 +104,7 @@ def remedies(
     working: list[tuple[Strategy, Guards]] = []
     for strategy, guards in _candidates(maskable(spec), whole):
         done = guards.min_keep and any(earlier_guards.min_keep for _, earlier_guards in working)
-        if not done and _revives(spec, gamma, whole, strategy, guards, seed):
+        if not done and _revives(spec, gamma, whole, strategy, guards):
             working.append((strategy, guards))
     return tuple(working)
 
@@ -143,7 +143,6 @@ def _revives(
     weights: Mapping[str, Array],
     strategy: Strategy,
     guards: Guards,
-    seed: int,
 ) -> bool:
     groups = strategy.groups(spec)
     spreads = scales({name: weights[name] for group in groups for name in group})
@@ -151,7 +150,7 @@ def _revives(
         submodel = cut(weights, gamma, groups, guards, spreads)
     except ModelError:
         return False
-    return liveness(spec, submodel, weights, seed=seed).alive
+    return liveness(spec, submodel, weights).alive
 
 
 def _trainable_copy(spec: ModelSpec) -> nn.Module:

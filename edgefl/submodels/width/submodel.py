@@ -245,13 +245,11 @@ class Width(Submodel):
             )
 
     @classmethod
-    def of_gamma(
-        cls, spec: ModelSpec, gamma: float, rounding: Rounding = "ceil", *, rolling: bool = False
-    ) -> Width:
+    def of_gamma(cls, spec: ModelSpec, gamma: float) -> Width:
         """Return the slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (fiarse.md 2.10)."""
         if not 0.0 < gamma <= 1.0:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
-        return cls(spec, math.sqrt(gamma), rounding, rolling)
+        return cls(spec, math.sqrt(gamma))
 
     @cached_property
     def carrier(self) -> Whole | None:

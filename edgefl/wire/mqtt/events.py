@@ -208,9 +208,8 @@ class Inbox(Generic[Item]):
         """Reserve room for a message of ``size`` bytes, waiting for it if needed. Return False if there is none in time."""
         deadline = time.monotonic() + self._patience_s
         with self._room:
-            while self._held and (
-                self._held >= self._messages or self._held_bytes + size > self._nbytes
-            ):  # one message is always taken
+            # One message is always taken.
+            while self._held and (self._held >= self._messages or self._held_bytes + size > self._nbytes):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self.dropped += 1

@@ -122,9 +122,8 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
         live: Earlier rounds that also accept updates, by number. Devices with a task of one of these continue.
     """
 
-    v: int = msgspec.field(
-        default_factory=lambda: VERSION
-    )  # so that it is written, as all but the last four are
+    # A factory, so that it is written, as all but the last four are.
+    v: int = msgspec.field(default_factory=lambda: VERSION)
     run: str
     round: int
     state: Literal["open", "closed", "done"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.analysis.personal.evaluate import EvaluationSetting
 from edgefl.analysis.personal.finished import FinishedRun
+from edgefl.analysis.personal.report import EvaluationSetting
 from edgefl.api.analysis import personalize
 from edgefl.api.simulate import simulate
 from edgefl.cli import app

@@ -13,9 +13,10 @@ from torch import nn
 from edgefl.algorithms.personal.personalize import personalize
 from edgefl.algorithms.quantized.binary import binarized
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
-from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_users
+from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.analysis.personal.report import (
+    EvaluationSetting,
     PersonalReport,
     UserReport,
     summary,
@@ -38,7 +39,7 @@ from edgefl.submodels.catalog import build
 from edgefl_device.data.support import UserShards
 from edgefl_device.personal.personalize import AdaptationPoint
 from tests.analysis.personal.conftest import Leave
-from tests.analysis.personal.users import BATCH, personal, users_of, whole
+from tests.analysis.personal.users import BATCH, evaluate_users, personal, users_of, whole
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, batch, objective_of, reader
 from tests.support.arrays import as_tensors, weights_of

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.personal.personalize import personalize
-from edgefl.analysis.personal.evaluate import User
+from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
+from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, summed_up
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
@@ -33,6 +35,15 @@ def whole(model: str = "mlp", batch: int = BATCH) -> tuple[ModelSpec, Algorithm]
     """A small model, and the algorithm that trains all of it."""
     spec = tiny(model)
     return spec, personal(build(spec, "output_side", cut=0), batch)
+
+
+def evaluate_users(
+    algorithm: Algorithm, weights: Mapping[str, Tensor], users: Sequence[User], **options: Any
+) -> PersonalReport:
+    """Evaluate the users by a setting of these options."""
+    setting = EvaluationSetting(**options)
+    adapter = Adapter(algorithm, weights)
+    return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 
 def users_of(

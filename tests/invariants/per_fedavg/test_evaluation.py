@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import User, evaluate_users
+from edgefl.analysis.personal.evaluate import User
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed
 from edgefl_device.data.support import Protocol, UserShards, held_out, split
-from tests.analysis.personal.users import users_of, whole
+from tests.analysis.personal.users import evaluate_users, users_of, whole
 from tests.pairs import by_default
 from tests.support.reference import Client, federated
 

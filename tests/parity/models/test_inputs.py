@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 import torch
 
-from edgefl.analysis.personal.evaluate import EvaluationSetting, User, evaluate_user
-from edgefl.analysis.personal.report import UserReport
+from edgefl.analysis.personal.evaluate import User, evaluate_user
+from edgefl.analysis.personal.report import EvaluationSetting, UserReport
 from edgefl.data.dataset import Dataset
 from edgefl.errors import BundleError, DataError, ExportError
 from edgefl.lab.deployment import DeploymentBuilder
