@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.agents.cpp.build import program
+from tests.agents.cpp.conftest import StartAgent
 from tests.agents.cpp.processes import CppAgent
-from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import ScriptedServer, write_data
 from tests.device_runtime.tiny import World
@@ -106,11 +106,10 @@ def threads_of(agent: CppAgent) -> int:
 
 
 def test_an_agent_that_looks_around_leaves_off_when_it_is_told_to_end(
-    tmp_path: Path, data: Path, mosquitto: BrokerProcess, federation: str
+    start: StartAgent,
 ) -> None:
     """Looking around takes ten seconds of silence, and ends with a word about it."""
-    soon = ("--limit", "notice_s=0.5")
-    agent = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store", *soon)
+    agent = start("--limit", "notice_s=0.5")
     agent.event("online")
     serving = threads_of(agent)
     while threads_of(agent) <= serving:
@@ -121,12 +120,10 @@ def test_an_agent_that_looks_around_leaves_off_when_it_is_told_to_end(
 
 
 def test_an_agent_without_a_disk_says_so_and_trains_once_there_is_room(
-    tmp_path: Path, data: Path, mosquitto: BrokerProcess, connect: SessionFactory, federation: str
+    server: ScriptedServer, start: StartAgent
 ) -> None:
     world = World(tiny.make_bundle())
-    server = ScriptedServer(connect(mosquitto.address), federation)
-    fast = ("--limit", "retry_pause_s=0.05", "--limit", "fetch_timeout_s=1")
-    agent = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store", *fast)
+    agent = start("--limit", "retry_pause_s=0.05", "--limit", "fetch_timeout_s=1")
     server.hello()
     everything = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
@@ -143,16 +140,13 @@ def test_an_agent_without_a_disk_says_so_and_trains_once_there_is_room(
     assert agent.stop() == 0
 
 
-def test_a_killed_agent_sends_what_it_had_computed(
-    tmp_path: Path, data: Path, mosquitto: BrokerProcess, connect: SessionFactory, federation: str
-) -> None:
-    server = ScriptedServer(connect(mosquitto.address), federation)
-    first = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store")
+def test_a_killed_agent_sends_what_it_had_computed(server: ScriptedServer, start: StartAgent) -> None:
+    first = start()
     server.open(World(tiny.make_bundle()))
     computed = server.update()
     first.process.send_signal(signal.SIGKILL)
     assert first.ended() == -signal.SIGKILL
-    second = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store")
+    second = start()
     again = server.update()
     server.ack(again)
     second.event("accepted")

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
-import pytest
 
 from edgefl.wire.mqtt.messages import Round
 from edgefl_conformance.cases.elsewhere import mirrored
-from tests.agents.cpp.processes import CppAgent
-from tests.conftest import BrokerProcess, SessionFactory
+from tests.agents.cpp.conftest import StartAgent
 from tests.device_runtime import tiny
-from tests.device_runtime.agent.scripted import ScriptedServer, write_data
+from tests.device_runtime.agent.scripted import ScriptedServer
 from tests.device_runtime.tiny import World
 
 SOON = ("--limit", "mirror_pause_s=0.1", "--limit", "retry_pause_s=0.1")
-
-
-@pytest.fixture
-def server(mosquitto: BrokerProcess, connect: SessionFactory, federation: str) -> ScriptedServer:
-    return ScriptedServer(connect(mosquitto.address), federation)
 
 
 def announced(world: World, *mirrors: str, only: bool = True) -> Round:
@@ -30,13 +21,12 @@ def announced(world: World, *mirrors: str, only: bool = True) -> Round:
 
 
 def test_blobs_that_are_at_mirrors_only_are_fetched_and_counted(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
+    server: ScriptedServer, start: StartAgent
 ) -> None:
     """The first has nothing, the second lies, the third has the rest."""
     world = World(tiny.make_bundle())
-    data = write_data(tmp_path)
     wrong = {name: bytes(len(blob)) for name, blob in world.blobs.items()}
-    agent = CppAgent.of(federation, mosquitto.address, data, tmp_path / "store", *SOON)
+    agent = start(*SOON)
     server.hello()
     with mirrored({}) as empty, mirrored(wrong) as lying, mirrored(world.blobs) as good:
         server.announce(announced(world, empty.url, lying.url, good.url))
@@ -54,13 +44,10 @@ def test_blobs_that_are_at_mirrors_only_are_fetched_and_counted(
     assert agent.stop() == 0
 
 
-def test_an_own_mirror_is_asked_first(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
-) -> None:
+def test_an_own_mirror_is_asked_first(server: ScriptedServer, start: StartAgent) -> None:
     world = World(tiny.make_bundle())
     with mirrored({}) as named, mirrored({}) as own:
-        options = ("--mirror", own.url, *SOON)
-        agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "store", *options)
+        agent = start("--mirror", own.url, *SOON)
         server.hello()
         server.announce(announced(world, "http://198.51.100.1:80", named.url))
         server.assign(world.task())

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 import edgefl
+from edgefl.contract.choice import AlgorithmChoice
 from edgefl.wire import tensors
 from tests.agents.cpp import make_draws, tiny_segments
 from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
@@ -24,47 +25,35 @@ from tests.silence import frank_environment
 TINY = {"size": 4, "hidden": (5,)}
 NET = {"size": 8, "widths": (3, 4)}
 TEXT = {"length": 6, "vocabulary": 11, "features": 4, "hidden": 5}
-CASES: dict[str, dict[str, Any]] = {
-    "plain": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=7)),
-    },
-    "a prefix of two chunks": {
-        "model": edgefl.Model("fedbat_cnn", options=NET),
-        "submodel": edgefl.submodels.OutputSide(cut=2, chunks=2),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=4)),
-    },
-    "noise and codes": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.FedBAT(batch=8, steps=6)),
-    },
-    "independent batches": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.PerFedAvg(batch=4, steps=3)),
-    },
-    "kept and from the server": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.Scaffold(batch=8, steps=3)),
-    },
-    "a pass over the data": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.MimeAdam(batch=8, steps=3)),
-    },
-    "an exchange of its own": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.FAFED(batch=8, steps=3, opening_steps=2)),
-        "exchange": "opening",
-    },
-    "masks": {
-        "model": edgefl.Model("mlp", options=TINY),
-        "submodel": edgefl.submodels.Importance(gamma=0.3),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=8, steps=3)),
-    },
-    "lengths": {
-        "model": edgefl.Model("lstm_lm", options=TEXT),
-        "options": edgefl.CompileOptions(lengths=(3,)),
-        "training": edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4, steps=6)),
-    },
+PLAIN = edgefl.Model("mlp", options=TINY)
+
+
+def case_of(algorithm: AlgorithmChoice, model: edgefl.Model = PLAIN, **more: Any) -> dict[str, Any]:
+    return {"model": model, "training": edgefl.Training(algorithm=algorithm), **more}
+
+
+CASES = {
+    "plain": case_of(edgefl.algorithms.SGD(batch=8, steps=7)),
+    "a prefix of two chunks": case_of(
+        edgefl.algorithms.SGD(batch=8, steps=4),
+        edgefl.Model("fedbat_cnn", options=NET),
+        submodel=edgefl.submodels.OutputSide(cut=2, chunks=2),
+    ),
+    "noise and codes": case_of(edgefl.algorithms.FedBAT(batch=8, steps=6)),
+    "independent batches": case_of(edgefl.algorithms.PerFedAvg(batch=4, steps=3)),
+    "kept and from the server": case_of(edgefl.algorithms.Scaffold(batch=8, steps=3)),
+    "a pass over the data": case_of(edgefl.algorithms.MimeAdam(batch=8, steps=3)),
+    "an exchange of its own": case_of(
+        edgefl.algorithms.FAFED(batch=8, steps=3, opening_steps=2), exchange="opening"
+    ),
+    "masks": case_of(
+        edgefl.algorithms.SGD(batch=8, steps=3), submodel=edgefl.submodels.Importance(gamma=0.3)
+    ),
+    "lengths": case_of(
+        edgefl.algorithms.SGD(batch=4, steps=6),
+        edgefl.Model("lstm_lm", options=TEXT),
+        options=edgefl.CompileOptions(lengths=(3,)),
+    ),
 }
 
 
@@ -74,6 +63,12 @@ def place_of(folder: Path, case: str, form: str) -> Place:
     manifest = bundle.manifest
     weights = bundle.share(bundle.initial_weights()) if case == "masks" else random_weights(manifest)
     return Place.of(folder, bundle.contents, weights, random_data(manifest, folder / "data.npz"))
+
+
+def plain_place(folder: Path, data: str) -> Place:
+    """The plain round of an ExecuTorch program with data of the test's own."""
+    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
+    return Place.of(folder, bundle.contents, random_weights(bundle.manifest), folder / data)
 
 
 def test_onnxruntime_is_told_to_report_to_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +159,10 @@ def test_a_checkpoint_of_another_bundle_is_refused(tmp_path: Path) -> None:
 
 
 def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -> None:
-    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     rng = np.random.default_rng(4)
     x, y = rng.integers(0, 256, (9, 4, 4), np.uint8), np.sort(rng.integers(0, 3, 9))
     np.savez_compressed(tmp_path / "data.npz", x=x, y=y)
-    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "data.npz")
+    place = plain_place(tmp_path, "data.npz")
     expected = place.in_python()
     (tmp_path / "idx").mkdir()
     head = b"\0\0\x08\x03" + np.array(x.shape, ">u4").tobytes()
@@ -206,9 +200,8 @@ def test_samples_of_idx_npy_and_class_folders_are_those_of_npz(tmp_path: Path) -
     ],
 )
 def test_data_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, x: Any, y: Any, words: str) -> None:
-    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "data.npz")
+    place = plain_place(tmp_path, "data.npz")
 
     refused = place.in_cpp()
 
@@ -297,11 +290,10 @@ def test_images_in_class_folders_become_the_samples_that_pillow_makes(tmp_path: 
 
 
 def test_a_file_that_is_no_image_is_refused_by_name(tmp_path: Path) -> None:
-    bundle = edgefl.compile(**CASES["plain"], options=edgefl.CompileOptions(target="executorch"))
     pictures(tmp_path / "pictures", np.random.default_rng(6))
     whole = (tmp_path / "pictures" / "1" / "RGBA-1.png").read_bytes()
     (tmp_path / "pictures" / "1" / "cut.png").write_bytes(whole[: len(whole) // 2])
-    place = Place.of(tmp_path, bundle.contents, random_weights(bundle.manifest), tmp_path / "pictures")
+    place = plain_place(tmp_path, "pictures")
 
     assert "cut.png: is no image that can be read" in place.in_cpp().error
     assert "1 row is left out, " in place.in_cpp("--skip-bad-rows").facts["skipped"]

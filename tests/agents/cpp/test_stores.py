@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,19 +13,26 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Profile, Update
+from tests.agents.cpp.conftest import StartAgent
 from tests.agents.cpp.processes import CppAgent
-from tests.conftest import BrokerProcess, SessionFactory
+from tests.conftest import BrokerProcess
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import LONG
-from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer, write_data
+from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
 
 STEPS = 600
 
 
+StartPython = Callable[..., RunningAgent]
+
+
 @pytest.fixture
-def server(mosquitto: BrokerProcess, connect: SessionFactory, federation: str) -> ScriptedServer:
-    return ScriptedServer(connect(mosquitto.address), federation)
+def start_python(tmp_path: Path, mosquitto: BrokerProcess, federation: str, limits: Limits) -> StartPython:
+    """Start a Python agent, of the data and the store of ``start`` where no other folder is given."""
+    return lambda folder=tmp_path, **options: RunningAgent(
+        federation, mosquitto.address, folder, limits, **options
+    )
 
 
 def bare(update: Update) -> Update:
@@ -43,18 +51,18 @@ def undisturbed(server: ScriptedServer, agent: RunningAgent, world: World) -> Up
 
 
 def test_cpp_goes_on_with_a_round_that_python_began(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str, limits: Limits
+    tmp_path: Path, server: ScriptedServer, start: StartAgent, start_python: StartPython
 ) -> None:
     world = World(tiny.make_bundle(steps=(STEPS,)))
     (tmp_path / "calm").mkdir()
-    whole = undisturbed(server, RunningAgent(federation, mosquitto.address, tmp_path / "calm", limits), world)
-    begun = RunningAgent(federation, mosquitto.address, tmp_path, limits)
+    whole = undisturbed(server, start_python(tmp_path / "calm"), world)
+    begun = start_python()
     server.hello()
     server.assign(world.task())
     server.progress(1)
     begun.stop()
     left = [begun.events.get().event for _ in range(begun.events.qsize())]
-    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "state")
+    agent = start()
     update = server.update()
 
     assert "stopped" in left
@@ -65,14 +73,14 @@ def test_cpp_goes_on_with_a_round_that_python_began(
 
 
 def test_python_sends_what_cpp_had_computed_and_knows_what_it_knew(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str, limits: Limits
+    server: ScriptedServer, start: StartAgent, start_python: StartPython
 ) -> None:
-    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "state")
+    agent = start()
     server.open(World(tiny.make_bundle()))
     computed = server.update()
     agent.process.send_signal(signal.SIGKILL)
     agent.ended()
-    other = RunningAgent(federation, mosquitto.address, tmp_path, limits)
+    other = start_python()
     again = server.update()
     server.ack(again)
     other.event("accepted")
@@ -81,26 +89,24 @@ def test_python_sends_what_cpp_had_computed_and_knows_what_it_knew(
     assert again == computed
 
 
-def test_a_stopped_cpp_agent_resumes_its_round(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
-) -> None:
+def test_a_stopped_cpp_agent_resumes_its_round(server: ScriptedServer, start: StartAgent) -> None:
     endless = World(tiny.make_bundle(steps=(LONG,)))
-    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "state")
+    agent = start()
     server.open(endless)
     reached = server.progress(100).step
     assert agent.stop() == 0
     assert agent.event("stopped")["details"]["round"] == 1
-    again = CppAgent.of(federation, mosquitto.address, tmp_path / "data.npz", tmp_path / "state")
+    again = start()
 
     assert server.progress(1).step > reached - 20
     assert again.stop() == 0
 
 
 def test_a_task_that_comes_back_after_its_round_was_closed_is_kept_again(
-    tmp_path: Path, mosquitto: BrokerProcess, server: ScriptedServer, federation: str
+    tmp_path: Path, server: ScriptedServer, start: StartAgent
 ) -> None:
     endless = World(tiny.make_bundle(steps=(LONG,)))
-    agent = CppAgent.of(federation, mosquitto.address, write_data(tmp_path), tmp_path / "state")
+    agent = start()
     server.open(endless)
     agent.event("round")
     server.announce(endless.announcement(state="closed"))
@@ -116,29 +122,19 @@ def test_a_task_that_comes_back_after_its_round_was_closed_is_kept_again(
 
 @pytest.mark.parametrize("kind", ["cpp", "python"])
 def test_a_device_waits_for_the_next_run(
-    tmp_path: Path,
-    mosquitto: BrokerProcess,
-    server: ScriptedServer,
-    federation: str,
-    limits: Limits,
-    kind: str,
+    server: ScriptedServer, start: StartAgent, start_python: StartPython, kind: str
 ) -> None:
-    def started(folder: Path) -> CppAgent | RunningAgent:
-        folder.mkdir(exist_ok=True)
-        if kind == "python":
-            return RunningAgent(federation, mosquitto.address, folder, limits, until_done=True)
-        return CppAgent.of(
-            federation, mosquitto.address, write_data(folder), folder / "state", "--until-done"
-        )
+    def started() -> CppAgent | RunningAgent:
+        return start_python(until_done=True) if kind == "python" else start("--until-done")
 
     world = World(tiny.make_bundle())
-    first = started(tmp_path / "first")
+    first = started()
     server.open(world)
     server.ack(server.update())
     first.event("accepted")
     first.stop()
     server.announce(world.announcement(state="done"))
-    again = started(tmp_path / "first")
+    again = started()
     again.event("done")
     server.open(world, number=2, run="next")
     server.ack(server.update(2))
