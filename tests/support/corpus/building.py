@@ -54,9 +54,17 @@ class Rec(nn.Module):
 class Net(nn.Module):
     """Two layers with a part between them."""
 
-    def __init__(self, between: nn.Module) -> None:
+    def __init__(self, between: nn.Module | None = None) -> None:
         super().__init__()
-        self.a, self.between, self.b = nn.Linear(8, 8), between, nn.Linear(8, 3)
+        self.a, self.between, self.b = nn.Linear(8, 8), between or nn.Tanh(), nn.Linear(8, 3)
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.b(self.between(self.a(x)))
+
+
+class TwoLayers(nn.Module):
+    """Two layers that ``forward`` of a subclass puts together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)

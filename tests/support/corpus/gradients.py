@@ -274,36 +274,30 @@ def bias_only_tuning():
 
 
 @_.case("i-grad", sample=SEQUENCE)
-def half_frozen_lstm():
+class HalfFrozenLstm(nn.Module):
     # Only the recurrent weights train.
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.rnn, self.head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 3)
-            self.rnn.weight_ih_l0.requires_grad_(False)
-            self.rnn.bias_ih_l0.requires_grad_(False)
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(8, 6, batch_first=True), nn.Linear(6, 3)
+        self.rnn.weight_ih_l0.requires_grad_(False)
+        self.rnn.bias_ih_l0.requires_grad_(False)
 
-        def forward(self, x):
-            return self.head(self.rnn(x)[0].mean(1))
-
-    return Model()
+    def forward(self, x):
+        return self.head(self.rnn(x)[0].mean(1))
 
 
 @_.case("i-grad", sample=IMAGE)
-def no_grad_backbone_with_moving_norm():
+class NoGradBackboneWithMovingNorm(nn.Module):
     # Gradients are off, statistics move all the same.
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
-            self.head = nn.Linear(4, 3)
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(4, 3)
 
-        def forward(self, x):
-            with torch.no_grad():
-                h = self.backbone(x)
-            return self.head(h.mean((2, 3)))
-
-    return Model()
+    def forward(self, x):
+        with torch.no_grad():
+            h = self.backbone(x)
+        return self.head(h.mean((2, 3)))
 
 
 @_.case("i-grad")

@@ -8,32 +8,10 @@ import types
 import torch
 from torch import nn
 
-from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, Collection, Net, Rec
 
 _ = Collection()
 CASES = _.cases
-
-
-class Net(nn.Module):
-    """Two layers with a part between them."""
-
-    def __init__(self, between=None):
-        super().__init__()
-        self.a, self.between, self.b = nn.Linear(8, 8), between or nn.Tanh(), nn.Linear(8, 3)
-
-    def forward(self, x):
-        return self.b(self.between(self.a(x)))
-
-
-class Rec(nn.Module):
-    """A recurrent layer and a head."""
-
-    def __init__(self, rnn):
-        super().__init__()
-        self.rnn, self.head = rnn, nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
 
 
 @_.case("e-hook")
@@ -233,16 +211,13 @@ def hook_that_counts():
 
 
 @_.case("e-hook")
-def tensor_hook_inside_forward():
+class TensorHookInsideForward(Net):
     # Gradient clipping of an activation.
-    class Clipped(Net):
-        def forward(self, x):
-            h = self.a(x)
-            if h.requires_grad:
-                h.register_hook(lambda g: g.clamp(-0.01, 0.01))
-            return self.b(self.between(h))
-
-    return Clipped()
+    def forward(self, x):
+        h = self.a(x)
+        if h.requires_grad:
+            h.register_hook(lambda g: g.clamp(-0.01, 0.01))
+        return self.b(self.between(h))
 
 
 @_.case("e-hook", "refused")
@@ -359,36 +334,27 @@ class Blocks(nn.Module):
 
 
 @_.case("e-hook")
-def hooks_that_the_first_call_adds():
+class HooksThatTheFirstCallAdds(Blocks):
     # As transformers does to collect hidden states.
-    class Collecting(Blocks):
-        hooked = False
+    hooked = False
 
-        def forward(self, x):
-            seen = []
-            if not self.hooked:
-                for block in self.blocks:
-                    block.register_forward_hook(lambda part, args, out: seen.append(out))
-                self.hooked = True
-            return super().forward(x)
-
-    return Collecting()
+    def forward(self, x):
+        seen = []
+        if not self.hooked:
+            for block in self.blocks:
+                block.register_forward_hook(lambda part, args, out: seen.append(out))
+            self.hooked = True
+        return super().forward(x)
 
 
 @_.case("g-reuse")
-def drawing_block_whose_attribute_changes():
-    class Scaling(Blocks):
-        def call(self, number, block, x):
-            block.scale = 0.5 + number
-            return block(x)
-
-    return Scaling()
+class DrawingBlockWhoseAttributeChanges(Blocks):
+    def call(self, number, block, x):
+        block.scale = 0.5 + number
+        return block(x)
 
 
 @_.case("g-reuse")
-def drawing_block_that_takes_an_object():
-    class Told(Blocks):
-        def call(self, number, block, x):
-            return block(x, types.SimpleNamespace(scale=0.5 + number))
-
-    return Told()
+class DrawingBlockThatTakesAnObject(Blocks):
+    def call(self, number, block, x):
+        return block(x, types.SimpleNamespace(scale=0.5 + number))

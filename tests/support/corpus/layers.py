@@ -38,18 +38,15 @@ def type_is_gru():
 
 
 @_.case("f-class")
-def isinstance_batch_norm_in_loop():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)])
+class IsinstanceBatchNormInLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)])
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = layer(x) * 0.5 + x if isinstance(layer, nn.BatchNorm1d) else layer(x)
-            return x
-
-    return Model()
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x) * 0.5 + x if isinstance(layer, nn.BatchNorm1d) else layer(x)
+        return x
 
 
 @_.case("f-class")

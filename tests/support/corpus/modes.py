@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, Collection, TwoLayers
 
 _ = Collection()
 CASES = _.cases
@@ -322,12 +322,8 @@ def gumbel_gate_eval() -> nn.Module:
 
 
 @_.case("a-mode")
-class DrawnAndUsedInTraining(nn.Module):
+class DrawnAndUsedInTraining(TwoLayers):
     # Inference draws the same numbers and reads none of them.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     def forward(self, x):
         h = self.a(x)
         mixed = torch.where(torch.rand_like(h) < 0.2, 0.5 * h, h)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from tests.support.corpus.building import IMAGE, TOKENS, Collection
+from tests.support.corpus.building import IMAGE, TOKENS, Collection, TwoLayers
 
 _ = Collection()
 CASES = _.cases
@@ -70,24 +70,16 @@ class NegativeIndexFromEnd(Table):
 
 
 @_.case("j-integers")
-class RemainderAsNumber(nn.Module):
+class RemainderAsNumber(TwoLayers):
     # The remainder is multiplied, not an index: a wrong sign shows nowhere else.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     def forward(self, x):
         phase = ((x * 4).long() % 3).float()
         return self.b(self.a(x) * phase)
 
 
 @_.case("j-integers", inputs=wide)
-class RemainderOfWideInputs(nn.Module):
+class RemainderOfWideInputs(TwoLayers):
     # Small inputs all become 0: only large ones show the sign.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     def forward(self, x):
         phase = ((x * 0.2).long() % 4).float()
         return self.b(self.a(x.clamp(-1, 1)) * phase)
@@ -106,32 +98,20 @@ class ModuloByTensor(nn.Module):
 
 
 @_.case("j-integers")
-class FloatRemainder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
+class FloatRemainder(TwoLayers):
     def forward(self, x):
         return self.b(torch.remainder(self.a(x) * 5, 2.0) + torch.fmod(x, 0.7))
 
 
 @_.case("j-integers")
-class TruncToIntegers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
+class TruncToIntegers(TwoLayers):
     def forward(self, x):
         steps = (x * 3).to(torch.int64)
         return self.b(self.a(x) * steps.float() + torch.div(steps, 2, rounding_mode="trunc").float())
 
 
-class Wide(nn.Module):
+class Wide(TwoLayers):
     """A function of widely spread values between two layers."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
 
     def between(self, x, h):
         raise NotImplementedError
@@ -343,12 +323,8 @@ class OwnCacheInDict(nn.Module):
 
 
 @_.case("m-cache")
-class CacheWithItem(nn.Module):
+class CacheWithItem(TwoLayers):
     # The cached tensor is asked for a number.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     @functools.cache  # noqa: B019
     def scale(self, size):
         return torch.arange(size).float().mean()
@@ -358,11 +334,7 @@ class CacheWithItem(nn.Module):
 
 
 @_.case("m-cache")
-class CachedPropertyTensor(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
+class CachedPropertyTensor(TwoLayers):
     @functools.cached_property
     def taps(self):
         return torch.tensor([0.5, 1.0] * 4)

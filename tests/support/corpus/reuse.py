@@ -16,54 +16,45 @@ CASES = _.cases
 
 
 @_.case("g-reuse", sample=IMAGE)
-def dilation_set_in_loop():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv, self.head = nn.Conv2d(3, 3, 3, padding="same"), nn.Linear(3, 3)
+class DilationSetInLoop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, 3, 3, padding="same"), nn.Linear(3, 3)
 
-        def forward(self, x):
-            for d in (1, 2, 3):
-                self.conv.dilation = (d, d)
-                self.conv._reversed_padding_repeated_twice = [d] * 4
-                x = x + self.conv(x).tanh()
-            return self.head(x.mean((2, 3)))
-
-    return Model()
+    def forward(self, x):
+        for d in (1, 2, 3):
+            self.conv.dilation = (d, d)
+            self.conv._reversed_padding_repeated_twice = [d] * 4
+            x = x + self.conv(x).tanh()
+        return self.head(x.mean((2, 3)))
 
 
 @_.case("g-reuse", sample=IMAGE)
-def stride_changed_between_calls():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.pool, self.conv, self.head = nn.AvgPool2d(2), nn.Conv2d(3, 4, 3, padding=1), nn.Linear(8, 3)
+class StrideChangedBetweenCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.pool, self.conv, self.head = nn.AvgPool2d(2), nn.Conv2d(3, 4, 3, padding=1), nn.Linear(8, 3)
 
-        def forward(self, x):
-            self.conv.stride = (1, 1)
-            fine = self.conv(x)
-            self.conv.stride = (2, 2)
-            coarse = self.conv(x)
-            return self.head(torch.cat([fine.mean((2, 3)), coarse.amax((2, 3))], 1))
-
-    return Model()
+    def forward(self, x):
+        self.conv.stride = (1, 1)
+        fine = self.conv(x)
+        self.conv.stride = (2, 2)
+        coarse = self.conv(x)
+        return self.head(torch.cat([fine.mean((2, 3)), coarse.amax((2, 3))], 1))
 
 
 @_.case("g-reuse")
-def negative_slope_by_depth():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.f = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
-            self.act = nn.LeakyReLU()
+class NegativeSlopeByDepth(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.f = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)])
+        self.act = nn.LeakyReLU()
 
-        def forward(self, x):
-            for depth, f in enumerate(self.f):
-                self.act.negative_slope = 0.5 / (depth + 1)
-                x = self.act(f(x))
-            return x
-
-    return Model()
+    def forward(self, x):
+        for depth, f in enumerate(self.f):
+            self.act.negative_slope = 0.5 / (depth + 1)
+            x = self.act(f(x))
+        return x
 
 
 @_.case("g-reuse")
@@ -89,36 +80,30 @@ def functional_call_with_scaled_weights():
 
 
 @_.case("g-reuse")
-def inner_step_by_functional_call():
+class InnerStepByFunctionalCall(Net):
     # The second call takes weights moved by a learned vector.
-    class Model(Net):
-        def __init__(self):
-            super().__init__(nn.Linear(8, 8))
-            self.delta = nn.Parameter(0.1 * torch.randn(8, 8))
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8))
+        self.delta = nn.Parameter(0.1 * torch.randn(8, 8))
 
-        def forward(self, x):
-            h = self.a(x)
-            moved = {"weight": self.between.weight + self.delta, "bias": self.between.bias}
-            return self.b(self.between(h) + torch.func.functional_call(self.between, moved, (h,)).tanh())
-
-    return Model()
+    def forward(self, x):
+        h = self.a(x)
+        moved = {"weight": self.between.weight + self.delta, "bias": self.between.bias}
+        return self.b(self.between(h) + torch.func.functional_call(self.between, moved, (h,)).tanh())
 
 
 @_.case("g-reuse")
-def hypernetwork_weights():
+class HypernetworkWeights(nn.Module):
     # A generator makes the weights of a layer that has none of its own.
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.code = nn.Parameter(torch.randn(5))
-            self.hyper, self.main = nn.Linear(5, 27), nn.Linear(8, 3)
+    def __init__(self):
+        super().__init__()
+        self.code = nn.Parameter(torch.randn(5))
+        self.hyper, self.main = nn.Linear(5, 27), nn.Linear(8, 3)
 
-        def forward(self, x):
-            w = self.hyper(self.code)
-            made = {"weight": w[:24].view(3, 8), "bias": w[24:]}
-            return torch.func.functional_call(self.main, made, (x,))
-
-    return Model()
+    def forward(self, x):
+        w = self.hyper(self.code)
+        made = {"weight": w[:24].view(3, 8), "bias": w[24:]}
+        return torch.func.functional_call(self.main, made, (x,))
 
 
 @_.case("g-reuse")
@@ -150,50 +135,41 @@ def weight_standardised_conv():
 
 
 @_.case("g-reuse", sample=SEQUENCE)
-def cell_with_other_weights_per_step():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cell, self.head = nn.RNNCell(8, 6), nn.Linear(6, 3)
-            self.gain = nn.Parameter(torch.rand(5))
+class CellWithOtherWeightsPerStep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.head = nn.RNNCell(8, 6), nn.Linear(6, 3)
+        self.gain = nn.Parameter(torch.rand(5))
 
-        def forward(self, x):
-            h = x.new_zeros(x.shape[0], 6)
-            for t in range(5):
-                named = {name: each * self.gain[t] for name, each in self.cell.named_parameters()}
-                h = torch.func.functional_call(self.cell, named, (x[:, t], h))
-            return self.head(h)
-
-    return Model()
+    def forward(self, x):
+        h = x.new_zeros(x.shape[0], 6)
+        for t in range(5):
+            named = {name: each * self.gain[t] for name, each in self.cell.named_parameters()}
+            h = torch.func.functional_call(self.cell, named, (x[:, t], h))
+        return self.head(h)
 
 
 @_.case("g-reuse")
-def lora_merged_in_forward():
+class LoraMergedInForward(Net):
     # The low-rank update joins the frozen weight at each call.
-    class Model(Net):
-        def __init__(self):
-            super().__init__(nn.Linear(8, 8).requires_grad_(False))
-            self.down, self.up = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 2) * 0.1)
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8).requires_grad_(False))
+        self.down, self.up = nn.Parameter(torch.randn(2, 8)), nn.Parameter(torch.randn(8, 2) * 0.1)
 
-        def forward(self, x):
-            weight = self.between.weight + self.up @ self.down
-            return self.b(F.linear(self.a(x), weight, self.between.bias))
-
-    return Model()
+    def forward(self, x):
+        weight = self.between.weight + self.up @ self.down
+        return self.b(F.linear(self.a(x), weight, self.between.bias))
 
 
 @_.case("g-reuse", sample=SEQUENCE)
-def gru_by_functional_call():
-    class Model(Rec):
-        def __init__(self):
-            super().__init__(nn.GRU(8, 6, batch_first=True))
-            self.scale = nn.Parameter(torch.tensor(0.5))
+class GruByFunctionalCall(Rec):
+    def __init__(self):
+        super().__init__(nn.GRU(8, 6, batch_first=True))
+        self.scale = nn.Parameter(torch.tensor(0.5))
 
-        def forward(self, x):
-            named = {name: each * self.scale for name, each in self.rnn.named_parameters()}
-            return self.head(torch.func.functional_call(self.rnn, named, (x,))[0].mean(1))
-
-    return Model()
+    def forward(self, x):
+        named = {name: each * self.scale for name, each in self.rnn.named_parameters()}
+        return self.head(torch.func.functional_call(self.rnn, named, (x,))[0].mean(1))
 
 
 @_.case("g-reuse")
@@ -225,26 +201,23 @@ def shared_layer_first_by_statistics():
 
 
 @_.case("g-reuse")
-def heads_swapped_in_forward():
+class HeadsSwappedInForward(nn.Module):
     # The attribute names another layer in each call of the same code.
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.heads = nn.ModuleList(nn.Linear(8, 3) for _ in range(2))
-            self.a, self.current = nn.Linear(8, 8), None
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(8, 3) for _ in range(2))
+        self.a, self.current = nn.Linear(8, 8), None
 
-        def run(self, h):
-            return self.current(h)
+    def run(self, h):
+        return self.current(h)
 
-        def forward(self, x):
-            h, total = self.a(x).tanh(), 0
-            for head in self.heads:
-                self.current = head
-                total = total + self.run(h) ** 2
-            self.current = None
-            return total
-
-    return Model()
+    def forward(self, x):
+        h, total = self.a(x).tanh(), 0
+        for head in self.heads:
+            self.current = head
+            total = total + self.run(h) ** 2
+        self.current = None
+        return total
 
 
 @_.case("g-reuse")

@@ -8,18 +8,14 @@ import random
 import torch
 from torch import nn
 
-from tests.support.corpus.building import SEQUENCE, Collection
+from tests.support.corpus.building import SEQUENCE, Collection, TwoLayers
 
 _ = Collection()
 CASES = _.cases
 
 
-class Net(nn.Module):
+class Net(TwoLayers):
     """Two layers; subclasses change what lies between."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
 
     def forward(self, x):
         return self.b(self.between(torch.tanh(self.a(x))))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from tests.support.corpus.building import IMAGE, SEQUENCE, TOKENS, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, TOKENS, Collection, TwoLayers
 
 _ = Collection()
 CASES = _.cases
@@ -103,22 +103,14 @@ class StarredWrapper(nn.Module):
 
 
 @_.case("r-roots", sample={"x": TensorSpec((8,)), "scale": TensorSpec((8,))})
-class TwoInputs(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
+class TwoInputs(TwoLayers):
     def forward(self, x, scale):
         return self.b(torch.tanh(self.a(x)) * scale)
 
 
 @_.case("r-roots")
-class OptionalInputs(nn.Module):
+class OptionalInputs(TwoLayers):
     # Further inputs with defaults that nobody gives.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     def forward(self, x, mask=None, *, scale=1.0, return_hidden=False):
         h = self.a(x) * scale
         h = h if mask is None else h * mask
@@ -126,12 +118,8 @@ class OptionalInputs(nn.Module):
 
 
 @_.case("r-roots", output=lambda out: out["logits"])
-class DictionaryRoot(nn.Module):
+class DictionaryRoot(TwoLayers):
     # Several outputs, the loss takes one.
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
     def forward(self, x):
         h = self.a(x).relu()
         return {"hidden": h, "logits": self.b(h)}
@@ -365,33 +353,30 @@ def batch_norm_without_statistics():
 
 
 @_.case("t-layers", sample=SEQUENCE)
-def time_mixing_rwkv():
+class TimeMixingRwkv(nn.Module):
     # RWKV's recurrence over time with a running maximum.
-    class Mix(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.k, self.v, self.r = (nn.Linear(8, 8, bias=False) for _ in range(3))
-            self.decay, self.first, self.head = (
-                nn.Parameter(torch.rand(8)),
-                nn.Parameter(torch.rand(8)),
-                nn.Linear(8, 3),
-            )
+    def __init__(self):
+        super().__init__()
+        self.k, self.v, self.r = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self.decay, self.first, self.head = (
+            nn.Parameter(torch.rand(8)),
+            nn.Parameter(torch.rand(8)),
+            nn.Linear(8, 3),
+        )
 
-        def forward(self, x):
-            k, v, r = self.k(x), self.v(x), torch.sigmoid(self.r(x))
-            num = den = torch.zeros_like(k[:, 0])
-            top = torch.full_like(num, -1e38)
-            outs = []
-            for t in range(x.shape[1]):
-                m = torch.maximum(top, self.first + k[:, t])
-                e1, e2 = torch.exp(top - m), torch.exp(self.first + k[:, t] - m)
-                outs.append(r[:, t] * (e1 * num + e2 * v[:, t]) / (e1 * den + e2))
-                m = torch.maximum(top - self.decay.exp(), k[:, t])
-                e1, e2 = torch.exp(top - self.decay.exp() - m), torch.exp(k[:, t] - m)
-                num, den, top = e1 * num + e2 * v[:, t], e1 * den + e2, m
-            return self.head(torch.stack(outs, 1).mean(1))
-
-    return Mix()
+    def forward(self, x):
+        k, v, r = self.k(x), self.v(x), torch.sigmoid(self.r(x))
+        num = den = torch.zeros_like(k[:, 0])
+        top = torch.full_like(num, -1e38)
+        outs = []
+        for t in range(x.shape[1]):
+            m = torch.maximum(top, self.first + k[:, t])
+            e1, e2 = torch.exp(top - m), torch.exp(self.first + k[:, t] - m)
+            outs.append(r[:, t] * (e1 * num + e2 * v[:, t]) / (e1 * den + e2))
+            m = torch.maximum(top - self.decay.exp(), k[:, t])
+            e1, e2 = torch.exp(top - self.decay.exp() - m), torch.exp(k[:, t] - m)
+            num, den, top = e1 * num + e2 * v[:, t], e1 * den + e2, m
+        return self.head(torch.stack(outs, 1).mean(1))
 
 
 @_.case("u-plain")

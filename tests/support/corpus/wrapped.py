@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from edgefl.contract.tensors import TensorSpec
-from tests.support.corpus.building import IMAGE, SEQUENCE, Collection
+from tests.support.corpus.building import IMAGE, SEQUENCE, Collection, Rec, TwoLayers
 
 _ = Collection()
 CASES = _.cases
@@ -17,17 +17,6 @@ CASES = _.cases
 def dense():
     """Return a small classifier."""
     return nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-class Rec(nn.Module):
-    """A recurrent layer and a head."""
-
-    def __init__(self, rnn):
-        super().__init__()
-        self.rnn, self.head = rnn, nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.rnn(x)[0][:, -1])
 
 
 @_.case("n-pruned")
@@ -173,17 +162,14 @@ def two_parametrizations_in_a_row():
 
 
 @_.case("o-param", sample=TensorSpec((6,), torch.int64, below=11))
-def parametrized_embedding():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
-            parametrize.register_parametrization(self.embed, "weight", Positive())
+class ParametrizedEmbedding(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        parametrize.register_parametrization(self.embed, "weight", Positive())
 
-        def forward(self, x):
-            return self.head(self.embed(x).mean(1))
-
-    return Model()
+    def forward(self, x):
+        return self.head(self.embed(x).mean(1))
 
 
 @_.case("p-root", "refused")
@@ -235,11 +221,7 @@ def compiled_function_inside():
     def act(h):
         return h * torch.sigmoid(h)
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 3)
-
+    class Model(TwoLayers):
         def forward(self, x):
             return self.b(act(self.a(x)))
 
@@ -260,16 +242,13 @@ def compiled_in_place():
 
 
 @_.case("p-compiled")
-def compiled_submodule():
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = torch.compile(nn.Linear(8, 8), backend="eager"), nn.Linear(8, 3)
+class CompiledSubmodule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.compile(nn.Linear(8, 8), backend="eager"), nn.Linear(8, 3)
 
-        def forward(self, x):
-            return self.b(self.a(x).relu())
-
-    return Model()
+    def forward(self, x):
+        return self.b(self.a(x).relu())
 
 
 @_.case("q-complex", sample=SEQUENCE)
