@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import installed
+from tests.support.commands import run_python
 
 SCRIPT = """
 import asyncio
@@ -52,14 +51,7 @@ def test_long_calls_run_in_an_event_loop(calls: dict[str, str], tmp_path: Path) 
     lines = "\n".join(f"    print({call})" for call in calls)
     (tmp_path / "script.py").write_text(SCRIPT.replace("CALLS", lines))
     environment = installed.clone() | {"EDGEFL_CACHE": str(tmp_path / "cache")}
-    ended = subprocess.run(
-        [sys.executable, "script.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = run_python("script.py", cwd=tmp_path, env=environment)
 
     assert ended.returncode == 0, ended.stderr[-3000:]
     # A child that imported the script again would print, too.

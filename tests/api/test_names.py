@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.models.losses import LOSSES
 from edgefl.optimizers.catalog import OPTIMIZERS
 from edgefl.submodels.catalog import KINDS
+from tests.support.commands import run_python
 
 BOTH = "fedbat"
 """A codec that belongs to the algorithm of its name: as an object there is the algorithm."""
@@ -99,6 +98,6 @@ def test_the_device_half_is_there_without_torch() -> None:
         "edgefl.Agent, edgefl.train_round, edgefl.Bundle, edgefl.EdgeflError\n"
         "print(sorted({'onnx', 'pydantic', 'sqlalchemy', 'typer'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_python("-c", code, check=True)
 
     assert done.stdout.strip() == "[]"

@@ -13,6 +13,7 @@ import pytest
 
 from edgefl.api.progress import reporting
 from tests import installed
+from tests.support.commands import run_python
 from tests.support.notebook import run_cells
 
 COMPILES = """
@@ -85,9 +86,7 @@ def test_a_terminal_shows_the_progress_of_commands(tmp_path: Path, environment: 
 
 def test_pipes_and_logs_hold_no_progress(tmp_path: Path, environment: dict[str, str]) -> None:
     forced = environment | {"FORCE_COLOR": "1"}  # as many CI services set it
-    ended = subprocess.run(
-        [sys.executable, "-c", COMPILES], cwd=tmp_path, env=forced, capture_output=True, text=True, check=True
-    )
+    ended = run_python("-c", COMPILES, cwd=tmp_path, env=forced, check=True)
 
     assert "graph" not in ended.stderr
 

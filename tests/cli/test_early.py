@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 
 from edgefl.cli.paths import writable_file
+from tests.support.commands import run_python
 
 _RUN = """
 import contextlib, io, json, sys
@@ -143,10 +142,7 @@ WRONG = {
 
 def _tried(folder: Path, rows: list[str]) -> list[tuple[int, str, bool]]:
     """Return exit code, errors and whether torch was loaded of each command line, all in one process."""
-    command = [sys.executable, "-P", "-c", _RUN]
-    ran = subprocess.run(
-        command, input=json.dumps(rows), capture_output=True, text=True, check=True, cwd=folder
-    )
+    ran = run_python("-P", "-c", _RUN, input=json.dumps(rows), check=True, cwd=folder)
     found: list[Any] = json.loads(ran.stdout)
     return found
 
@@ -190,8 +186,7 @@ def test_a_mistake_is_named_before_torch_loads(ended: dict[str, tuple[int, str, 
 
 
 def test_a_server_tells_a_wrong_file(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "edgefl", "server", "--out", "x", "--config", "none.toml"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    ran = run_python("-P", "-m", "edgefl", "server", "--out", "x", "--config", "none.toml", cwd=tmp_path)
 
     assert (ran.returncode, "there is no federation file none.toml" in ran.stderr) == (2, True)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import edgefl
+from tests.support.commands import run_python
 
 FEDERATION = """
 [model]
@@ -30,14 +29,16 @@ def test_two_tiers_side_by_side_are_those_of_one_process(tmp_path: Path) -> None
     file = tmp_path / "federation.toml"
     file.write_text(FEDERATION)
 
-    command = [sys.executable, "-m", "edgefl", "export", str(file), "--out", str(tmp_path / "out"), "--json"]
     # In the test's own process torch has computed gradients, and computes them in no process forked from it.
-    ran = subprocess.run(
-        command,
+    ran = run_python(
+        "-m",
+        "edgefl",
+        "export",
+        file,
+        "--out",
+        tmp_path / "out",
+        "--json",
         env=os.environ | {"EDGEFL_CACHE": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert ran.returncode == 0, ran.stderr
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.cli.interrupts import exit_on_interrupt
+from tests.support.commands import run_python
 from tests.wire.mqtt.events import PATIENCE_S, wait_until
 
 _COMMAND = """
@@ -42,13 +42,14 @@ main()
 def test_an_interrupt_while_a_command_is_loaded_is_silent(module: str, command: str, tmp_path: Path) -> None:
     # The process that reads a server's options would report a missing one, sooner or later than the interrupt.
     (tmp_path / "federation.toml").touch()
-    ended = subprocess.run(
-        [sys.executable, "-P", "-c", _COMMAND, module, *command.split()],
-        capture_output=True,
-        text=True,
+    ended = run_python(
+        "-P",
+        "-c",
+        _COMMAND,
+        module,
+        *command.split(),
         cwd=tmp_path,
         timeout=PATIENCE_S,
-        check=False,
         start_new_session=True,
     )
 

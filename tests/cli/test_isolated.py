@@ -10,11 +10,11 @@ import pytest
 
 from edgefl.system.lazy_modules import not_here, on_first_use
 from tests.pairs import slow
+from tests.support.commands import run_python
 
 
 def called(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "edgefl", "device", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_python("-m", "edgefl", "device", *arguments)
 
 
 @pytest.mark.sample(1)

@@ -32,6 +32,7 @@ from edgefl_server.compose import compose
 from edgefl_server.events import Event, RoundClosed
 from tests.e2e.runs import EDGEFL
 from tests.server.fleet import RunningServer
+from tests.support.commands import run_command
 
 PATIENCE_S = 600.0
 _HANDLED = (signal.SIGINT, signal.SIGTERM)
@@ -174,5 +175,4 @@ def refused(ran: Ran | subprocess.CompletedProcess[str], kind: type[EdgeflError]
 
 
 def in_a_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [*EDGEFL, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_command(*EDGEFL, *arguments)

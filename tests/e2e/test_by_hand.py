@@ -31,6 +31,7 @@ from tests.e2e.bare import REPOSITORY, bare_environment
 from tests.e2e.inside import PATIENCE_S, edgefl, lines
 from tests.e2e.runs import TINY
 from tests.e2e.shared import made_once
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 2
@@ -158,17 +159,8 @@ def _kill_once_it_fails(device: subprocess.Popen[str], said: list[dict[str, Any]
 def test_nothing_that_a_device_does_not_declare_is_there(python: Path, tmp_path: Path) -> None:
     names = "torch", "onnx", "sqlalchemy", "amqtt", "sklearn", "edgefl_server", "edgefl_export"
     code = f"import importlib.util as u; print([n for n in {names} if u.find_spec(n)])"
-    there = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, env=_ALONE
-    )
-    ran = subprocess.run(
-        [python, "-m", "edgefl", "run", "--out", str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env=_ALONE,
-    )
+    there = run_command(python, "-c", code, check=True, cwd=tmp_path, env=_ALONE)
+    ran = run_command(python, "-m", "edgefl", "run", "--out", tmp_path / "run", cwd=tmp_path, env=_ALONE)
 
     assert there.stdout.strip() == "[]"
     assert ran.returncode == 1 and "Traceback" not in ran.stderr

@@ -18,6 +18,7 @@ from edgefl.lab.broker import free_port
 from tests.conftest import BrokerProcess
 from tests.e2e.inside import Trained, train
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY, run_to_the_end
+from tests.support.commands import run_command
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 ROUNDS = 3
@@ -105,13 +106,8 @@ def test_a_device_without_a_bundle_for_its_engine_declines(tmp_path: Path, start
         for engine in ("onnx", "executorch")
     }
     command = ["server", "--config", str(tmp_path / "federation.toml"), "--broker", address, "--json"]
-    served = subprocess.run(
-        [*EDGEFL, *command, "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,  # well below the deadline of a round that waits
-        check=False,
-    )
+    # PATIENCE_S is well below the deadline of a round that waits.
+    served = run_command(*EDGEFL, *command, "--out", tmp_path / "out", timeout=PATIENCE_S)
     said = {
         name: [json.loads(line) for line in agent.communicate(timeout=300)[0].splitlines()]
         for name, agent in agents.items()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.commands import run_python
 
 COUNT = 300
 _BEYOND = """
@@ -21,8 +21,7 @@ ctypes.string_at(array.ctypes.data, array.nbytes + 1)
 
 @pytest.mark.slow
 def test_wrong_updates_are_refused_or_added_within_their_bytes() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.kernels", "5", str(COUNT)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    ended = run_python("-m", "tests.fuzz.kernels", "5", COUNT, timeout=600)
 
     assert ended.returncode == 0, ended.stderr[-2000:]
     outcomes = json.loads(ended.stdout.splitlines()[-1])
@@ -31,8 +30,6 @@ def test_wrong_updates_are_refused_or_added_within_their_bytes() -> None:
 
 @pytest.mark.slow
 def test_one_byte_beyond_ends_the_process() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", _BEYOND], capture_output=True, text=True, timeout=600, check=False
-    )
+    ended = run_python("-c", _BEYOND, timeout=600)
 
     assert ended.stdout == "True\n" and ended.returncode == -signal.SIGSEGV

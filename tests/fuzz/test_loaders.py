@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+
+from tests.support.commands import run_python
 
 
 @pytest.mark.parametrize(
@@ -14,8 +14,7 @@ import pytest
 )
 def test_what_is_damaged_is_refused_or_runs(engine: str, count: int) -> None:
     """ExecuTorch checks little of an program, so it has a process of its own, which dies of some of them."""
-    command = [sys.executable, "-m", "tests.fuzz.loaders", "3", str(count), engine]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_python("-m", "tests.fuzz.loaders", "3", count, engine)
 
     assert ended.returncode == 0, ended.stderr[-2000:]
     outcomes = json.loads(ended.stdout.splitlines()[-1])

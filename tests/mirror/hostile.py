@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 
 PATIENCE_S = 60.0
 
@@ -55,9 +54,7 @@ class ScriptedMirror:
     def __enter__(self) -> ScriptedMirror:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

@@ -26,6 +26,7 @@ from edgefl_device.store.database import Store
 from edgefl_server.access.certificates import LabAuthority
 from tests.mirror.hostile import PATIENCE_S
 from tests.mirror.serving import serving
+from tests.support.commands import run_python
 from tests.support.device_logs import RecordedLog
 
 DATA = np.random.default_rng(1).bytes(700_001)
@@ -188,8 +189,7 @@ def test_the_command_serves_until_it_is_told_to_end(folder: Path) -> None:
 
 
 def test_the_command_names_what_it_cannot_use(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edgefl", "mirror", str(tmp_path / "none")]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    ended = run_python("-m", "edgefl", "mirror", tmp_path / "none", timeout=PATIENCE_S)
 
     assert ended.returncode == MirrorError.exit_code
     assert "cannot be read" in ended.stderr and "Traceback" not in ended.stderr

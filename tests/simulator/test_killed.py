@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import edgefl
 from edgefl.config.text import dump
 from edgefl.setup.tiers import completed
 from tests.simulator.small import federation
+from tests.support.commands import run_command
 
 SAVED = "edgefl_server.storage.checkpoints:Checkpoints.save"
 COMMITTED = "edgefl.simulator.carries:Carries.commit"
@@ -67,7 +67,7 @@ def test_one_that_was_killed_goes_on_to_the_same_bits(
             place,
             calls,
         ]
-        ended = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+        ended = run_command(*command)
         assert ended.returncode == -signal.SIGKILL, ended.stderr
         with (out / "rounds.jsonl").open("ab") as file:
             file.write(b'{"round":4,"outcome":"clo')  # half a line

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from edgefl.system import distribution
+from tests.support.commands import run_python
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
@@ -48,8 +47,6 @@ def test_a_device_loads_nothing_that_reads_e_mail() -> None:
         "import edgefl_device.engine.onnx; from edgefl_device.host import agent_version\n"
         "agent_version(); print(sorted({'email', 'importlib.metadata', 'statistics'} & set(sys.modules)))"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300
-    )
+    ended = run_python("-c", script, check=True)
 
     assert ended.stdout.strip() == "[]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.system.processes import child_path, module_command
 from tests import installed
+from tests.support.commands import run_command, run_python
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("client", "random", "queue", "numpy", "torch", "types", "typing", "json", "socket", "rich")
@@ -35,7 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "command", [[sys.executable, "-m", "edgefl"], module_command("edgefl")], ids=["by hand", "as a child"]
 )
 def test_commands_import_no_file_of_the_working_folder(folder: Path, command: list[str]) -> None:
-    ran = subprocess.run([*command, "broker", "--help"], capture_output=True, text=True, check=False)
+    ran = run_command(*command, "broker", "--help")
 
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -54,10 +54,7 @@ def test_a_folder_that_hides_a_library_is_searched_last(name: str, last: bool, t
     (tmp_path / f"{name}.py").touch()
     (tmp_path / "no.module.py").touch()
     code = "import sys, edgefl; print(sys.path[-1] == '')"
-    command = [sys.executable, "-c", code]
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=installed.clone(), capture_output=True, text=True, check=True
-    )
+    ran = run_python("-c", code, cwd=tmp_path, env=installed.clone(), check=True)
 
     assert ran.stdout == f"{last}\n"
 
@@ -65,13 +62,7 @@ def test_a_folder_that_hides_a_library_is_searched_last(name: str, last: bool, t
 def test_children_find_the_library_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "mine.py").write_text("import random, numpy; print('mine')\n")
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    ran = subprocess.run(
-        module_command("mine"),
-        env={**os.environ, "PYTHONPATH": child_path()},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_command(*module_command("mine"), env={**os.environ, "PYTHONPATH": child_path()})
 
     assert (ran.stdout, ran.stderr) == ("mine\n", "")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from tests import installed
 from tests.e2e.runs import TINY
+from tests.support.commands import run_command
 from tests.support.notebook import run_cells
 
 NAMES = (
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def ran(command: list[str], folder: Path, environment: dict[str, str]) -> str:
-    ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    ended = run_command(*command, cwd=folder, env=environment)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return ended.stdout
 

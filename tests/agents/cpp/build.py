@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tests import needs
+from tests.support.commands import run_command
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "agents" / "cpp"
@@ -57,13 +58,7 @@ def run_ctest(*words: object) -> subprocess.CompletedProcess[str]:
     folder = build()
     with (folder / "ctest.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return subprocess.run(
-            [_ctest(), "--test-dir", folder, *map(str, words)],
-            capture_output=True,
-            text=True,
-            timeout=BUILD_S,
-            check=False,
-        )
+        return run_command(_ctest(), "--test-dir", folder, *words, timeout=BUILD_S)
 
 
 def embedded() -> Path:
@@ -81,7 +76,5 @@ def _ctest() -> Path:
 
 
 def _run(*words: object) -> None:
-    ran = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=BUILD_S, check=False
-    )
+    ran = run_command(*words, timeout=BUILD_S)
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-3000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from edgefl_device.data.sources import load
 from edgefl_device.engine.select import open_engine
 from edgefl_device.round.offline import train_round
 from tests.agents.cpp.build import program
+from tests.support.commands import run_command
 
 SEED = 7
 STOPPED = 9
@@ -70,9 +70,7 @@ class Place:
         if carry:
             before.write_bytes(carry)
             words += ["--carry", before]
-        done = subprocess.run(
-            [str(word) for word in words], capture_output=True, text=True, check=False, timeout=60
-        )
+        done = run_command(*words, timeout=60)
         if done.returncode:
             return Told(done.returncode, {}, done.stderr)
         return Told(0, json.loads(done.stdout), done.stderr, out.read_bytes(), kept.read_bytes())

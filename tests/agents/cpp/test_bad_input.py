@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +18,7 @@ from tests.agents.cpp.processes import CppAgent
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import ScriptedServer, write_data
 from tests.device_runtime.tiny import World
+from tests.support.commands import run_command
 
 NOBODY = "127.0.0.1:9"
 
@@ -55,9 +55,7 @@ def test_what_cannot_be_used_is_named_and_has_the_exit_code_of_edgefl(
     named = {"--id": "phone", "--data": str(data), "--store": str(tmp_path / "store"), "--broker": NOBODY}
     named |= dict(zip(options[::2], options[1::2], strict=True))
     words = [word for pair in named.items() for word in pair]
-    ran = subprocess.run(
-        [program("edgefl-agent"), *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    ran = run_command(program("edgefl-agent"), *words, timeout=60)
 
     assert ran.returncode == code, ran.stderr
     assert text in ran.stderr

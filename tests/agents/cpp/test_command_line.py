@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from typing import Any
 
 import pytest
@@ -14,12 +13,11 @@ from edgefl.cli.commands import app
 from edgefl.lab.agents import CPP, CPP_VARIABLE, command_of
 from tests.agents.cpp.build import program
 from tests.docs.documents import DOCS, blocks
+from tests.support.commands import run_command
 
 
 def told(*words: str) -> str:
-    ran = subprocess.run(
-        [program("edgefl-agent"), *words], capture_output=True, text=True, timeout=60, check=False
-    )
+    ran = run_command(program("edgefl-agent"), *words, timeout=60)
     return ran.stdout + ran.stderr
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.agents.cpp.build import program
+from tests.support.commands import run_command
 
 pytest.importorskip("edgefl_conformance")
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -19,13 +19,7 @@ LEAST = 100
 @pytest.mark.parametrize("engine", ["onnx", "executorch"])
 def test_it_passes_the_kit(tmp_path: Path, engine: str) -> None:
     command = [sys.executable, "-m", "edgefl_conformance", "run", "--engine", engine, "--jobs", "2"]
-    ran = subprocess.run(
-        [*command, "--out", str(tmp_path), "--", str(program("edgefl-agent"))],
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    ran = run_command(*command, "--out", tmp_path, "--", program("edgefl-agent"), timeout=1200)
 
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert ran.stdout.count("\npassed ") >= LEAST

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.agents.cpp.build import ROOT
+from tests.support.commands import run_command
 
 SOURCE = ROOT / "agents" / "java"
 BUILD_S = 600
@@ -49,7 +49,5 @@ def _cmake() -> str:
 
 
 def _run(*words: object) -> None:
-    done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=BUILD_S, check=False
-    )
+    done = run_command(*words, timeout=BUILD_S)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -22,6 +22,7 @@ from tests.agents.cpp.federations import PYTHON, Device, Trained, train
 from tests.agents.java.build import Classes, compiled
 from tests.conftest import BrokerProcess
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY
+from tests.support.commands import run_command
 
 pytestmark = pytest.mark.e2e
 ENGINE, ROWS, ROUNDS = "executorch", 60, 2
@@ -96,9 +97,7 @@ def test_an_agent_in_a_jvm_takes_the_place_of_a_python_device_bit_by_bit(world: 
 @pytest.mark.slow
 def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World) -> None:
     jvm = world.jvm("refused", "one", "refused")
-    done = subprocess.run(
-        list(map(str, jvm.command)), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    done = run_command(*jvm.command, timeout=PATIENCE_S)
 
     assert done.returncode == 0, done.stderr
     assert "WARNING in native method" not in done.stdout

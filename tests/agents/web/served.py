@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -88,9 +87,7 @@ class WebProcess:
             time.sleep(0.05)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
         self.process.wait(300)
         assert self.process.stderr is not None

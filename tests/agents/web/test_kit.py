@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from edgefl.lab.agents import command_of
 from tests.agents.web.fleet import require_browser
+from tests.support.commands import run_command
 
 KIT_S = 1800.0
 
@@ -29,8 +29,6 @@ def test_the_browsers_device_passes_the_conformance_kit(tmp_path: Path) -> None:
         str(tmp_path / "kit"),
     ]
 
-    ran = subprocess.run(
-        [*kit, "--", *command_of("web"), "--json"], capture_output=True, text=True, timeout=KIT_S, check=False
-    )
+    ran = run_command(*kit, "--", *command_of("web"), "--json", timeout=KIT_S)
 
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-1000:]

@@ -25,6 +25,7 @@ from edgefl.setup.tiers import completed, with_guests
 from edgefl.web import page
 from tests.agents.web.served import page_of_files
 from tests.e2e.runs import TINY
+from tests.support.commands import run_command
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
 
@@ -48,7 +49,7 @@ def taken() -> Iterator[int]:
 
 
 def said(*arguments: str) -> tuple[int, str]:
-    ended = subprocess.run([*EDGEFL, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    ended = run_command(*EDGEFL, *arguments, timeout=120)
     assert "Traceback" not in ended.stderr
     return ended.returncode, ended.stderr
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 from tests import needs
+from tests.support.commands import run_command
 
 AGENT = Path(__file__).resolve().parents[3] / "agents" / "web"
 
@@ -16,8 +16,6 @@ def test_the_browser_agents_own_tests_pass() -> None:
     if not runner.exists():
         needs.skip("the browser agent's packages are not installed: make agents-web")
 
-    ran = subprocess.run(
-        [str(runner), "run"], cwd=AGENT, capture_output=True, text=True, timeout=300, check=False
-    )
+    ran = run_command(runner, "run", cwd=AGENT)
 
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-1000:]

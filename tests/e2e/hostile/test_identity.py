@@ -15,6 +15,7 @@ from edgefl.data.datasets import digits
 from tests.conftest import Mosquitto
 from tests.e2e.inside import lines
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY
+from tests.support.commands import run_command
 
 ROUNDS = 3
 
@@ -24,9 +25,7 @@ def command(*words: object) -> list[str]:
 
 
 def said(*words: object) -> dict[str, Any]:
-    ran = subprocess.run(
-        command(*words, "--json"), capture_output=True, text=True, check=True, timeout=PATIENCE_S
-    )
+    ran = run_command(*command(*words, "--json"), check=True, timeout=PATIENCE_S)
     return dict(json.loads(ran.stdout))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
 from edgefl_server.aggregate.scatter import BLOCK, compiled
 from edgefl_server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
+from tests.support.commands import run_python
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
@@ -87,15 +86,7 @@ def test_a_table_sums_what_four_clients_add() -> None:
 def test_the_triton_kernel_gives_the_bits_of_a_plain_sum() -> None:
     """Any number of clients, length, first bit, group and target, extremes of int64, and the whole engine around it."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.server.aggregate.signs_in_triton"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    done = run_python("-m", "tests.server.aggregate.signs_in_triton", cwd=ROOT, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 15

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from tests.support.http import Answer, ask
 
@@ -40,9 +39,7 @@ class PageProcess:
             pass
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.process.terminate()
         self.process.wait(300)
         assert self.process.stdout is not None

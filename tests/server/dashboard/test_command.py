@@ -31,6 +31,7 @@ from edgefl_server.dashboard.web.serve import (
     serve,
 )
 from edgefl_server.dashboard.web.upstream import RemoteSource
+from tests.support.commands import run_python
 
 
 @pytest.fixture
@@ -42,8 +43,7 @@ def taken() -> Iterator[int]:
 
 
 def said(*arguments: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "edgefl", "dashboard", *arguments]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    ended = run_python("-m", "edgefl", "dashboard", *arguments, timeout=60)
     assert "Traceback" not in ended.stderr
     return ended.returncode, ended.stderr
 
@@ -247,6 +247,6 @@ def test_the_page_alone_needs_none_of_the_servers_packages() -> None:
         "heavy = {'torch', 'onnx', 'numba', 'amqtt', 'psutil', 'edgefl_export'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    ended = run_python("-c", script, check=True)
 
     assert ended.stdout.splitlines()[-1] == "[]"

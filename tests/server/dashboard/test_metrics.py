@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgefl_server.dashboard import ALERTS, GRAFANA
 from tests.server.dashboard.served import PageProcess
+from tests.support.commands import run_python
 
 _NAME = re.compile(r"\bedgefl_\w+")
 
@@ -58,5 +57,4 @@ def test_grafanas_dashboard_and_the_alerts_ask_for_metrics_that_there_are(page: 
 
 def test_the_command_prints_both_files() -> None:
     for flag, file in (("--grafana", GRAFANA), ("--alerts", ALERTS)):
-        command = [sys.executable, "-m", "edgefl", "dashboard", flag]
-        assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == file.read_text()
+        assert run_python("-m", "edgefl", "dashboard", flag, check=True).stdout == file.read_text()

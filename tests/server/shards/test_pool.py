@@ -20,14 +20,7 @@ from edgefl_server.events import Event
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.reporter import EventReporter
-from edgefl_server.shards.messages import (
-    Command,
-    FromWorker,
-    Ready,
-    StorageFailed,
-    UpdateKeys,
-    WorkerMessage,
-)
+from edgefl_server.shards.messages import Command, FromWorker, Ready, StorageFailed, UpdateKeys, WorkerMessage
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.shards.worker import WorkerSettings
 from edgefl_server.storage.journal import Journal
