@@ -238,7 +238,7 @@ def test_labels_that_are_no_class_are_refused() -> None:
     assert dataset(TOKENS, PADDED, below=VOCABULARY, ignored=-100).classes == VOCABULARY
 
 
-def test_a_spec_whose_loss_reads_its_output_the_other_way_round_is_refused() -> None:
+def test_a_spec_whose_loss_reads_its_output_reversed_is_refused() -> None:
     tokens = TensorSpec((LENGTH,), torch.int64, VOCABULARY)
     spec = edgefl.submodels.ModelSpec("speaker", cast(nn.Sequential, speaker()), tokens, VOCABULARY)
     with pytest.raises(

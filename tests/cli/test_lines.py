@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ def closed(**changes: Any) -> events.RoundClosed:
     return round_closed(2, **{**usual, "down_bytes": 3 << 20, "up_bytes": 2048, **changes})
 
 
+started = partial(
+    events.Started, federation="demo", run="r1", rounds=2, model_version=SHA, device="cpu", resumed=False
+)
+seen = partial(events.DeviceSeen, device="a", tier="weak", round=1)
+ended = partial(events.RoundEnded, round=2, reports=0, missing={}, seconds=1.0)
 LINES: list[tuple[events.Event, str | None]] = [
     (events.UpdateAccepted(device="a", tier="t", round=1, nonce="n", sha256=SHA, weight=1), None),
     (
@@ -32,21 +38,11 @@ LINES: list[tuple[events.Event, str | None]] = [
         "turned away unread so far: inbox full (2), unknown names (7)",
     ),
     (
-        events.Started(
-            federation="demo",
-            run="r1",
-            rounds=2,
-            next_round=1,
-            resumed=False,
-            model_version=SHA,
-            device="cpu",
-        ),
+        started(next_round=1),
         "federation 'demo' begins: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
     (
-        events.Started(
-            federation="demo", run="r1", rounds=2, next_round=3, resumed=True, model_version=SHA, device="cpu"
-        ),
+        started(next_round=3, resumed=True),
         "federation 'demo' has trained all rounds: run r1, 2 rounds, model a1b2c3d4e5f6, updates are summed on cpu",
     ),
     (events.Online(broker="lan:1883"), "online: connected to the broker at lan:1883"),
@@ -112,15 +108,13 @@ LINES: list[tuple[events.Event, str | None]] = [
         events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
         "round 1 opened for 1 device until 12:02:00: a",
     ),
-    (events.DeviceSeen(device="a", tier="weak", round=1, stage="train"), None),
+    (seen(stage="train"), None),
     (
-        events.DeviceSeen(
-            device="a", tier="weak", round=1, stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20
-        ),
+        seen(stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20),
         "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, up 0.0 KiB",
     ),
     (
-        events.DeviceSeen(device="a", tier="weak", round=1, stage="reported", loss=0.5, up_bytes=1 << 10),
+        seen(stage="reported", loss=0.5, up_bytes=1 << 10),
         "a reported for round 1: loss 0.5, up 1.0 KiB",
     ),
     (
@@ -135,9 +129,7 @@ LINES: list[tuple[events.Event, str | None]] = [
     (events.Declined(device="a", round=2, reason="other", text=""), "a declined round 2 (other)"),
     (events.Refused(text="lacks a"), "the run ends unfinished: lacks a"),
     (
-        events.RoundEnded(
-            round=2, outcome="closed", reports=1, missing={"a": "it declined (x)"}, seconds=1.26
-        ),
+        ended(outcome="closed", reports=1, missing={"a": "it declined (x)"}, seconds=1.26),
         "round 2 closed after 1.3 s with 1 update, without a (it declined (x))",
     ),
     (events.Vitals(inbox=3, server_lag_s=0.5), None),
@@ -147,9 +139,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         "the order 'rollback' of somebody is refused: there is no such model",
     ),
     (
-        events.RoundEnded(
-            round=2, outcome="abandoned", reports=0, missing={"a": "b"}, seconds=1.0, text="too few"
-        ),
+        ended(outcome="abandoned", missing={"a": "b"}, text="too few"),
         "round 2 abandoned after 1.0 s with 0 updates: too few",
     ),
     (
@@ -161,15 +151,13 @@ LINES: list[tuple[events.Event, str | None]] = [
         "round 2 not evaluated, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6: evaluation failed: no data",
     ),
     (
-        msgspec.structs.replace(
-            closed(accuracy=0.5, loss=3.5),
-            metric="perplexity",
-            metrics={"perplexity": 33.123456, "accuracy": 0.5},
+        closed(
+            accuracy=0.5, loss=3.5, metric="perplexity", metrics={"perplexity": 33.123456, "accuracy": 0.5}
         ),
         "round 2 evaluated, perplexity 33.12, loss 3.5, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
     ),
     (
-        msgspec.structs.replace(closed(loss=0.25), metric="loss"),
+        closed(loss=0.25, metric="loss"),
         "round 2 evaluated, loss 0.25, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
     ),
     (closed(outcome="abandoned", text="too few"), None),
@@ -195,16 +183,9 @@ def test_what_a_round_repeats_is_said_in_full_once() -> None:
     repeats = Repeats()
 
     def said(number: int, text: str = "NaN") -> list[str | None]:
-        ended = events.RoundEnded(
-            round=number,
-            outcome="abandoned",
-            reports=0,
-            seconds=1.0,
-            missing={},
-            text=f"round {number} lacks a: {text}",
-        )
+        end = ended(round=number, outcome="abandoned", text=f"round {number} lacks a: {text}")
         refused = [events.Rejected(device=name, round=number, reason="bad", text=text) for name in ("a", "b")]
-        return [line(event, NOON, repeats) for event in (*refused, ended)]
+        return [line(event, NOON, repeats) for event in (*refused, end)]
 
     first, second, third = said(1), said(2), said(3, "too large")
     assert all(text is not None and "NaN" in text for text in first)

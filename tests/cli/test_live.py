@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from edgefl.cli.federation import live
-from edgefl.config import Federation, parse
+from edgefl.config import parse
 from edgefl.lab.lab import ServerEvent
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, update_size
 
@@ -25,23 +26,22 @@ SIGNED = Form(
 )
 
 
+CLOSED = {"reports": 1, "seconds": 1.0, "down_bytes": 1}
+
+
+def take(view: live.View, event: str, **fields: Any) -> Any:
+    """The view's answer to an event of the server."""
+    return view.take(ServerEvent({"event": event, **fields}))
+
+
 def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> str:
     federation = parse({"codec": {"name": codec}, "tiers": {"strong": {"count": 1}}}, source="the test")
     sizes = {"strong": update_size(form, SHAPES, {"norm.running_mean"})}
     view = live.View(federation, ["strong-0"], sizes, live=False)
     for number, up in ((1, 2048), (2, 4096)):
-        seen = {
-            "event": "deviceseen",
-            "device": "strong-0",
-            "tier": "strong",
-            "stage": "reported",
-            "round": number,
-        }
-        closed = {"event": "roundclosed", "round": number, "reports": 1, "seconds": 1.0, "down_bytes": 1}
-        closed |= {"up_bytes": up, "up_float32_bytes": 30 * 2048}
-        view.take(ServerEvent(seen))
-        assert view.take(ServerEvent(closed)) is not None
-    view.take(ServerEvent({"event": "finished", "accuracy": 0.75, "model": "m"}))
+        take(view, "deviceseen", device="strong-0", tier="strong", stage="reported", round=number)
+        assert take(view, "roundclosed", **CLOSED, round=number, up_bytes=up, up_float32_bytes=30 * 2048)
+    take(view, "finished", accuracy=0.75, model="m")
     view.conclude(Path("out"))
     return capsys.readouterr().out
 
@@ -75,19 +75,11 @@ def test_a_dense_run_tells_its_uplink_and_no_ratio(capsys: pytest.CaptureFixture
     ],
 )
 def test_a_round_and_the_end_show_the_metric_of_the_task(
-    capsys: pytest.CaptureFixture[str], told: dict[str, object], score: str
+    capsys: pytest.CaptureFixture[str], told: dict[str, Any], score: str
 ) -> None:
     view = view_of(["strong-0"])
-    closed = {
-        "event": "roundclosed",
-        "round": 1,
-        "reports": 1,
-        "seconds": 1.0,
-        "down_bytes": 1,
-        "up_bytes": 1,
-    }
-    view.take(ServerEvent({**closed, **told, "up_float32_bytes": 1}))
-    view.take(ServerEvent({"event": "finished", "model": "m", **told}))
+    take(view, "roundclosed", **CLOSED, **told, round=1, up_bytes=1, up_float32_bytes=1)
+    take(view, "finished", model="m", **told)
     view.conclude(Path("out"))
 
     said = capsys.readouterr().out
@@ -95,9 +87,9 @@ def test_a_round_and_the_end_show_the_metric_of_the_task(
     assert (f"final {score}" in said) == (score != "not evaluated")
 
 
-def view_of(devices: list[str]) -> live.View:
+def view_of(devices: list[str], alive: bool = False) -> live.View:
     federation = parse({"tiers": {"strong": {"count": len(devices)}}}, source="the test")
-    return live.View(federation, devices, {}, live=False)
+    return live.View(federation, devices, {}, live=alive)
 
 
 def shown(view: live.View) -> str:
@@ -108,19 +100,18 @@ def shown(view: live.View) -> str:
 
 def test_the_view_names_the_devices_that_a_round_waits_for() -> None:
     view = view_of(["strong-0", "strong-1"])
-    waiting = {"event": "waiting", "next_round": 2, "known": 1, "needed": 2}
-    view.take(ServerEvent({**waiting, "missing": ["strong-1"]}))
+    waiting = {"next_round": 2, "known": 1, "needed": 2}
+    take(view, "waiting", **waiting, missing=["strong-1"])
     assert "waiting for strong-1: 1 of 2" in shown(view)
-    view.take(ServerEvent(waiting))
+    take(view, "waiting", **waiting)
     assert "waiting for devices: 1 of 2" in shown(view)
 
 
 def test_the_view_shows_declines_and_that_a_run_ends_unfinished() -> None:
     view = view_of(["strong-0"])
-    declined = {"event": "declined", "device": "strong-0", "round": 2, "reason": "no-carry"}
-    view.take(ServerEvent({**declined, "text": "the store is new"}))
-    view.take(ServerEvent({**declined, "text": ""}))
-    view.take(ServerEvent({"event": "refused", "text": "round 2 lacks strong-0"}))
+    for text in ("the store is new", ""):
+        take(view, "declined", device="strong-0", round=2, reason="no-carry", text=text)
+    take(view, "refused", text="round 2 lacks strong-0")
     lines = [line.strip() for line in shown(view).splitlines()]
     assert "strong-0 declined round 2 (no-carry): the store is new" in lines
     assert "strong-0 declined round 2 (no-carry)" in lines and "the run ends unfinished" in lines
@@ -130,11 +121,9 @@ def test_the_view_says_once_why_rounds_are_abandoned() -> None:
     view = view_of(["strong-0"])
     for number in (1, 2):
         reason = {"round": number, "reason": "not-finite", "text": "it is NaN"}
-        view.take(ServerEvent({"event": "rejected", "device": "strong-0", **reason}))
-        closed = {"event": "roundclosed", "reports": 0, "seconds": 1.0, "down_bytes": 0, "up_bytes": 0}
-        view.take(
-            ServerEvent({**closed, **reason, "text": f"round {number} is abandoned: strong-0 (it is NaN)"})
-        )
+        take(view, "rejected", device="strong-0", **reason)
+        abandoned = {**reason, "reports": 0, "text": f"round {number} is abandoned: strong-0 (it is NaN)"}
+        take(view, "roundclosed", **{**CLOSED, **abandoned}, up_bytes=0)
     text = shown(view)
 
     assert "strong-0 was refused in round 1 (not-finite): it is NaN" in text
@@ -169,10 +158,9 @@ def test_the_view_names_devices_that_are_missing() -> None:
     assert "round 2 waits for strong-0 (offline), strong-1 (train 3/10)" in lines
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_off_a_terminal_each_round_is_a_line(capsys: pytest.CaptureFixture[str], live: bool) -> None:
-    federation = parse({"tiers": {"strong": {"count": 1}}}, source="the test")
-    view = live_view(federation, live)
+@pytest.mark.parametrize("alive", [False, True])
+def test_off_a_terminal_each_round_is_a_line(capsys: pytest.CaptureFixture[str], alive: bool) -> None:
+    view = view_of(["strong-0"], alive)
     closed = {"event": "roundclosed", "round": 1, "reports": 1, "seconds": 1.0, "accuracy": 0.5}
     for event in (
         {"event": "exporting", "tier": "strong", "text": "mine.py:make, tier strong: train"},
@@ -184,7 +172,7 @@ def test_off_a_terminal_each_round_is_a_line(capsys: pytest.CaptureFixture[str],
         view.take(ServerEvent(event))
 
     printed = capsys.readouterr()
-    lines, other = (printed.out, printed.err) if live else (printed.err, printed.out)
+    lines, other = (printed.out, printed.err) if alive else (printed.err, printed.out)
     assert [line.split("  ")[0] for line in lines.splitlines()] == [
         "exporting and checking mine.py:make, tier strong",
         "round 1 is open for 1 devices",
@@ -192,7 +180,3 @@ def test_off_a_terminal_each_round_is_a_line(capsys: pytest.CaptureFixture[str],
         "round 2 waits for strong-0 (offline), strong-1 (train 3/10)",
     ]
     assert other == "", "with --json, standard output is the algorithm's"
-
-
-def live_view(federation: Federation, live_: bool) -> live.View:
-    return live.View(federation, ["strong-0"], {}, live=live_)

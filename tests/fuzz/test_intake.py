@@ -47,18 +47,22 @@ def service(tmp_path: Path, told: list[events.Event]) -> Iterator[Service]:
     made.close()
 
 
-def genuine(service: Service) -> list[bytes]:
-    """Messages of the open round, and one of each kind."""
+def honest(service: Service) -> tuple[Task, list[UpdateChunk]]:
+    """The task of the open round, and the pieces of its update."""
     opened = service.state.round
     assert opened is not None
     own = opened.assignments[DEVICE]
     task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
     update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
+    return task, chunks_of(encode(update), own.nonce, 1024)
+
+
+def genuine(service: Service) -> list[bytes]:
+    """Messages of the open round, and one of each kind."""
+    task, chunks = honest(service)
     training = progress("train", step=1, steps=2)
-    chunks = [encode(chunk) for chunk in chunks_of(encode(update), own.nonce, 1024)]
     return [
-        *chunks,
-        encode(task),
+        *map(encode, (*chunks, task)),
         encode(training),
         *golden("hello*", "status*", "decline*", "update*", "ack*"),
     ]
@@ -99,13 +103,7 @@ def test_an_honest_update_is_accepted_after_all_of_it(service: Service, told: li
     for _ in range(500):
         topic = f"{root}/devices/stranger/{rng.choice(('hello', 'updates/1/0', 'declines', 'progress'))}"
         service.handle(IncomingMessage(topic, mutated(rng, rng.choice(corpus), corpus)))
-    opened = service.state.round
-    assert opened is not None
-    own = opened.assignments[DEVICE]
-    task = Task(run=service._rules.run, round=1, tier="strong", seed=1, nonce=own.nonce)
-    update = update_for(DEVICE, task, opened.model_version, trained(DEVICE, task))
-    for chunk in chunks_of(encode(update), own.nonce, 1024):
-        assert isinstance(chunk, UpdateChunk)
+    for chunk in honest(service)[1]:
         service.handle(IncomingMessage(f"{root}/devices/{DEVICE}/updates/1/{chunk.index}", encode(chunk)))
 
     assert [

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.mirror.blobs import CachedMirror
-from edgefl.mirror.serve import MirrorServer
+from edgefl.mirror.blobs import Cache, CachedMirror
 from edgefl.wire.blobs import describe
 from edgefl.wire.mirrors import Mirror
 from edgefl_device.store.database import Store
@@ -155,8 +154,7 @@ def test_names_that_are_made_up_cost_a_bounded_number_of_downloads(tmp_path: Pat
         talk.ended.wait()
 
     with ScriptedMirror(silent) as origin:
-        cache = MirrorServer(tmp_path, upstream=upstream(origin.url))._cache
-        assert cache is not None
+        cache = Cache(tmp_path, upstream(origin.url))
         opened = [cache.open(f"{number:064x}") for number in range(100)]
         assert sum(each is not None for each in opened) == 8
         for each in opened:

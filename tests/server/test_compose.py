@@ -136,7 +136,7 @@ def test_a_tier_that_asks_for_too_little_memory_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("compiled")
-def test_a_tier_that_is_dead_at_the_start_is_told_and_trained_all_the_same(tmp_path: Path) -> None:
+def test_a_tier_that_is_dead_at_the_start_is_named_and_trained(tmp_path: Path) -> None:
     config = federation(
         model={"options": {"hidden": [64, 16]}},
         algorithm={"name": "tcbgd"},

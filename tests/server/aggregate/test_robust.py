@@ -220,7 +220,7 @@ def test_too_few_holders_are_not_protected(rule: MeanRule, open_to_one: list[int
         assert moved == (rule is MEAN or holders in open_to_one)
 
 
-def test_clipping_shortens_long_changes_to_the_limit_and_leaves_short_ones() -> None:
+def test_clipping_shortens_long_changes_alone() -> None:
     assert clip_factor(4.0, 1.0) == 0.25 and clip_factor(2.5, 2.0) == 0.8
     assert clip_factor(0.5, 1.0) == clip_factor(0.0, 1.0) == clip_factor(2.0, 2.0) == 1.0
     for limit in (0.0, float("nan")):

@@ -202,7 +202,7 @@ def brightness(colour: str) -> float:
 
 
 @pytest.mark.slow
-def test_a_page_that_is_killed_changes_nothing_and_its_successor_shows_all(
+def test_a_killed_page_changes_nothing_and_the_next_shows_all(
     mosquitto: Mosquitto, limits: Limits, federation: str, tmp_path: Path, browser: Browser
 ) -> None:
     def trained(out: Path, *, watched: bool) -> str:

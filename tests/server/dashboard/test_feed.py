@@ -44,7 +44,7 @@ def test_what_is_told_is_read_as_it_was_told(tmp_path: Path) -> None:
     assert third.event.loss != third.event.loss, "no loss is no number"
 
 
-def test_of_a_devices_progress_the_newest_word_is_written_and_every_report(tmp_path: Path) -> None:
+def test_the_newest_progress_of_a_device_and_every_report_are_written(tmp_path: Path) -> None:
     accepted = UpdateAccepted(device="a", tier="strong", round=1, nonce="n", sha256="s", weight=1)
     written(tmp_path, *(seen("train", step) for step in range(1000)), accepted, seen("reported", 0))
 

@@ -82,7 +82,7 @@ def test_a_round_counts_what_became_of_each_of_its_devices() -> None:
     assert summary.staleness(fleet) == {0: 2, 1: 1}, "the late update was one version behind"
 
 
-def test_who_goes_on_from_an_earlier_version_is_at_work_and_missed_by_none() -> None:
+def test_a_device_at_an_earlier_version_is_at_work_and_not_missed() -> None:
     """Where versions wait for nobody: two are at work while the first one ends, of whom one is late for good."""
     ends = RoundEnded(round=1, outcome="closed", reports=2, missing={}, seconds=5.0)
     opens = RoundOpened(round=2, goal=2, devices=("strong-0", "weak-0", "weak-1"), deadline=90.0)

@@ -64,7 +64,7 @@ def test_what_devices_say_is_no_formula(page: PageProcess) -> None:
     assert "'\t+1+1" in texts and MARKUP in texts
 
 
-def test_pages_load_nothing_from_elsewhere_and_run_no_script_of_their_text(page: PageProcess) -> None:
+def test_pages_load_nothing_and_run_no_script_of_their_text(page: PageProcess) -> None:
     answer = page.get("/")
 
     policy = answer.headers["content-security-policy"]

@@ -82,7 +82,7 @@ def test_golden_update_has_exactly_the_arrays_that_its_form_announces(name: str)
     assert {key: (str(array.dtype), array.size) for key, array in arrays.items()} == form.arrays(sizes)
 
 
-def test_i21_two_clients_of_100_and_300_samples_move_a_weight_by_an_eighth() -> None:
+def test_i21_clients_of_100_and_300_samples_move_a_weight_by_an_eighth() -> None:
     few, many = (decode(*golden_update(f"one_bit_of_{n}_samples"))["a.weight"] for n in (100, 300))
 
     np.testing.assert_allclose(
