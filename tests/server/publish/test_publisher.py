@@ -99,19 +99,6 @@ def test_blobs_offered_offline_precede_the_announcement() -> None:
     assert [topic for topic, _ in broker.log] == [TOPICS.blob_chunk(ref.sha256, 0), TOPICS.current_round]
 
 
-def test_a_broker_that_lost_its_messages_gets_all_again() -> None:
-    broker, publisher = connected()
-    publisher.offer(b"0123456789")
-    publisher.announce(announcement(1))
-    kept = dict(broker.kept)
-    publisher.disconnected()
-    broker.forget()
-    broker.log.clear()
-    publisher.connected()
-    assert broker.kept == kept
-    assert broker.log[-1][0] == TOPICS.current_round and peek(Round, broker.log[-1][1]) == announcement(1)
-
-
 def test_a_broker_that_still_has_the_announcement_gets_only_what_is_new() -> None:
     broker, publisher = connected()
     publisher.offer(b"0123456789")
@@ -132,17 +119,21 @@ def test_a_broker_that_still_has_the_announcement_gets_only_what_is_new() -> Non
     assert broker.log == []
 
 
-@pytest.mark.parametrize("retained", [b"", b"an older one"])
-def test_a_broker_with_another_announcement_gets_everything(retained: bytes) -> None:
+@pytest.mark.parametrize("retained", [None, b"", b"an older one"])
+def test_a_broker_that_lost_its_messages_gets_all_again(retained: bytes | None) -> None:
+    """In a new session, or in one whose announcement is another."""
     broker, publisher = connected()
     publisher.offer(b"0123456789")
     publisher.announce(announcement(1))
     kept = dict(broker.kept)
     publisher.disconnected()
     broker.forget()
-    publisher.connected(resumed=True)
-    publisher.check_retained(retained)
+    broker.log.clear()
+    publisher.connected(resumed=retained is not None)
+    if retained is not None:
+        publisher.check_retained(retained)
     assert broker.kept == kept
+    assert broker.log[-1][0] == TOPICS.current_round and peek(Round, broker.log[-1][1]) == announcement(1)
 
 
 def test_old_blobs_are_cleared_and_live_ones_kept() -> None:
