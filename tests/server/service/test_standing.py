@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,60 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
-from edgefl.wire.mqtt.topics import PublishTraffic
-from edgefl_server.coordinator import fleet, machine, states
-from edgefl_server.coordinator.states import Abandon, Close, ModelReady, Open, Rules, State
-from edgefl_server.storage.journal import Journal, RunRecord
+from edgefl_server.coordinator import machine, states
+from edgefl_server.coordinator.states import Abandon, State
 from edgefl_server.storage.round_table import MethodProgress
-from edgefl_server.storage.update_storage import UpdateFiles
-from edgefl_server.storage.update_table import AcceptedUpdate
-from tests.server.aggregate.members import EVENTS, NAMES, RULES, VERSION, addressed, decline, hello
+from tests.server.aggregate.members import EVENTS, NAMES, RULES, addressed, decline, hello
+from tests.server.journaled import JournaledCoordinator
 
 
-class Server:
-    """A coordinator whose decisions are journaled as the service does it."""
-
-    def __init__(self, rules: Rules, url: str = "sqlite://") -> None:
-        self.rules, self.now = rules, 0.0
-        self.state = machine.initial(VERSION, 0.0)
-        self.folder = tempfile.TemporaryDirectory()
-        self.journal = Journal(url, "demo", UpdateFiles(Path(self.folder.name)))
-        self.journal.begin_run(RunRecord("run", "digest", 1))
-
-    def take(self, event: Any) -> None:
-        current = self.state.round
-        task = current.assignments.get(event.device) if current and hasattr(event, "device") else None
-        if current is not None and task is not None and task.status == "open":
-            self._answered(current.number, task, event)
-        self._do(event)
-
-    def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
-        match event:
-            case states.Answered(accepted=True):
-                none = PublishTraffic()
-                figures = {"metrics": {}, "down": none, "up": none, "up_float32_bytes": 0}
-                update = AcceptedUpdate(task, sha256="s", weight=1, share=1.0, data=b"", **figures)
-                self.journal.accept("run", number, [update])
-            case states.Answered():
-                row = "run", task.round, task.device, task.nonce, "s", "nan", ""
-                self.journal.reject(*row, step=number, final=task)
-            case states.TaskDeclined(nonce=task.nonce):
-                self.journal.decline("run", task, event.reason)
-
-    def _do(self, event: Any) -> None:
-        self.state, actions = machine.step(self.rules, self.state, event, self.now)
-        for action in actions:
-            match action:
-                case Open(round=begun):
-                    self.journal.open_round("run", begun, b"")
-                case Close(round=ended):
-                    self.journal.end_round("run", ended.number, state="closed", outcome={})
-                    self._do(ModelReady(VERSION))
-                case Abandon(round=ended, restart=restart):
-                    if restart:
-                        self.journal.begin_again("run", ended.number)
-                    self.journal.end_round("run", ended.number, state="abandoned", outcome={})
-
+class Server(JournaledCoordinator):
     @property
     def resumed(self) -> State:
         """What another process would begin with, for what the journal has of it."""

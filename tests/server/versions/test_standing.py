@@ -2,71 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl.wire.mqtt.topics import PublishTraffic
-from edgefl_server.coordinator import fleet, machine, states
+from edgefl_server.coordinator import fleet, states
 from edgefl_server.coordinator.fleet import Assignments
-from edgefl_server.coordinator.states import Answered, Close, ModelReady, Open, Reassign, TaskDeclined
-from edgefl_server.storage.journal import Journal, RunRecord
-from edgefl_server.storage.update_storage import store_at
-from edgefl_server.storage.update_table import AcceptedUpdate
 from tests.server.coordinator.test_buffered import EVENTS, RULES, declining
+from tests.server.journaled import JournaledCoordinator
 
 
-class Server:
-    """A coordinator whose decisions are journaled as the service does it."""
-
-    def __init__(self, rules: states.Rules) -> None:
-        self.rules, self.now = rules, 0.0
-        self.state = machine.initial("v0", 0.0)
-        self.folder = tempfile.TemporaryDirectory()
-        self.journal = Journal(
-            "sqlite://", "demo", store_at(self.folder.name), versions=1 + rules.max_staleness
-        )
-        self.journal.begin_run(RunRecord("run", "digest", 1))
-
-    def take(self, event: Any) -> None:
-        current = self.state.round
-        task = current.assignments.open.get(getattr(event, "device", "")) if current else None
-        if current is not None and task is not None:
-            self._answered(current.number, task, event)
-        self._do(event)
-
-    def _answered(self, number: int, task: fleet.Assignment, event: Any) -> None:
-        match event:
-            case Answered(accepted=True):
-                figures = {
-                    "metrics": {},
-                    "down": PublishTraffic(),
-                    "up": PublishTraffic(),
-                    "up_float32_bytes": 0,
-                }
-                update = AcceptedUpdate(task, sha256="s", weight=1, share=0.5, data=b"x", **figures)
-                self.journal.accept("run", number, [update])
-            case Answered():
-                row = "run", task.round, task.device, task.nonce, "s", "nan", ""
-                self.journal.reject(*row, step=number, final=task)
-            case TaskDeclined(nonce=task.nonce):
-                self.journal.decline("run", task, event.reason)
-
-    def _do(self, event: Any) -> None:
-        self.state, actions = machine.step(self.rules, self.state, event, self.now)
-        for action in actions:
-            match action:
-                case Open(round=begun):
-                    self.journal.open_round("run", begun, b"")
-                case Reassign(over=over, tasks=tasks):
-                    self.journal.reassign("run", over, tasks)
-                case Close(round=ended):
-                    self.journal.end_round("run", ended.number, state="closed", outcome={})
-                    assert self.standing == self.stands  # what a server finds that is killed here
-                    self._do(ModelReady(f"v{ended.number}"))
+class Server(JournaledCoordinator):
+    def check_closed(self) -> None:
+        assert self.standing == self.stands  # what a server finds that is killed here
 
     @property
     def standing(self) -> object:
