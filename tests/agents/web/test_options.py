@@ -157,7 +157,7 @@ def test_a_run_shows_the_code_and_lets_browsers_in(tmp_path: Path, built_page: P
         secret = address.partition("#")[2]
         with urlopen(f"http://127.0.0.1:{port}/api/offer?join={secret}") as answer:
             offer = json.load(answer)
-        assert offer["federation"] == "tiny" and len(offer["server_keys"][0]) == 64
+        assert offer["federation"] == "e2e" and len(offer["server_keys"][0]) == 64
         assert (out / "web" / "secret").read_text().strip() == secret
         assert secret not in "".join(path.read_text() for path in (out / "logs").iterdir())
     finally:
