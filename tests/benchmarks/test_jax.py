@@ -59,8 +59,7 @@ def test_a_forward_pass_is_told_in_calls_and_values(tmp_path: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("model", "why"),
-    [("vit", r"aten\.\w+\.\w+ is not translated"), ("bilstm", "only plain cross entropy")],
+    ("model", "why"), [("vit", r"aten\.\w+\.\w+ is not translated"), ("bilstm", "only plain cross entropy")]
 )
 def test_what_is_not_translated_is_told(model: str, why: str, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=why):

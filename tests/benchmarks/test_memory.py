@@ -46,9 +46,7 @@ def _training(bundle: Bundle) -> tuple[str, bytes]:
     return graph.format, bundle.graph_bytes(graph.name)
 
 
-def test_only_executorch_is_compiled_again(
-    made: tuple[Path, Path],
-) -> None:
+def test_only_executorch_is_compiled_again(made: tuple[Path, Path]) -> None:
     path, plain = made
 
     format, graph = _training(read_bundle(path))

@@ -88,11 +88,7 @@ def test_files_are_found_in_folders(published: tuple[IdxSource, Path], tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"\0\0\x08\x01\0\0\0\x09abc", "announces"),
-        (b"\x89PNG....", "not an idx file"),
-    ],
+    ("data", "message"), [(b"\0\0\x08\x01\0\0\0\x09abc", "announces"), (b"\x89PNG....", "not an idx file")]
 )
 def test_damaged_idx_files_are_named(tmp_path: Path, data: bytes, message: str) -> None:
     plain, packed = tmp_path / "labels", tmp_path / "labels.gz"

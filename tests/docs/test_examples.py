@@ -232,9 +232,7 @@ def test_no_speaker_is_on_two_devices_or_held_out_and_on_one(made: Callable[[str
     assert sum(map(len, devices)) == len(set().union(*devices)) == 10 - 4
 
 
-def test_speakers_keep_to_one_device(
-    made: Callable[[str], Path],
-) -> None:
+def test_speakers_keep_to_one_device(made: Callable[[str], Path]) -> None:
     federation = federation_of(
         "shakespeare", made("shakespeare"), **{"data.length": 4, "data.vocabulary": 40}
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import onnx
+import onnxruntime
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -46,6 +49,17 @@ def pointwise(fn: Callable[[Tensors], Tensors], **shapes: tuple[int, ...]) -> Fu
     """A function of float tensors; ``state__w=(3,)`` declares the port ``state.w``."""
     ports = {name.replace("__", "."): TensorSpec(shape) for name, shape in shapes.items()}
     return Function("example", fn, ports)
+
+
+def run_onnx(model: bytes, arrays: Mapping[str, Any], *, as_written: bool = False) -> list[Any]:
+    """Return what onnxruntime gives of the arrays or tensors it reads; ``as_written``: not optimized."""
+    options = onnxruntime.SessionOptions()
+    if as_written:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return list(
+        session.run(None, {port.name: np.asarray(arrays[port.name]) for port in session.get_inputs()})
+    )
 
 
 def small_net() -> nn.Sequential:

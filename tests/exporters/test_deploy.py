@@ -216,9 +216,7 @@ def whole() -> tuple[ModelSpec, Dataset, Arrays]:
 
 
 @pytest.mark.slow
-def test_a_cut_with_own_statistics_beats_moving_ones(
-    whole: tuple[ModelSpec, Dataset, Arrays],
-) -> None:
+def test_a_cut_with_own_statistics_beats_moving_ones(whole: tuple[ModelSpec, Dataset, Arrays]) -> None:
     spec, dataset, weights = whole
     cut = catalog.build(spec, "importance", gamma=0.25)
     made = {
@@ -242,9 +240,7 @@ def test_the_whole_model_keeps_its_statistics(kind: str, whole: tuple[ModelSpec,
 
 
 @pytest.mark.slow
-def test_structured_cuts_take_the_counts_of_trained_weights(
-    tmp_path: Path,
-) -> None:
+def test_structured_cuts_take_the_counts_of_trained_weights(tmp_path: Path) -> None:
     tier = '[tiers.thin]\nkind = "importance_structured"\ngamma = 0.25\n'
     (tmp_path / "run.toml").write_text(RESNET + tier)
     federation, spec = load(tmp_path / "run.toml"), small()

@@ -58,9 +58,7 @@ def test_the_shipped_facts_are_those_of_the_catalogs() -> None:
 
 
 @pytest.mark.parametrize("catalog", [ALGORITHMS, KINDS, OPTIMIZERS, CODECS], ids=len)
-def test_types_of_options_are_read_back_as_written(
-    catalog: Mapping[str, Callable[..., Any]],
-) -> None:
+def test_types_of_options_are_read_back_as_written(catalog: Mapping[str, Callable[..., Any]]) -> None:
     for factory in catalog.values():
         hints = typing.get_type_hints(factory)
         for name, parameter in inspect.signature(factory).parameters.items():

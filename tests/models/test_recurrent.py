@@ -271,10 +271,7 @@ class Texts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm = (
-            nn.Embedding(9, E),
-            nn.LSTM(E, H, batch_first=True, bidirectional=True),
-        )
+        self.embedding, self.lstm = (nn.Embedding(9, E), nn.LSTM(E, H, batch_first=True, bidirectional=True))
         self.hidden, self.head = nn.Linear(2 * H, H), nn.Linear(H, 3)
 
     def forward(self, tokens: Tensor) -> Tensor:

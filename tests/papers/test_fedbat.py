@@ -6,14 +6,7 @@ import pytest
 import torch
 
 from reproduce.fedbat import main, one_bit, theory
-from reproduce.fedbat.federations import (
-    DIRICHLET,
-    IID,
-    LABELS,
-    ahead_at_equal_bytes,
-    close,
-    sooner,
-)
+from reproduce.fedbat.federations import DIRICHLET, IID, LABELS, ahead_at_equal_bytes, close, sooner
 from reproduce.results import Results
 
 
@@ -48,10 +41,7 @@ def test_rounds_to_a_share_of_another_arms_accuracy() -> None:
 
 
 def test_at_equal_bytes_the_first_round_may_count() -> None:
-    lines = {
-        "small": [{"sent": [(0.1, 0.3), (0.2, 0.6)]}],
-        "large": [{"sent": [(1.0, 0.5), (2.0, 0.9)]}],
-    }
+    lines = {"small": [{"sent": [(0.1, 0.3), (0.2, 0.6)]}], "large": [{"sent": [(1.0, 0.5), (2.0, 0.9)]}]}
     found = Results([0], {}, lines)
     assert ahead_at_equal_bytes("small", "large")(found).ours == "+10.00; large after round 1"
     assert ahead_at_equal_bytes("large", "small")(found).held

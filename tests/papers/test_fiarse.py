@@ -79,10 +79,7 @@ def test_judges_hold_what_the_specification_accepts() -> None:
             "a, more": [{"small": 0.8, "large": 0.7}] * 3,
             "b, more": [{"small": 0.4, "large": 0.7}] * 3,
         },
-        {
-            "a": [{"line": [(5, 0.2), (10, 0.5)]}] * 3,
-            "b": [{"line": [(5, 0.3), (10, 0.4)]}] * 3,
-        },
+        {"a": [{"line": [(5, 0.2), (10, 0.5)]}] * 3, "b": [{"line": [(5, 0.3), (10, 0.4)]}] * 3},
     )
     assert not mostly_above("a", "b", ("small",))(results).held
     assert above_all("a", ("b",), ("small",), every_seed=False)(results).held

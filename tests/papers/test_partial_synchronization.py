@@ -121,9 +121,7 @@ def test_without_synchronisation_the_input_side_stays_more_alike(
     assert all(0.0 <= layer.mean <= layer.largest < 1.0 for layer in last.values())
 
 
-def test_a_study_is_reproducible(
-    study: tuple[ModelSpec, list[Samples], list[torch.Tensor]],
-) -> None:
+def test_a_study_is_reproducible(study: tuple[ModelSpec, list[Samples], list[torch.Tensor]]) -> None:
     spec, clients, held_out = study
     regions = synchronised(spec, "first_half")
     runs = [

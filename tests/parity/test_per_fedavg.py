@@ -75,8 +75,7 @@ QUICK = [HF]
 
 
 @pytest.mark.parametrize(
-    ("options", "form"),
-    in_turn(QUICK, rare=[each for each in GRID if each not in QUICK]),
+    ("options", "form"), in_turn(QUICK, rare=[each for each in GRID if each not in QUICK])
 )
 def test_every_step_is_the_same_on_the_engine(options: dict[str, Any], form: str) -> None:
     check(form, per_fedavg(Objective.of(OutputSide(shallow(), 0)), batch=BATCH, **options), "train")

@@ -126,14 +126,7 @@ def _slowly(axis: Axis, selection: Selection) -> list[int]:
     return found
 
 
-SHAPES_OF_CHANNELS = (
-    "resnet8",
-    "Dense",
-    "Shuffled",
-    "bilstm",
-    "vit",
-    "Bare",
-)
+SHAPES_OF_CHANNELS = ("resnet8", "Dense", "Shuffled", "bilstm", "vit", "Bare")
 
 
 @pytest.mark.sample(2)

@@ -117,6 +117,12 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= 1e-5 * scale
 
 
+def assert_computes(small: Compacted, spec: ModelSpec, weights: Arrays, masks: Masks) -> None:
+    x = rows(spec.sample, 3)
+    with torch.no_grad():
+        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+
+
 @pytest.mark.parametrize("name", mostly_slow(["resnet8", "resnet8 static", "Plain", "mlp"], ["Plain"]))
 @settings(max_examples=5, deadline=None)
 @given(seed=st.integers(0, 2**20), density=st.sampled_from([0.1, 0.4, 1.0]))
@@ -124,9 +130,7 @@ def test_inv29_logits_are_the_same_for_any_mask(name: str, seed: int, density: f
     spec = net(name)
     weights, masks = trained(spec, seed), emptied(spec, seed + 1, density)
     small = compact(spec, weights, masks)
-    x = rows(spec.sample, 3)
-    with torch.no_grad():
-        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+    assert_computes(small, spec, weights, masks)
     assert small.report.parameters_after <= small.report.parameters_before + _biases(small)
 
 
@@ -151,9 +155,7 @@ def test_inv29_logits_are_the_same_for_the_largest_entries_of_any_model(name: st
     weights = trained(spec, 3)
     masks = dict(importance(spec, gamma=gamma).cut_of(weights).masks)
     small = compact(spec, weights, masks)
-    x = rows(spec.sample, 3)
-    with torch.no_grad():
-        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+    assert_computes(small, spec, weights, masks)
     assert small.report.gamma == pytest.approx(gamma, rel=0.1)
 
 
@@ -217,9 +219,7 @@ def test_a_constant_moves_into_the_bias_of_a_reader_without_padding() -> None:
     }
     new = {name for name in small.weights if name not in spec.weights}
     assert len([name for name in new if name.endswith("_bias")]) == 2
-    x = rows(spec.sample, 3)
-    with torch.no_grad():
-        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+    assert_computes(small, spec, weights, masks)
 
 
 def test_a_dead_residual_branch_leaves_whole() -> None:
@@ -231,9 +231,7 @@ def test_a_dead_residual_branch_leaves_whole() -> None:
     assert gone == {"block2.conv1.weight", "block2.conv2.weight"}
     left = {name for name in small.weights if name.startswith("block2.")}
     assert all("shortcut" in name or name.endswith("_constant") for name in left)
-    x = rows(spec.sample, 3)
-    with torch.no_grad():
-        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+    assert_computes(small, spec, weights, masks)
 
 
 def test_tied_channels_leave_together_or_not_at_all() -> None:
@@ -263,9 +261,7 @@ def test_an_operation_that_nobody_knows_keeps_what_it_reads() -> None:
     masks["all.first.weight"][:4] = False
     small = compact(spec, weights, masks)
     assert small.report.dead_channels == 0
-    x = rows(spec.sample, 3)
-    with torch.no_grad():
-        assert_same(small.spec.module(x), dense(spec, weights, masks, x))
+    assert_computes(small, spec, weights, masks)
 
 
 def test_what_does_not_fit_the_model_is_refused() -> None:

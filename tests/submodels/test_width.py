@@ -152,8 +152,7 @@ def test_the_exported_step_of_a_slice_equals_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    mostly_slow(["vit", "Bert", "Encoder", "HeadSized", "Grouped", "bilstm"], ["Grouped", "bilstm"]),
+    "name", mostly_slow(["vit", "Bert", "Encoder", "HeadSized", "Grouped", "bilstm"], ["Grouped", "bilstm"])
 )
 def test_a_narrower_slice_lies_in_a_wider_one(name: str) -> None:
     spec = model(name)
@@ -277,9 +276,7 @@ def _sort(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 16, 1 / 4, 0.36, 0.64])
-def test_a_slice_that_keeps_far_more_than_asked_is_refused(
-    gamma: float,
-) -> None:
+def test_a_slice_that_keeps_far_more_than_asked_is_refused(gamma: float) -> None:
     spec = whole(Ranked(48, 12, _sort))
     with pytest.raises(
         ModelError, match=r"'all\.deep\.weight'.*aten\.sort.* in all at .*test_width"

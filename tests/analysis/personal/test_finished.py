@@ -165,9 +165,7 @@ def test_a_folder_without_a_finished_run_says_what_is_missing(leave: Leave, tmp_
 def test_other_data_than_the_run_s_own_are_refused(leave: Leave) -> None:
     folder = leave()
     write_client(
-        folder / "devices" / "strong-1" / "data.npz",
-        np.zeros((5, 1, 8, 8), np.uint8),
-        np.zeros(5, np.int64),
+        folder / "devices" / "strong-1" / "data.npz", np.zeros((5, 1, 8, 8), np.uint8), np.zeros(5, np.int64)
     )
 
     with pytest.raises(DataError, match="strong-1 are not those"):

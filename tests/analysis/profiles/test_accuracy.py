@@ -35,9 +35,7 @@ def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
     assert tier_accuracy(run) == {"weak": 0.5, "strong": 0.75}
 
 
-def test_accuracy_is_of_the_test_set_where_there_is_one(
-    tmp_path: Path,
-) -> None:
+def test_accuracy_is_of_the_test_set_where_there_is_one(tmp_path: Path) -> None:
     run = made.journal(tmp_path, [("strong", 1, '{"correct": 3}', "")])
     told = accuracy_of(run)
     assert (told.by_tier, told.axis) == ({"strong": 0.75}, "accuracy on the tier's training samples")

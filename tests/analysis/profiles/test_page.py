@@ -143,9 +143,7 @@ def test_memory_of_a_round_is_never_negative(measured: BundleProfile) -> None:
     assert re.findall(r'text-anchor="end">([^<]*)<', picture)[0] == "0"
 
 
-def test_an_empty_page_is_refused(
-    measured: BundleProfile,
-) -> None:
+def test_an_empty_page_is_refused(measured: BundleProfile) -> None:
     with pytest.raises(ValueError, match="no profile"):
         page("p", [])
     bare = msgspec.structs.replace(measured, timeline=MemoryTimeline(moments=(), spans=()), io=())

@@ -105,16 +105,7 @@ def test_the_page_in_the_documents_is_that_of_its_rows(name: str, rows: str, hel
 @pytest.mark.slow
 def test_an_architecture_is_tried_in_a_process_and_its_row_is_kept(tmp_path: Path) -> None:
     out, page = tmp_path / "rows.jsonl", tmp_path / "page.md"
-    arguments = [
-        "models",
-        "--only",
-        "plain/Two towers",
-        "--engine",
-        "onnx",
-        "--out",
-        str(out),
-        "--json",
-    ]
+    arguments = ["models", "--only", "plain/Two towers", "--engine", "onnx", "--out", str(out), "--json"]
     first = json.loads(invoke(*arguments).stdout)
     again = json.loads(invoke(*arguments, "--page", str(page)).stdout)
 

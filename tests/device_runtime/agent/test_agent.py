@@ -52,11 +52,7 @@ def test_a_round_to_history(server: ScriptedServer, start: StartAgent, world: Wo
 
 
 def test_a_device_waits_for_no_clock_between_its_work_and_its_next_move(
-    server: ScriptedServer,
-    start: StartAgent,
-    world: World,
-    endless: World,
-    monkeypatch: pytest.MonkeyPatch,
+    server: ScriptedServer, start: StartAgent, world: World, endless: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of a round's work, the server's last word and the order to stop each wake it."""
     monkeypatch.setattr("edgefl_device.agent._POLL_S", 10 * PATIENCE_S)

@@ -49,10 +49,7 @@ def test_a_device_with_another_federation_s_name_tells_who_is_there(
 
 @pytest.mark.parametrize(
     ("line", "named"),
-    [
-        ("retain_available false", "takes no retained messages"),
-        ("max_packet_size 280", "280 at most"),
-    ],
+    [("retain_available false", "takes no retained messages"), ("max_packet_size 280", "280 at most")],
 )
 def test_a_device_ends_at_a_limit_without_retry(tmp_path: Path, soon: Limits, line: str, named: str) -> None:
     broker = LimitedBroker(tmp_path, line)

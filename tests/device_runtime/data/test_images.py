@@ -186,11 +186,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 SOUND = DataSpec(
-    shape=(1, 6),
-    dtype="float32",
-    classes=2,
-    names=("off", "on"),
-    reader=SoundReader(rate=8000, length=6),
+    shape=(1, 6), dtype="float32", classes=2, names=("off", "on"), reader=SoundReader(rate=8000, length=6)
 )
 WAVE = np.array([0, 16384, -32768, 32767, 1, -1, 5, 5], np.int16)
 

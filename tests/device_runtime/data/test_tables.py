@@ -193,10 +193,7 @@ def test_a_quotation_mark_that_is_left_open_is_told(tmp_path: Path) -> None:
         (CSV.replace(",", "\t"), r"separates its columns by '\\t', expected commas"),
         ("", r"d\.csv has no column 'age'; it has none"),
         (f'"{CSV}', "line 1: a quotation mark is opened here and never closed"),
-        (
-            f'{CSV[:7]}"{CSV[7:]}1,2,Eve",no\n',
-            "line 1: a quotation mark is opened here and closed in line 4",
-        ),
+        (f'{CSV[:7]}"{CSV[7:]}1,2,Eve",no\n', "line 1: a quotation mark is opened here and closed in line 4"),
         (f"sep=;\n{CSV.replace(',', ';')}", r"separates its columns by ';', expected commas"),
     ],
 )

@@ -342,9 +342,7 @@ def test_ports_unlike_the_manifests_are_refused(program: bytes, changes: dict[st
         ENGINE.load(_train(**changes), program)
 
 
-def test_a_program_that_plans_too_much_is_refused(
-    program: bytes,
-) -> None:
+def test_a_program_that_plans_too_much_is_refused(program: bytes) -> None:
     planned = ENGINE.load(_train(), program).planned_bytes
     assert planned > 1
 

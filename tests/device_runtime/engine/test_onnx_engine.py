@@ -358,9 +358,7 @@ def test_arrays_given_as_state_are_never_written_to() -> None:
     np.testing.assert_array_equal(given[W.name], np.full(W.shape, 3.0))
 
 
-def test_a_step_that_fails_is_raised_and_not_printed(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_step_that_fails_is_raised_and_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
     rows, picked = port("batch.0.y", (BATCH,), "int64"), port("record.x", (BATCH, WIDTH))
     data = onnx_bytes([node("Gather", f"{X.name} {rows.name}", f"out.{picked.name}")], [X, rows], [picked])
     graph = ENGINE.load(tiny.graph_of("g", data, [X, rows], [picked]), data)

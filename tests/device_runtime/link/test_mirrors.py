@@ -177,9 +177,7 @@ def test_a_mirror_that_failed_is_left_longer_each_time(device: Device, published
     assert len(device.told) == 1, "the same is told once"
 
 
-def test_a_blob_that_one_mirror_lacks_comes_from_the_next(
-    device: Device,
-) -> None:
+def test_a_blob_that_one_mirror_lacks_comes_from_the_next(device: Device) -> None:
     other = describe(DATA[5:], CHUNK)
 
     def lacks(talk: Talk) -> None:

@@ -181,9 +181,7 @@ def test_what_is_missing_is_all_again_where_the_next_reason_is_another(make: Cal
     assert device.link.chunks(4) == chunks
 
 
-def test_an_early_word_counts_unlike_a_reason_to_send_again(
-    make: Callable[..., Device],
-) -> None:
+def test_an_early_word_counts_unlike_a_reason_to_send_again(make: Callable[..., Device]) -> None:
     device = make()
     device.add("n1", b"update")
     device.outbox.send_again()

@@ -63,9 +63,7 @@ def test_the_profile_names_bundle_engine_and_machine(measured: BundleProfile) ->
     assert measured.peak_bytes >= max(graph.peak.rss_bytes for graph in measured.graphs)
 
 
-def test_io_of_the_multi_step_forward_is_counted(
-    measured: BundleProfile,
-) -> None:
+def test_io_of_the_multi_step_forward_is_counted(measured: BundleProfile) -> None:
     first, second = measured.io
     groups = -(-10 // tiny.BATCH)
     row = tiny.WIDTH * 4
@@ -181,10 +179,7 @@ def test_a_confined_process_reads_no_file_but_its_bundles(tmp_path: Path) -> Non
     assert whole._run(BundleFolder(inside), "graph:start", "onnx", settings).graph
     with pytest.raises(BundleError, match="PermissionError"):
         whole._run(
-            BundleFolder(inside),
-            "graph:start",
-            "onnx",
-            dataclasses.replace(settings, confinement=CONFINED),
+            BundleFolder(inside), "graph:start", "onnx", dataclasses.replace(settings, confinement=CONFINED)
         )
 
 

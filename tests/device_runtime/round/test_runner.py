@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import BundleError, DataError, RoundAborted
+from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl_device.round.control import Step
 from edgefl_device.round.forward import record_tag
@@ -132,8 +134,7 @@ def test_noise_reaches_every_graph_that_reads_it(device: Device, graph: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("graph", "name"),
-    [("start", "batch.0.x"), ("train", "weights.w"), ("finish", "record.x")],
+    ("graph", "name"), [("start", "batch.0.x"), ("train", "weights.w"), ("finish", "record.x")]
 )
 def test_an_input_nobody_feeds_is_refused_by_name(device: Device, graph: str, name: str) -> None:
     with_input(device.world, graph, tiny.port(name, ()))
@@ -284,13 +285,18 @@ def test_i20_a_record_of_another_bundle_is_not_used(tmp_path: Path) -> None:
     assert_same(device.run(msgspec.structs.replace(shallow.job(), nonce="n2")), fresh)
 
 
-def test_a_record_of_fewer_rows_is_not_used(tmp_path: Path) -> None:
-    """The device was started again with more data."""
-    world = World(tiny.make_bundle())
+@pytest.mark.parametrize(
+    ("make", "phase", "step"), [(tiny.make_bundle, "forward 2", 10), (sweep.sweeping, "train", 6)]
+)
+def test_a_record_or_checkpoint_of_fewer_rows_is_not_used(
+    make: Callable[[], Bundle], phase: str, step: int, tmp_path: Path
+) -> None:
+    """The device was started again with more data, with which the positions of the phases move."""
+    world = World(make())
     fresh = Device(tmp_path / "a", world, rows=14).run(world.job())
     device = Device(tmp_path / "b", world)
     with pytest.raises(Killed):
-        device.run(world.job(), watch=kill_at("forward 2", 10))
+        device.run(world.job(), watch=kill_at(phase, step))
     device.rows = 14
 
     assert_same(device.run(world.job()), fresh)
@@ -397,19 +403,6 @@ def test_the_mean_loss_that_people_see_counts_the_steps_that_report_one(tmp_path
 
     assert np.isnan(losses[:4]).all()
     assert losses[-1] == result.metrics["loss"]
-    device.store.close()
-
-
-def test_a_checkpoint_of_other_rows_is_not_gone_on_from(tmp_path: Path) -> None:
-    """With more rows the positions of the phases move."""
-    world = World(sweep.sweeping())
-    fresh = Device(tmp_path / "a", world, rows=14).run(world.job())
-    device = Device(tmp_path / "b", world)
-    with pytest.raises(Killed):
-        device.run(world.job(), watch=kill_at("train", 6))
-    device.rows = 14
-
-    assert_same(device.run(world.job()), fresh)
     device.store.close()
 
 

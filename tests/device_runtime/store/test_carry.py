@@ -136,9 +136,7 @@ def test_a_word_on_one_tiers_update_changes_no_other_tiers_carry(begun: Store) -
     assert (carry_of(begun, "run/ef/strong"), carry_of(begun, NAME)) == (None, b"e2")
 
 
-def test_a_round_without_carry_keeps_the_carry_before(
-    begun: Store,
-) -> None:
+def test_a_round_without_carry_keeps_the_carry_before(begun: Store) -> None:
     for nonce, outcome in (("n1", "accepted"), ("n2", "rejected")):
         compute(begun, nonce, None)
         hear(begun, nonce, outcome)

@@ -631,8 +631,7 @@ def test_rounds_up_to_the_last_completed_one_are_not_abandoned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "superseded"),
-    [((), [1, 2]), ((3,), [1]), ((2, 3), []), ((2,), [1, 2]), ((1, 2, 3), [])],
+    ("waiting", "superseded"), [((), [1, 2]), ((3,), [1]), ((2, 3), []), ((2,), [1, 2]), ((1, 2, 3), [])]
 )
 def test_carries_before_the_settled_are_superseded(waiting: tuple[int, ...], superseded: list[int]) -> None:
     choice = choose([carry(n, waits=n in waiting) for n in (1, 2, 3)], next_after(3), 0)

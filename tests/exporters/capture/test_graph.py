@@ -29,7 +29,7 @@ from edgefl_export.decompositions import core_table
 from edgefl_export.executorch.rules import table as executorch_table
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
-from tests.exporters.examples import op_types, pointwise, small_net, step_of
+from tests.exporters.examples import op_types, pointwise, run_onnx, small_net, step_of
 from tests.pairs import slow
 
 CONSTANT = torch.tensor([1.0, -2.0, 3.0])
@@ -224,10 +224,8 @@ def outputs(function: Callable[[Tensors], Tensors], example: Tensors) -> dict[st
     """What onnxruntime gives for ``example``."""
     made = pointwise(function, **{name.replace(".", "__"): tuple(t.shape) for name, t in example.items()})
     model = to_onnx(capture(made))
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    feeds = {port.name: example[port.name].numpy() for port in session.get_inputs()}
-    found = session.run(None, feeds)
-    return {name.removesuffix(".next"): value for name, value in zip(names(model), found, strict=True)}
+    found = zip(names(model), run_onnx(model, example), strict=True)
+    return {name.removesuffix(".next"): value for name, value in found}
 
 
 def names(model: bytes) -> list[str]:

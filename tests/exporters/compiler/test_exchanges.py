@@ -385,10 +385,7 @@ def problems(manifest: Manifest, request: CompileRequest) -> list[str]:
 @pytest.fixture(scope="module")
 def whole() -> tuple[Manifest, CompileRequest]:
     algorithm = replace(
-        SWEEPING,
-        personalize=ADAPT,
-        draws="draw",
-        carry_rule=CarryRule(exchanges=2, needed=True),
+        SWEEPING, personalize=ADAPT, draws="draw", carry_rule=CarryRule(exchanges=2, needed=True)
     )
     return build(algorithm).manifest, request_of(algorithm, ("head", "m/head"), data=tiny.DATA)
 

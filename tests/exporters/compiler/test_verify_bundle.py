@@ -298,9 +298,7 @@ def export_command_exported(folder: Path, *options: str, budget: str = "") -> Gr
     return read_bundle(folder / "strong.efl").manifest.graph("train")
 
 
-def test_the_option_is_written_beside_the_step(
-    tmp_path: Path,
-) -> None:
+def test_the_option_is_written_beside_the_step(tmp_path: Path) -> None:
     with_it, without = (
         export_command_exported(tmp_path, "--memory-budget", "64MiB"),
         export_command_exported(tmp_path),

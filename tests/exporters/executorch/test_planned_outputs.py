@@ -214,9 +214,7 @@ def bundle() -> edgefl.Bundle:
     )
 
 
-def test_graphs_with_planned_outputs_have_a_version_of_their_own(
-    bundle: edgefl.Bundle,
-) -> None:
+def test_graphs_with_planned_outputs_have_a_version_of_their_own(bundle: edgefl.Bundle) -> None:
     manifest = bundle.manifest
 
     assert manifest.v == PLANNED

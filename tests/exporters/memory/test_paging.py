@@ -69,8 +69,7 @@ def in_turn(parts: tuple[LoweredGraph, ...], given: dict[str, torch.Tensor]) -> 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    ("model", "recomputed"),
-    mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)]),
+    ("model", "recomputed"), mostly_slow(product(OPTIONS, (False, True)), [("resnet8", True), ("vit", False)])
 )
 def test_a_step_cut_anywhere_computes_the_same(model: str, recomputed: bool) -> None:
     lowered = step_of(model)

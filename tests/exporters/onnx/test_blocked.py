@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT, GraphValues, live_peak
 from edgefl_export.verify.graphs import verify
-from tests.exporters.examples import BATCH, step_of
+from tests.exporters.examples import BATCH, run_onnx, step_of
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ((8, 16, 14, 15), (32, 16, 3, 3), {"pads": [1, 1, 1, 1]}),
@@ -57,11 +56,6 @@ def model(x: tuple[int, ...], w: tuple[int, ...], options: dict[str, Any], bias:
     return bytes(made.SerializeToString())
 
 
-def run(data: bytes, arrays: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    session = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    return session.run(None, {each.name: arrays[each.name] for each in session.get_inputs()})  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_it_gives_what_the_graph_gave(case: str) -> None:
     x, w, options = CASES[case]
@@ -77,7 +71,7 @@ def test_it_gives_what_the_graph_gave(case: str) -> None:
     assert other is not None and other == blocked(own)
     domains = [node.domain for node in onnx.load_from_string(other).graph.node if node.op_type == "Conv"]
     assert domains == [LAYOUT] * 2
-    for mine, theirs in zip(run(other, arrays), run(own, arrays), strict=True):
+    for mine, theirs in zip(run_onnx(other, arrays), run_onnx(own, arrays), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -113,7 +107,7 @@ def test_a_transposed_convolution_is_one_with_the_kernel_turned_around(case: str
 
     assert (other is not None) == fits
     if other is not None:
-        np.testing.assert_allclose(run(other, arrays)[0], run(own, arrays)[0], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(run_onnx(other, arrays)[0], run_onnx(own, arrays)[0], rtol=1e-4, atol=1e-4)
 
 
 def test_the_input_gradient_of_a_large_kernel_is_a_convolution_there() -> None:
@@ -224,8 +218,7 @@ def blocked_images_run(model: bytes) -> list[Any]:
     random = np.random.default_rng(0)
     arrays = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
     arrays["variance"] = np.abs(arrays["variance"])
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {each.name: arrays[each.name] for each in session.get_inputs()}))
+    return run_onnx(model, arrays)
 
 
 def assert_alike(model: bytes, other: bytes) -> None:

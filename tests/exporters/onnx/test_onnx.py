@@ -5,11 +5,9 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import onnxruntime as ort
 import pytest
 import torch
@@ -23,7 +21,7 @@ from edgefl_export.capture.trace import capture, exported_program
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
-from tests.exporters.examples import op_types, pointwise, small_net, step_of
+from tests.exporters.examples import op_types, pointwise, run_onnx, small_net, step_of
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +32,6 @@ def step() -> Function:
 @pytest.fixture(scope="module")
 def model(step: Function) -> bytes:
     return to_onnx(capture(step))
-
-
-def run(model: bytes, example: Tensors) -> list[np.ndarray]:
-    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return session.run(None, {port.name: example[port.name].numpy() for port in session.get_inputs()})
 
 
 def test_model_is_valid_and_uses_standard_ops_only(model: bytes) -> None:
@@ -63,7 +56,7 @@ def test_trap_gradients_vanish_when_outputs_are_not_plain_user_outputs(step: Fun
     example = step.example(5)
 
     kinds = {spec.kind.name for spec in algorithm.graph_signature.output_specs}
-    results = dict(zip(step(example), run(model, example), strict=True))
+    results = dict(zip(step(example), run_onnx(model, example), strict=True))
 
     assert kinds == {"USER_OUTPUT"}
     weights = [name for name in results if name.endswith("weight")]
@@ -88,7 +81,7 @@ def test_trap_batch_norm_in_training_is_not_mapped_to_inference(model: bytes, st
         if "running" in name:
             other[name] = example[name] + 3.0
 
-    one, two = (dict(zip(step(example), run(model, e), strict=True)) for e in (example, other))
+    one, two = (dict(zip(step(example), run_onnx(model, e), strict=True)) for e in (example, other))
 
     assert one["metric.loss"] == two["metric.loss"]  # batch statistics only
     assert np.abs(one["state.1.running_mean"] - two["state.1.running_mean"]).min() > 1  # yet they are kept
@@ -98,7 +91,7 @@ def test_trap_the_caller_s_arrays_are_not_written_to(step: Function, model: byte
     example = step.example(4)
     before = {name: value.clone() for name, value in example.items()}
 
-    run(model, example)
+    run_onnx(model, example)
 
     for name, value in example.items():
         assert torch.equal(value, before[name]), name
@@ -164,7 +157,7 @@ def test_ops_of_mixed_types_get_their_casts() -> None:
     model, example = to_onnx(capture(function)), function.example(3)
     example["state.x"][0] = example["batch.0.y"][0].float()
 
-    for ours, theirs in zip(run(model, example), function(example).values(), strict=True):
+    for ours, theirs in zip(run_onnx(model, example), function(example).values(), strict=True):
         assert ours.dtype == theirs.numpy().dtype
         np.testing.assert_allclose(ours, theirs.numpy(), rtol=1e-6)
 
@@ -237,7 +230,7 @@ def test_the_largest_of_many_is_the_first(shape: tuple[int, ...], options: dict[
     model, example = to_onnx(capture(function)), function.example(3)
 
     assert op_types(model).count("ArgMax") == 2
-    found = run(model, example)[0]
+    found = run_onnx(model, example)[0]
     np.testing.assert_array_equal(found, example["batch.x"].round().numpy().argmax(-1).reshape(found.shape))
     assert found.shape == function(example)["metric.place"].shape
 
@@ -248,14 +241,14 @@ def test_the_place_of_the_largest_along_any_axis(options: dict[str, int]) -> Non
     example = function.example(1)
 
     np.testing.assert_array_equal(
-        run(to_onnx(capture(function)), example)[0], function(example)["metric.place"].numpy()
+        run_onnx(to_onnx(capture(function)), example)[0], function(example)["metric.place"].numpy()
     )
 
 
 def test_the_place_of_a_single_number() -> None:
     function = pointwise(lambda t: {"metric.place": t["batch.x"].argmax(0)}, batch__x=())
 
-    assert run(to_onnx(capture(function)), function.example(1))[0].shape == ()
+    assert run_onnx(to_onnx(capture(function)), function.example(1))[0].shape == ()
 
 
 # -- few rows by a large matrix are multiplied from the other side, others are not -------------------------
@@ -325,11 +318,6 @@ def gradient_of(loss: Callable[[Tensor, Tensor], Tensor]) -> Function:
     return Function("train", fn, ports, label_range=CLASSES)
 
 
-def one_hot_run(model: bytes, example: Tensors) -> list[Any]:
-    session = ort.InferenceSession(model, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {name: value.numpy() for name, value in example.items()}))
-
-
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_gradient_is_torch_s(name: str) -> None:
     function = gradient_of(LOSSES[name])
@@ -337,7 +325,7 @@ def test_the_gradient_is_torch_s(name: str) -> None:
     example["batch.y"][0] = IGNORED
     model = to_onnx(capture(function))
 
-    found = one_hot_run(model, example)
+    found = run_onnx(model, example)
 
     for mine, theirs in zip(found, function(example).values(), strict=True):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
@@ -359,7 +347,7 @@ def test_what_is_laid_out_for_something_else_too_stays() -> None:
     example = function.example(1)
     model = to_onnx(capture(function))
 
-    for mine, theirs in zip(one_hot_run(model, example), function(example).values(), strict=True):
+    for mine, theirs in zip(run_onnx(model, example), function(example).values(), strict=True):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=1e-7)
     assert "Sub" in op_types(model)
 
@@ -442,11 +430,7 @@ def test_state_of_another_form_has_memory_of_its_own() -> None:
     def step(t: Tensors) -> Tensors:
         return {"state.m": t["state.m"] * 0.9 + t[X].mean(0, keepdim=True), "state.n": t["state.n"] * 0.5}
 
-    ports = {
-        "state.m": TensorSpec((4,)),
-        "state.n": TensorSpec((4,), torch.int32),
-        X: TensorSpec((3, 4)),
-    }
+    ports = {"state.m": TensorSpec((4,)), "state.n": TensorSpec((4,), torch.int32), X: TensorSpec((3, 4))}
     assert checked(Function("f", step, ports)) == ()
 
 

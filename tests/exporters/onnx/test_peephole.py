@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +27,7 @@ from edgefl_export.onnx.passes import CastsByType, MatchRanks, MergeChains, Sums
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT
 from edgefl_export.verify.graphs import verify
-from tests.exporters.examples import pointwise, step_of
+from tests.exporters.examples import pointwise, run_onnx, step_of
 
 SHAPE = (4, 6, 5)
 X = np.arange(120, dtype=np.float32).reshape(SHAPE)
@@ -86,13 +85,8 @@ def ops(model: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in model.graph.node if node.op_type != "Constant"]
 
 
-def run(model: onnx.ModelProto) -> list[np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    return list(session.run(None, {"x": X}))
+def run(model: onnx.ModelProto, x: Any = X) -> list[np.ndarray]:
+    return run_onnx(model.SerializeToString(), {"x": x}, as_written=True)
 
 
 def checked(chain: Chain) -> list[str]:
@@ -236,7 +230,7 @@ def test_a_type_that_is_taken_from_a_value_is_said() -> None:
 
     (node,) = ir.to_proto(model).graph.node
     assert (node.op_type, list(node.input)) == ("Cast", ["c0"])
-    (result,) = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": X})
+    (result,) = run(ir.to_proto(model))
     assert result.dtype == np.float32 and result.tolist() == [2, 3]
 
 
@@ -265,11 +259,6 @@ def rewritten(proto: onnx.ModelProto) -> onnx.ModelProto:
     return ir.to_proto(made)
 
 
-def sums_run(proto: onnx.ModelProto, x: Any) -> Any:
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    return session.run(None, {"x": x})[0]
-
-
 @given(st.lists(st.sampled_from([1, 2, 7]), max_size=2), st.data())
 def test_it_is_the_same_sum(ahead: list[int], data: st.DataObject) -> None:
     shape = (*ahead, 16, *data.draw(st.sampled_from([(64,), (8, 8), (4, 1, 16)])))
@@ -281,7 +270,7 @@ def test_it_is_the_same_sum(ahead: list[int], data: st.DataObject) -> None:
     other = rewritten(own)
 
     assert "MatMul" in {node.op_type for node in other.graph.node}
-    expected, found = sums_run(own, x), sums_run(other, x)
+    expected, found = run(own, x)[0], run(other, x)[0]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
@@ -462,12 +451,6 @@ def example(
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def broadcasts_run(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    [found] = session.run(None, {each.name: arrays[each.name] for each in session.get_inputs()})
-    return found
-
-
 def single_operands(model: onnx.ModelProto) -> list[tuple[int, ...]]:
     """Shapes of operands with one entry, of the nodes that compute with floats."""
     inferred = onnx.shape_inference.infer_shapes(model)
@@ -500,7 +483,8 @@ def test_a_single_entry_gets_the_result_s_rank_and_computes_the_same(
     onnx.checker.check_model(rewritten, full_check=True)
     x = np.random.default_rng(0).standard_normal(shape, np.float32)
     arrays = {"x": x, "c": np.full(one, 1.7, np.float32)}
-    np.testing.assert_array_equal(broadcasts_run(rewritten, arrays), broadcasts_run(model, arrays))
+    [mine], [theirs] = (run_onnx(each.SerializeToString(), arrays) for each in (rewritten, model))
+    np.testing.assert_array_equal(mine, theirs)
     sizes = np.broadcast_shapes(shape, one)
     if 1 in sizes and math.prod(sizes) >= 256:
         assert single_operands(rewritten) == [(1,) * len(sizes)]
@@ -530,7 +514,6 @@ def test_an_entry_of_a_short_last_axis_is_split_off(index: int) -> None:
     proto = onnx.load_from_string(to_onnx(capture(function)))
     assert [n.op_type for n in proto.graph.node if n.op_type in ("Split", "Gather")] == ["Split", "Gather"]
     x = torch.randn(3, 5, 2)
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-    y, z = session.run(None, {"batch.0.x": x.numpy()})
+    y, z = run_onnx(proto.SerializeToString(), {"batch.0.x": x})
     np.testing.assert_array_equal(y, x[..., index].numpy() * 2)
     np.testing.assert_array_equal(z, x[:, 2].numpy())

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +17,7 @@ from edgefl_export.onnx.rows import chains, tiled
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import GraphValues, read_by
 from edgefl_export.verify.graphs import verify
-from tests.exporters.examples import step_of
+from tests.exporters.examples import run_onnx, step_of
 
 ROWS, WIDE = 64, 8192
 SHAPES = {"x": (ROWS, WIDE), "z": (ROWS, WIDE), "row": (ROWS, 1), "column": (WIDE,), "part": (1, WIDE)}
@@ -55,10 +54,7 @@ def model(*nodes: NodeProto, results: str) -> bytes:
 def run(model: bytes) -> list[Any]:
     random = np.random.default_rng(0)
     arrays = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    return list(session.run(None, {each.name: arrays[each.name] for each in session.get_inputs()}))
+    return run_onnx(model, arrays, as_written=True)
 
 
 def loops(model: bytes) -> int:
@@ -83,14 +79,7 @@ CHAINS: dict[str, tuple[tuple[NodeProto, ...], str]] = {
         ),
         "d",
     ),
-    "truth values": (
-        (
-            node("Less", "x z", "a"),
-            node("Where", "a x two", "c"),
-            node("Neg", "c", "d"),
-        ),
-        "d",
-    ),
+    "truth values": ((node("Less", "x z", "a"), node("Where", "a x two", "c"), node("Neg", "c", "d")), "d"),
     "along rows": (
         (
             node("Softmax", "x", "a", axis=-1),
@@ -206,15 +195,9 @@ def test_what_is_read_by_rows_and_whole_is_no_part() -> None:
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     own = onnx.shape_inference.infer_shapes(made).SerializeToString()
     random = np.random.default_rng(0)
-    arrays = {
-        "w": random.random((ROWS, ROWS, 128), np.float32),
-        "u": random.random((ROWS, 128), np.float32),
-    }
+    arrays = {"w": random.random((ROWS, ROWS, 128), np.float32), "u": random.random((ROWS, 128), np.float32)}
 
-    found = [
-        ort.InferenceSession(each, providers=["CPUExecutionProvider"]).run(None, arrays)[0]
-        for each in (own, tiled(own) or own)
-    ]
+    found = [run_onnx(each, arrays)[0] for each in (own, tiled(own) or own)]
 
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 

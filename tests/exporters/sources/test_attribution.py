@@ -65,16 +65,12 @@ def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
     return sum(node.macs for node in nodes.values() if (node.phase, node.module) == (phase, module))
 
 
-def test_forward_products_belong_to_the_layer_of_their_weight(
-    nodes: dict[str, Node],
-) -> None:
+def test_forward_products_belong_to_the_layer_of_their_weight(nodes: dict[str, Node]) -> None:
     assert macs(nodes, "forward", "0") == BATCH * WIDTH * HIDDEN
     assert macs(nodes, "forward", "2") == BATCH * HIDDEN * CLASSES
 
 
-def test_the_last_layer_multiplies_twice_backwards(
-    nodes: dict[str, Node],
-) -> None:
+def test_the_last_layer_multiplies_twice_backwards(nodes: dict[str, Node]) -> None:
     assert macs(nodes, "backward", "2") == 2 * BATCH * HIDDEN * CLASSES
     assert macs(nodes, "backward", "0") == BATCH * WIDTH * HIDDEN
     assert sum(node.macs for node in nodes.values() if node.phase == "update") == 0

@@ -134,8 +134,7 @@ def _capacities(name: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("channels", "size", "p", "a", "expected"),
-    mostly_slow(REDUCED, [REDUCED[1], REDUCED[2]]),
+    ("channels", "size", "p", "a", "expected"), mostly_slow(REDUCED, [REDUCED[1], REDUCED[2]])
 )
 def test_i8_reduced_resnet8(channels: int, size: int, p: int, a: int, expected: tuple[float, ...]) -> None:
     spec = resnet8(in_channels=channels, size=size)

@@ -118,11 +118,7 @@ def test_i15_identical_inputs_give_one(channels: int, columns: int, seed: int) -
     assert svcca(rows, rows) == pytest.approx(1.0, abs=1e-9)
 
 
-@given(
-    channels=st.integers(5, 9),
-    scale=st.floats(1e-3, 1e3),
-    seed=st.integers(0, 10_000),
-)
+@given(channels=st.integers(5, 9), scale=st.floats(1e-3, 1e3), seed=st.integers(0, 10_000))
 def test_i15_invariant_to_rotation_and_positive_scale(channels: int, scale: float, seed: int) -> None:
     # Directions of clearly different strength: which are the strongest does not hang on rounding.
     strength = 2.0 ** -torch.arange(channels).double()

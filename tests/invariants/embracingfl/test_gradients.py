@@ -105,9 +105,7 @@ def test_i4_a_round_leaves_every_prefix_byte_and_returns_the_suffix_only(name: s
         submodel = OutputSide(spec, cut, 1)
         before = {key: _digest(tensor) for key, tensor in spec.weights.items()}
         update = run_round(
-            sgd(Objective.of(submodel), batch=4, steps=3),
-            spec.weights,
-            walk(record(submodel, x, 4), y, 4),
+            sgd(Objective.of(submodel), batch=4, steps=3), spec.weights, walk(record(submodel, x, 4), y, 4)
         ).update
         assert {key: _digest(tensor) for key, tensor in spec.weights.items()} == before
         assert set(update) == set(submodel.holds)

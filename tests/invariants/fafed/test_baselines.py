@@ -155,10 +155,7 @@ def built(name: str, loss: Numbered) -> Algorithm:
 
 def rounds_of(algorithm: Algorithm, rounds: int) -> list[Completed]:
     generator = torch.Generator().manual_seed(1)
-    weights = {
-        "dense.weight": torch.randn(2, FEATURES, generator=generator),
-        "dense.bias": torch.zeros(2),
-    }
+    weights = {"dense.weight": torch.randn(2, FEATURES, generator=generator), "dense.bias": torch.zeros(2)}
     clients = []
     for number in range(CLIENTS):
         numbers = torch.arange(SAMPLES, dtype=torch.float32)[:, None].repeat(1, 2) + 100 * number

@@ -15,16 +15,7 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
 from reproduce.batched_clients import together
 from reproduce.fafed import three_clients
-from reproduce.fafed.counterexample import (
-    BETAS,
-    ETAS,
-    drift,
-    naive,
-    path,
-    practical,
-    theory,
-    walked,
-)
+from reproduce.fafed.counterexample import BETAS, ETAS, drift, naive, path, practical, theory, walked
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
 from tests.rings.rows import mostly_slow
 from tests.support.reference import Completed, FederationState, federated

@@ -19,17 +19,7 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
-from tests.invariants.fafed.tiny import (
-    GOLDEN,
-    Bowls,
-    Trace,
-    X,
-    at,
-    close,
-    traced,
-    whole,
-    with_start,
-)
+from tests.invariants.fafed.tiny import GOLDEN, Bowls, Trace, X, at, close, traced, whole, with_start
 from tests.support.reference import Client, Completed, FederationState, federated
 
 PROBLEM = Bowls.drawn(clients=4, d=5, seed=0)

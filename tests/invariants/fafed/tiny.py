@@ -122,14 +122,7 @@ def traced(
     watched = watching(algorithm, seen)
     done = list(
         federated(
-            watched,
-            weights,
-            clients,
-            rounds=rounds,
-            feed=feed,
-            hyper=hyper,
-            standing=standing,
-            trained=[X],
+            watched, weights, clients, rounds=rounds, feed=feed, hyper=hyper, standing=standing, trained=[X]
         )
     )
     q, n = algorithm.phases[0].steps, len(clients)

@@ -42,9 +42,7 @@ def test_labels_partition_is_a_disjoint_cover_of_few_labels_each(case: tuple[Arr
 
 
 @given(ownable())
-def test_labels_partition_divides_each_class_evenly(
-    case: tuple[Array, int, int, int],
-) -> None:
+def test_labels_partition_divides_each_class_evenly(case: tuple[Array, int, int, int]) -> None:
     labels, clients, per_client, seed = case
     parts = by_labels(labels, clients, per_client=per_client, seed=seed)
     for column in histograms(labels, parts, 3 * 12).T:

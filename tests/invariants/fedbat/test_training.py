@@ -201,9 +201,7 @@ def test_momentum_acts_on_m_after_a_plain_warm_up() -> None:
 @pytest.mark.parametrize(
     "options", [{"momentum": 0.9}, {"weight_decay": 1e-2}, {"momentum": 0.9, "weight_decay": 1e-2}]
 )
-def test_momentum_and_decay_are_those_of_autograd(
-    options: dict[str, float],
-) -> None:
+def test_momentum_and_decay_are_those_of_autograd(options: dict[str, float]) -> None:
     """v <- momentum v + g [|m| <= alpha] with g of F(W) + decay/2 |W|^2 over kernels, m <- m - lr v; alpha_e knows no v."""
     trace = trained(**options)
     decay, momentum = options.get("weight_decay", 0.0), options.get("momentum", 0.0)

@@ -142,8 +142,7 @@ def test_i21_golden_clients_move_a_weight_by_an_eighth() -> None:
 
 
 @given(
-    counts=st.lists(st.integers(1, 2_000), min_size=1, max_size=8),
-    alpha=st.floats(2.0**-8, 4.0, width=32),
+    counts=st.lists(st.integers(1, 2_000), min_size=1, max_size=8), alpha=st.floats(2.0**-8, 4.0, width=32)
 )
 def test_i21_shares_of_the_clients_add_up_to_one(counts: list[int], alpha: float) -> None:
     signs = np.where(np.arange(11) % 3 == 0, 1.0, -1.0)
@@ -166,8 +165,7 @@ def test_i22_no_weight_moves_further_than_the_mean_step_size() -> None:
     signs[:, 0] = 1  # all agree here, so the bound is reached
 
     new = new_weights(
-        old,
-        [(ONE_BIT, signed(s, a), int(n)) for s, a, n in zip(signs, alphas, counts, strict=True)],
+        old, [(ONE_BIT, signed(s, a), int(n)) for s, a, n in zip(signs, alphas, counts, strict=True)]
     )
 
     moved = np.abs(new.astype(np.float64) - old)

@@ -67,8 +67,7 @@ def round_of(x: Array, deltas: Sequence[tuple[float, Array]], count: Count = "ho
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"),
-    [("holders", [0.8, -0.9, 0.6, 0.05]), ("nonzero", [0.8, -1.0, 0.6, 0.05])],
+    ("count", "expected"), [("holders", [0.8, -0.9, 0.6, 0.05]), ("nonzero", [0.8, -1.0, 0.6, 0.05])]
 )
 def test_inv19_the_worked_example_by_both_rules(count: Count, expected: list[float]) -> None:
     np.testing.assert_allclose(round_of(X, [A, B], count), expected, rtol=1e-6)

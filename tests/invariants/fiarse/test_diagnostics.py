@@ -53,10 +53,7 @@ def cut_model(
 # 28. Exploration
 
 
-@given(
-    seed=st.integers(0, 999),
-    rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8),
-)
+@given(seed=st.integers(0, 999), rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8))
 def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, rounds) -> None:
     generator, tracker = np.random.default_rng(seed), Exploration()
     before, seen = dict.fromkeys(SIZES, 0.0), set()

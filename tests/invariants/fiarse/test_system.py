@@ -137,9 +137,7 @@ def test_inv27_at_full_size_no_mask_travels_at_all(spec: ModelSpec) -> None:
 
 
 @pytest.mark.parametrize("gamma", [0.3, 1.0])
-def test_inv29_the_graph_on_a_sparse_payload_is_the_masked_model(
-    gamma: float,
-) -> None:
+def test_inv29_the_graph_on_a_sparse_payload_is_the_masked_model(gamma: float) -> None:
     """The exported ``evaluate`` tells a row's loss under a label: asked for each label, its log-probabilities."""
     submodel, weights = importance(small_net(), gamma=gamma), arrays_of(small_net())
     evaluate = run_in("onnx", algorithm_of(submodel).evaluate)

@@ -93,9 +93,7 @@ def test_03_hf_equals_exact_for_every_delta_on_quadratics(reach: str, size: floa
 
 
 @pytest.mark.parametrize("make", [logistic, elu_net])
-def test_06_exact_is_the_gradient_of_the_adapted_loss(
-    make: Callable[[], Objective],
-) -> None:
+def test_06_exact_is_the_gradient_of_the_adapted_loss(make: Callable[[], Objective]) -> None:
     objective = make(5) if make is logistic else make()
     w, outer, inner = (
         random_weights(objective, 1),

@@ -78,12 +78,7 @@ CASES: Family = {
 }
 
 
-MORE = (
-    "PReLU, slope per channel",
-    "Softmax, channels",
-    "GELU, tanh",
-    "ReLU, in place",
-)
+MORE = ("PReLU, slope per channel", "Softmax, channels", "GELU, tanh", "ReLU, in place")
 
 
 @pytest.mark.sample(12)

@@ -86,10 +86,7 @@ CASES: Family = {
         "axis": Case(lambda x: x.sum(1), BLOCK),
         "axes, kept": Case(lambda x: x.sum((0, 2), keepdim=True), BLOCK),
     },
-    "mean": {
-        "all": Case(lambda x: x.mean(), BLOCK),
-        "axes": Case(lambda x: x.mean((1, -1)), BLOCK),
-    },
+    "mean": {"all": Case(lambda x: x.mean(), BLOCK), "axes": Case(lambda x: x.mean((1, -1)), BLOCK)},
     "max, min": {
         "all": Case(lambda x: x.max(), BLOCK),
         "axis, with positions": Case(lambda x: x.max(1), BLOCK),

@@ -159,10 +159,7 @@ CASES: Family = {
     "margins": {
         "hinge": Case(lambda x, y: F.hinge_embedding_loss(x, y * 2.0 - 1), ROWS, Mask(ROWS)),
         "ranking": Case(
-            lambda x, y, s: F.margin_ranking_loss(x, y, s * 2.0 - 1, margin=0.1),
-            ROWS,
-            ROWS,
-            Mask(ROWS),
+            lambda x, y, s: F.margin_ranking_loss(x, y, s * 2.0 - 1, margin=0.1), ROWS, ROWS, Mask(ROWS)
         ),
         "triplet": Case(F.triplet_margin_loss, ROWS, ROWS, ROWS),
         "soft": Case(lambda x, y: F.soft_margin_loss(x, y * 2.0 - 1), ROWS, Mask(ROWS)),

@@ -64,10 +64,7 @@ CASES: Family = {
         "overlapping": Case(lambda x: x.as_strided((3, 3), (2, 1)), (3, 5)),
         "of the last rows": Case(lambda x: x[1:].as_strided((3, 2), (3, 1), 6), (4, 5)),
     },
-    "tril, triu": {
-        "tril": Case(torch.tril, (4, 4)),
-        "triu": Case(lambda x: torch.triu(x, 1), (2, 4, 5)),
-    },
+    "tril, triu": {"tril": Case(torch.tril, (4, 4)), "triu": Case(lambda x: torch.triu(x, 1), (2, 4, 5))},
     "unfold": {
         "axis": Case(lambda x: x.unfold(1, 3, 2), (2, 9)),
         "many": Case(lambda x: x.unfold(1, 32, 1), (2, 200)),
