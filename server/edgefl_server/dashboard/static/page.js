@@ -76,7 +76,7 @@
       take(JSON.parse(event.data));
     };
     source.onerror = () => {
-      put(byId("link"), "This page is not told anything new: its process is away, or has too many readers. It tries again.");
+      put(byId("link"), "No updates: the dashboard's process is away, or has too many readers. This page tries again.");
       if (source.readyState === EventSource.CLOSED) setTimeout(listen, 10000);  // an answer that a browser takes for final
     };
   }

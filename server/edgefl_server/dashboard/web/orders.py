@@ -67,7 +67,7 @@ class OrderHandler:
             return _answer(f"the order cannot be left for the server: {error.strerror or error}", 503)
         except EdgeflError as error:
             return _answer(error.message, 502)
-        return _answer(f"{order.name}: left for the server; the log tells what becomes of it", 202)
+        return _answer(f"{order.name}: left for the server; its log has the result", 202)
 
     def _send(self, order: AnyOrder, token: str) -> None:
         if isinstance(self._mailbox, RemoteMailbox):
