@@ -296,7 +296,7 @@ class BiLstm(nn.Module):
     truncated back-propagation (embracingfl.md 3.3).
 
     Args:
-        features: Number E of features of a word.
+        features: Number E of features per word.
         hidden: Size H of the hidden states.
         length: Words T of a sample.
         rate: Dropout rate.
@@ -351,7 +351,7 @@ class BiLstmStart(nn.Module):
     Its tensors have the names of :class:`BiLstm`, so both parts read the same global weights.
 
     Args:
-        features: Number E of features of a word.
+        features: Number E of features per word.
         hidden: Size H of the hidden states.
         steps: Number of words that each direction runs over.
     """

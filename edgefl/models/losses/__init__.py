@@ -1,4 +1,4 @@
-"""Losses: one value per sample of any output, the form of a label, and the metrics that fit."""
+"""Losses: one value per sample, the form of a label, and the metrics of the task."""
 
 from __future__ import annotations
 

@@ -21,16 +21,16 @@ from edgefl.models.losses.loss import (
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """One class per sample, or one per pixel.
+    """Cross-entropy, for one class per sample or one per pixel.
 
-    ``-log softmax(z)[y]`` for logits (B, C) and one class number per sample, y (B,) int64; for logits (B, C, *S) and one
-    class number per position, y (B, *S), as in segmentation. A single logit z means the logits (0, z) of two classes, hence
+    ``-log softmax(z)[y]`` for logits z (B, C) and class numbers y (B,) int64; or for logits (B, C, *S) and a class
+    number per position, y (B, *S), as in segmentation. A single logit z means the logits (0, z) of two classes, hence
     the cross-entropy of sigmoid(z).
 
     Args:
         label_smoothing: e in ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as in torch; in [0, 1].
-        ignore_index: label that counts neither as loss nor as right or wrong, also outside the classes (-100, or 255 for the
-            border of an object). A batch's mean is over the other labels, as torch's. None: all labels count.
+        ignore_index: Label that has no part in the loss and the metrics. It need not be a class (-100, or 255 for the
+            border of an object). A batch's mean is over the other labels, as in torch. None: all labels count.
 
     Raises:
         ModelError: ``label_smoothing`` is out of range.
@@ -70,7 +70,9 @@ class CrossEntropy:
         return ("accuracy", "f1") if len(out.shape) == 1 else ("accuracy", "iou", "f1")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return the confusion of each class; of two classes per sample, only of the second, the positive one."""
+        """Return the counts of :func:`confusion` for each class; for two classes per sample only for the second, the
+        positive one.
+        """
         logits = _pair(out)
         classes = torch.arange(logits.shape[1], device=y.device)
         first = 1 if logits.shape[1:] == (2,) else 0
@@ -81,12 +83,13 @@ class CrossEntropy:
 
 
 def confusion(predicted: Tensor, actual: Tensor, counted: Tensor | None = None) -> Tensors:
-    """Return hits ``tp``, false alarms ``fp`` and misses ``fn`` of each class, (B, C) float32, summed over a sample.
+    """Return true positives ``tp``, false positives ``fp`` and false negatives ``fn`` per sample and class, (B, C)
+    float32.
 
     Args:
-        predicted: bool (B, *S, C).
-        actual: bool (B, *S, C).
-        counted: float32 (B, *S), 1 at the entries that count; None if all do.
+        predicted: True where a class is predicted, bool (B, *S, C).
+        actual: True where it is the label, bool (B, *S, C).
+        counted: 1 at the positions that count, float32 (B, *S). None: all.
     """
     rows, classes = predicted.shape[0], predicted.shape[-1]
     positives, truths = (each.to(torch.float32).reshape(rows, -1, classes) for each in (predicted, actual))
@@ -98,21 +101,21 @@ def confusion(predicted: Tensor, actual: Tensor, counted: Tensor | None = None) 
 
 
 def _pair(out: Tensor) -> Tensor:
-    """Return logits of at least two classes: those of a single output z are (0, z)."""
+    """Return logits of at least two classes. A single logit z becomes (0, z)."""
     return torch.cat((torch.zeros_like(out), out), dim=1) if out.shape[1] == 1 else out
 
 
 CROSS_ENTROPY = CrossEntropy()
-"""Default loss of a model of classes."""
+"""Default loss of a classifier."""
 
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """Several labels at once: independent yes/no answers.
+    """Binary cross-entropy, for several independent yes/no labels per sample.
 
-    Logits z (B, *S), y (B, *S) float32 in [0, 1], mean over a sample's entries of
-    ``max(z, 0) - z*y + log(1 + exp(-|z|))``. An entry is right where z > 0 exactly if y > 1/2. The first dimension of S
-    holds the labels, each with an F1 of its own; others are positions.
+    Logits z (B, *S), y (B, *S) float32 in [0, 1], mean over a sample's entries of ``max(z, 0) - z*y + log(1 +
+    exp(-|z|))``. An entry is correct if z > 0 and y > 1/2 agree. The first dimension of S is the label, and each label
+    has its own F1; further dimensions are positions.
     """
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
@@ -140,14 +143,14 @@ _READS = "(tokens, vocabulary) logits"
 
 @dataclass(frozen=True)
 class SequenceCrossEntropy:
-    """One class for each token of a sequence.
+    """Cross-entropy, for one class per token of a sequence.
 
-    The cross-entropy of every position: logits (B, T, V), y (B, T) int64, mean over tokens.
+    Logits (B, T, V), y (B, T) int64, mean over the tokens.
 
     Args:
-        ignore_index: label of tokens that count neither as loss nor as right or wrong (-100, or the number of a padding
-            token). A batch's mean is over the other tokens, as torch's. None: all tokens count.
-        label_smoothing: as in :class:`CrossEntropy`.
+        ignore_index: Label of tokens that have no part in the loss and the metrics (-100, or the number of a padding
+            token). A batch's mean is over the other tokens, as in torch. None: all tokens count.
+        label_smoothing: As in :class:`CrossEntropy`.
 
     Raises:
         ModelError: ``label_smoothing`` is out of range.
@@ -186,7 +189,9 @@ class SequenceCrossEntropy:
         return ("accuracy", "perplexity")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return ``nll`` without smoothing, for the perplexity of the model itself, and the number of ``tokens``."""
+        """Return per sample ``nll``, the negative log-likelihood without smoothing (for the perplexity), and the number of
+        ``tokens``.
+        """
         counted = counted_labels(y, self.ignore_index)
         if counted is None:
             counted = torch.ones_like(y, dtype=torch.float32)
@@ -196,15 +201,15 @@ class SequenceCrossEntropy:
 
 @dataclass(frozen=True)
 class CausalLM(SequenceCrossEntropy):
-    """Language modelling: the next token of a sequence.
+    """Language modelling loss: cross-entropy of the next token of a sequence.
 
-    Logits (B, T, V) at a token predict the next one, and labels y (B, T) int64 are the tokens themselves. The loss compares
-    ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens.
+    Logits (B, T, V) at a token predict the next one, and labels y (B, T) int64 are the tokens themselves. The loss
+    compares ``out[:, :-1]`` with ``y[:, 1:]``, mean over tokens.
 
     Args:
-        ignore_index: label that does not count: of padding, or of a prompt that is not to be learned. A padding token
-            has its own number in ``x``; its label is -100, or this is its number. None: all tokens count.
-        label_smoothing: as in :class:`CrossEntropy`.
+        ignore_index: Label that does not count, such as padding, or a prompt that is not learned. Label padding -100,
+            or set this to the number of the padding token. None: all tokens count.
+        label_smoothing: As in :class:`CrossEntropy`.
         shift: False if labels are the next tokens already.
 
     Raises:
@@ -236,5 +241,5 @@ class CausalLM(SequenceCrossEntropy):
         return super().sums(*self._pair(out, y))
 
     def _pair(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits, and the tokens that they predict."""
+        """Return the logits and the tokens that they predict, aligned."""
         return (out[:, :-1], y[:, 1:]) if self.shift else (out, y)

@@ -1,4 +1,4 @@
-"""Contrastive losses: the two views of a sample should be more alike than those of different samples."""
+"""Contrastive losses: two views of one sample should be more similar than views of different samples."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from edgefl.errors import ModelError
 from edgefl.models.losses.loss import Loss, output_error
 
 _MASKED = -1e9
-"""Similarity to a row that a mask hides: its probability is 0. Finite, because 0 times infinity is NaN."""
+"""Similarity to a masked row, whose probability becomes 0. It is finite, because 0 times infinity is NaN."""
 
 
 class _Contrastive(ABC):
-    """Loss that compares the two views of a sample with the views of the other samples."""
+    """Base of losses that compare the two views of a sample with the views of the other samples in the batch."""
 
     temperature: float
 
@@ -31,7 +31,13 @@ class _Contrastive(ABC):
 
     @abstractmethod
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logarithms of each view's probabilities over the others, and the right ones, both (2B, n)."""
+        """Return the log-probabilities of the candidates for each view, and a mask with 1 at the correct candidate, both
+        (2B, n).
+
+        Args:
+            out: Embeddings of two views per sample, (B, 2, D).
+            mask: 1 for the samples whose views are candidates, (B,).
+        """
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         return self.among(out.new_ones(len(out))).each(out, y)
@@ -50,16 +56,16 @@ class _Contrastive(ABC):
 
 @dataclass(frozen=True)
 class InfoNCE(_Contrastive):
-    """Two views of a sample, each to be found among the other views of the batch.
+    """Contrastive loss: find the second view of a sample among the second views of the batch, and vice versa.
 
-    Both ways, as CLIP's (van den Oord et al. 2018, equation 4). out is (B, 2, D), the embeddings of a sample's two
-    views (two crops, or an image and its text). With s(a, b) their cosine over ``temperature``: ``-log
-    softmax_j(s(a_i, b_j))[i]``, the mean of both directions. Labels are not read; devices send a class number
-    nevertheless. The loss of a sample depends on the others: rows that only fill up a batch are left out of their sums, and
-    the loss on a test set depends on its division into batches.
+    As in CLIP (van den Oord et al. 2018, equation 4). ``out`` is (B, 2, D), the embeddings of two views (two crops, or
+    an image and its text). With s(a, b) the cosine divided by ``temperature``: ``-log softmax_j(s(a_i, b_j))[i]``, the
+    mean of both directions. Labels are not read, but devices still send a class number. The loss of a sample depends on
+    the rest of its batch: rows that pad a batch are not candidates, and the loss on a test set depends on its division
+    into batches.
 
     Args:
-        temperature: divisor of the cosines; above 0.
+        temperature: Divisor of the cosines; above 0.
 
     Raises:
         ModelError: ``temperature`` is out of range.
@@ -68,7 +74,9 @@ class InfoNCE(_Contrastive):
     temperature: float = 0.07
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log probabilities of each view over the other views of the batch, (2B, B), and the right ones."""
+        """Return the log-probabilities of each view over the B opposite views, and a mask of the correct one, both (2B,
+        B).
+        """
         one, other = F.normalize(out, dim=-1).unbind(dim=1)
         similarity = one @ other.T / self.temperature
         both = torch.cat((similarity, similarity.T))
@@ -79,13 +87,13 @@ class InfoNCE(_Contrastive):
 
 @dataclass(frozen=True)
 class NTXent(_Contrastive):
-    """Two views of a sample, each to be found among all other views of the batch.
+    """Contrastive loss: find the second view of a sample among all 2B - 1 other views of the batch.
 
-    SimCLR's normalised temperature-scaled cross entropy over the 2B - 1 others (Chen et al. 2020, equation 1). out,
-    labels and the role of batches are as in :class:`InfoNCE`.
+    SimCLR's normalised temperature-scaled cross entropy (Chen et al. 2020, equation 1). ``out``, labels and batches are
+    as in :class:`InfoNCE`.
 
     Args:
-        temperature: divisor of the cosines; above 0.
+        temperature: Divisor of the cosines; above 0.
 
     Raises:
         ModelError: ``temperature`` is out of range.
@@ -94,7 +102,7 @@ class NTXent(_Contrastive):
     temperature: float = 0.5
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log probabilities of each view over all others, (2B, 2B), and the right ones."""
+        """Return the log-probabilities of each view over all other views, and a mask of the correct one, both (2B, 2B)."""
         rows = len(out)
         views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))
         similarity = views @ views.T / self.temperature
@@ -110,7 +118,7 @@ class NTXent(_Contrastive):
 
 @dataclass(frozen=True)
 class _MaskedContrastive:
-    """Contrastive loss that compares each view with the rows whose ``mask`` (B,) is 1."""
+    """Contrastive loss in which only views of the samples with ``mask`` (B,) 1 are candidates."""
 
     loss: _Contrastive
     mask: Tensor

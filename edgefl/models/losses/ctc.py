@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: a text of unknown position in a longer sequence."""
+"""Connectionist temporal classification: loss of a text whose position in a longer sequence is unknown."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from edgefl.errors import ModelError
 from edgefl.models.losses.loss import output_error
 
 _NEVER = -1e30
-"""The logarithm of 0: finite, so that differences are no NaN."""
+"""Logarithm of probability 0. It is finite, so that differences are not NaN."""
 
 
 @dataclass(frozen=True)
 class CTC:
-    """A text of unknown position in a longer sequence, such as the words of a recording.
+    """Connectionist temporal classification, for a text of unknown position in a longer sequence, such as a recording.
 
-    -log of the text's probability over all of its positions (Graves et al. 2006, equations 6 to 8), divided by its
-    length, as torch's mean. out is (B, T, C), logits of C symbols at T times; y is (B, ``length``) int64, the symbols
-    of the text, then ``blank`` up to ``length``. The forward recursion is written out over T, with about 25 ops a
-    time step in a training graph. A text that needs more times than the output has does not count. A sample is right
-    if the most likely symbols, without repetitions and blanks, are its text.
+    -log of the text's probability over all its positions (Graves et al. 2006, equations 6 to 8), divided by its length,
+    as torch's mean. ``out`` is (B, T, C), logits of C symbols at T times. ``y`` is (B, ``length``) int64: the symbols
+    of the text, then ``blank``. The forward recursion is unrolled over T, with about 25 ops per time step in a training
+    graph. A text that does not fit into T times has loss 0. A sample is correct if the most likely symbols, without
+    repetitions and blanks, are its text.
 
     Args:
-        length: number of symbols of a label; at least 1.
-        blank: number of the blank symbol.
+        length: Number of symbols of a label; at least 1.
+        blank: Number of the blank symbol.
 
     Raises:
         ModelError: ``length`` or ``blank`` is out of range.
@@ -87,6 +87,6 @@ class CTC:
         return torch.cat((pairs, blanks[:, :1]), dim=1)
 
     def _skips(self, states: Tensor) -> Tensor:
-        """Return a mask of the symbols that may follow the one before without a blank: bool, like ``states``."""
+        """Return a bool mask of the states that may follow the second state before them, with no blank in between."""
         before = torch.cat((states[:, :2], states[:, :-2]), dim=1)
         return (states != self.blank) & (states != before)

@@ -1,4 +1,6 @@
-"""Loss of a model with early exits: the losses of its exits, the deeper the heavier (ScaleFL, fiarse.md 3)."""
+"""Loss of a model with early exits: weighted sum of the exits' losses, deeper exits with more weight (ScaleFL, fiarse.md
+3).
+"""
 
 from __future__ import annotations
 
@@ -25,23 +27,23 @@ from edgefl.models.losses.loss import (
 
 TEMPERATURE = 3.0
 WEIGHT = "kd_weight"
-"""Name of the scalar ``hyper.kd_weight`` that the server announces."""
+"""Name of the scalar ``hyper.kd_weight`` that the server announces for each round."""
 
 
 @dataclass(frozen=True)
 class ExitLoss:
-    """Weighted sum of the losses of exits: ``sum_j j / (m (m + 1) / 2) * l_j`` over j = 1..m of an output (B, m, *out).
+    """Weighted mean of the losses of m exits: ``sum_j j / (m (m + 1) / 2) * l_j`` over j = 1..m, for outputs (B, m, *out).
 
-    l_m is the ``base`` loss of exit m; for j < m it is the loss of exit j plus ``kd_weight`` times the divergence
-    ``KL(p_m || p_j)``, p = softmax(z / 3), z the logits, p_m a constant; a mean over tokens. The usual factor 3^2 of
-    distillation is part of ``kd_weight``. An output (B, *out), of the last exit alone, has the base loss. Accuracy is
-    that of the last exit.
+    l_m is the ``base`` loss of the last exit. For j < m, l_j is the base loss of exit j plus ``kd_weight`` times the
+    divergence ``KL(p_m || p_j)``. There p = softmax(z / 3) for logits z, p_m is constant, and tokens are averaged. The
+    usual factor 3^2 of distillation is part of ``kd_weight``. An output (B, *out) of the last exit alone has the base
+    loss. Metrics are computed for the last exit.
 
     Attributes:
-        base: loss of one exit.
-        rank: number of dimensions of an output (B, *out); an output of all exits has one more.
-        kd_weight: weight of the divergence; a scalar tensor if it comes from the round.
-        announced: True if training reads the weight of the round, ``hyper.kd_weight``.
+        base: Loss of one exit.
+        rank: Number of dimensions of an output (B, *out). An output of all exits has one more.
+        kd_weight: Weight of the divergence. A scalar tensor if the round announces it.
+        announced: True if training reads the weight from the round, ``hyper.kd_weight``.
     """
 
     base: Loss
@@ -64,10 +66,11 @@ class ExitLoss:
 
     @property
     def scalars(self) -> tuple[str, ...]:
+        """Names of the scalars that the round announces."""
         return (WEIGHT,) if self.announced else ()
 
     def at(self, scalars: Mapping[str, Tensor]) -> ExitLoss:
-        """Return the loss with the round's weight of the divergence."""
+        """Return the loss with the weight that a round announces."""
         return replace(self, kd_weight=scalars[WEIGHT])
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
@@ -76,7 +79,7 @@ class ExitLoss:
         return self._over_exits(out, lambda logits: self.base.each(logits, y), self._distilled)
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the training value of a batch, (): with a base that reduces a batch itself, the sum of its values."""
+        """Return the value that training minimises for a batch, ()."""
         if not isinstance(self.base, WholeBatch):
             return batch_mean(self, self.each(out, y), y)
         if out.dim() == self.rank:
@@ -89,6 +92,7 @@ class ExitLoss:
         return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), distilled)
 
     def is_separable(self, out: TensorSpec) -> bool:
+        """Return True if the base loss is separable (:func:`edgefl.models.losses.loss.is_separable`)."""
         return is_separable(self.base, out)
 
     def _over_exits(
@@ -97,7 +101,13 @@ class ExitLoss:
         loss_of: Callable[[Tensor], Tensor],
         distilled: Callable[[Tensor, Tensor], Tensor | float],
     ) -> Tensor:
-        """Return the weighted mean of the exits' losses, of the shape that ``loss_of`` returns."""
+        """Return the weighted mean of the exits' losses, of the shape that ``loss_of`` returns.
+
+        Args:
+            out: Outputs of all exits.
+            loss_of: Function that returns the base loss of one exit's output.
+            distilled: Function (last output, early output) that returns the weighted divergence.
+        """
         *early, last = out.unbind(dim=1)
         count = len(early) + 1
         total = count * loss_of(last)
@@ -106,7 +116,9 @@ class ExitLoss:
         return total / (count * (count + 1) / 2)
 
     def _distilled(self, last: Tensor, early: Tensor) -> Tensor | float:
-        """Return the weighted divergence of an early exit from the last one, (B,)."""
+        """Return ``kd_weight`` times the divergence of an early exit from the last one, (B,), or 0.0
+        without distillation.
+        """
         off = not isinstance(self.kd_weight, Tensor) and not self.kd_weight
         if off or not isinstance(self.base, OfClasses):
             return 0.0
@@ -136,7 +148,15 @@ class ExitLoss:
 
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATURE) -> Tensor:
-    """Return KL(softmax(teacher / T) || softmax(student / T)) of logits (B, ..., C), (B,), a mean over inner sizes."""
+    """Return KL(softmax(teacher / T) || softmax(student / T)) per sample, (B,), for logits (B, ..., C).
+
+    Dimensions between batch and classes are averaged.
+
+    Args:
+        teacher: Logits of the target distribution.
+        student: Logits of the estimate.
+        temperature: T.
+    """
     target, estimate = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
     each = (target.exp() * (target - estimate)).sum(dim=-1)
     return each.flatten(1).mean(dim=1) if each.dim() > 1 else each

@@ -1,4 +1,4 @@
-"""Lifting of the loss that a model computes itself out of its graph: a function of its output and the labels."""
+"""Extraction of the loss that a model computes itself, as a function of its output and the labels."""
 
 from __future__ import annotations
 
@@ -32,14 +32,21 @@ Inputs = TensorSpec | Mapping[str, TensorSpec]
 def lift_loss(
     root: nn.Module, sample: Inputs, output: Output, loss: ModelLoss, labels: TensorSpec | None
 ) -> OwnLoss:
-    """Return the loss that ``root`` computes from its output and ``labels`` (one sample's label).
+    """Return the loss that a module computes from its output and the labels.
 
-    The module is called with labels in training and in inference mode, because some models smooth labels or add terms
-    in training alone.
+    The module is traced with labels in training and in inference mode, because some models smooth labels or add terms
+    only in training.
+
+    Args:
+        root: Module. It is not changed.
+        sample: One sample of the input, or of several inputs by name.
+        output: Selects the output among the returned values.
+        loss: Names of the labels' argument and of the loss in the returned value.
+        labels: One label of the data.
 
     Raises:
-        ModelError: The module cannot be traced. Its loss needs more than the output and the labels, differs between training
-            and inference, or counts labels that the data ignore.
+        ModelError: The module cannot be traced, or its loss needs more than the output and the labels. Also if the loss
+            differs between training and inference, or counts labels that the data ignore.
     """
     label = loss.label_of_data(labels)
     inputs = {"": sample} if isinstance(sample, TensorSpec) else dict(sample)
@@ -56,6 +63,7 @@ def lift_loss(
 
 
 def _check_same(training: list[str], inference: list[str], name: str) -> None:
+    """Raise ModelError if the operations of the loss differ between training and inference."""
     different = next((pair for pair in zip_longest(training, inference) if pair[0] != pair[1]), None)
     if different is not None:
         found = [shorten(line or "nothing", _MOST_SHOWN) for line in different]
@@ -69,7 +77,7 @@ def _check_same(training: list[str], inference: list[str], name: str) -> None:
 
 
 def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec, name: str) -> None:
-    """Raise ModelError unless labels that are ignored have no part in the loss."""
+    """Raise ModelError if labels that the data ignore contribute to the loss."""
     if label.ignored is None:
         return
     outputs = torch.randn((_ROWS, *out.shape), generator=torch.Generator().manual_seed(0))
@@ -91,7 +99,7 @@ def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec,
 def _returning_loss(
     root: nn.Module, inputs: tuple[str, ...], output: Output, loss: ModelLoss
 ) -> Iterator[None]:
-    """Let ``root`` take its inputs and the labels inside, and return its output and its loss."""
+    """Replace the forward of ``root`` for the block: it takes the inputs and the labels, and returns output and loss."""
     original, name = root.forward, type(root).__name__
 
     def forward(*inputs_and_labels: Any) -> tuple[Tensor, Tensor]:
@@ -112,7 +120,7 @@ def _returning_loss(
 
 
 class _LossGraph:
-    """Part of a graph between a model's output and its loss."""
+    """Subgraph of an exported module from its output and the labels to its loss."""
 
     def __init__(self, algorithm: ExportedProgram, root: nn.Module) -> None:
         self._name = type(root).__name__
@@ -142,7 +150,7 @@ class _LossGraph:
         return TensorSpec(tuple(value.shape[1:]), value.dtype)
 
     def described(self) -> list[str]:
-        """Return a line for each operation and constant, equal for graphs that compute the same in the same order."""
+        """Return one line per operation and constant. Equal lists mean the same computation in the same order."""
         needed = self._needed()
         names: dict[fx.Node, str] = {self._output: "out", self._labels: "y"}
         lines = []
@@ -158,6 +166,7 @@ class _LossGraph:
         return [*lines, f"returned({names.get(self._loss, '')})"]
 
     def module(self) -> fx.GraphModule:
+        """Return a graph module (out, y) that computes the loss."""
         needed = self._needed()
         made, held = fx.Graph(), nn.Module()
         copies: dict[fx.Node, Any] = {
@@ -180,7 +189,11 @@ class _LossGraph:
         return module
 
     def _needed(self) -> set[fx.Node]:
-        """Return the nodes that the loss is computed from, up to the output and the labels."""
+        """Return the nodes that the loss depends on, down to the output and the labels.
+
+        Raises:
+            ModelError: The loss depends on another input.
+        """
         nodes: set[fx.Node] = set()
         waiting = [self._loss]
         while waiting:
@@ -199,5 +212,6 @@ class _LossGraph:
         return nodes
 
     def _is_batch(self, node: fx.Node) -> bool:
+        """Return True if the value of ``node`` is the batch size."""
         value = node.meta.get("val")
         return isinstance(value, torch.SymInt) and value.node.expr == self._batch

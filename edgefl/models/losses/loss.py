@@ -1,9 +1,9 @@
-"""Interface of a loss: one value per sample, the form of a label, and the metrics of a model.
+"""Interfaces of losses: one value per sample, the form of a label, and the metrics of a model.
 
-One value per sample allows to average a batch in training and to mask it in evaluation. A loss that reduces a batch
-itself is a :class:`WholeBatch`. A loss also defines the label port of every algorithm: its shape, dtype and bounds.
-Features of only some losses are protocols of their own: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`,
-:class:`OfRounds`, :class:`Measured`.
+One value per sample can be averaged in training and masked in evaluation. A loss that reduces a batch itself is a
+:class:`WholeBatch`. A loss also defines the label port of every algorithm: its shape, dtype and bounds. Features of
+only some losses are separate protocols: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`, :class:`OfRounds`,
+:class:`Measured`.
 """
 
 from __future__ import annotations
@@ -20,89 +20,107 @@ from edgefl.errors import ModelError
 
 @runtime_checkable
 class Loss(Protocol):
-    """Loss of a model's output ``out`` (B, ...) and labels ``y``, which have the form of :meth:`label`."""
+    """Interface of a loss of outputs ``out`` (B, ...) and labels ``y``, which have the form of :meth:`label`."""
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample, (B,)."""
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the share of each sample that is right, (B,) float32 from 0 to 1; its mean is the accuracy."""
+        """Return the share of each sample's predictions that are correct, (B,) float32 from 0 to 1. Its mean is the
+        accuracy.
+        """
 
     def label(self, out: TensorSpec) -> TensorSpec:
-        """Return one sample's label for an output of one sample ``out``; raise ModelError if the loss cannot read it."""
+        """Return the form of one sample's label for the output ``out`` of one sample. Raises ModelError if it cannot read
+        it.
+        """
 
 
 @runtime_checkable
 class Weighted(Protocol):
-    """Loss that weighs samples in their batch, such as by the number of tokens that count."""
+    """Interface of a loss that weights the samples of a batch, such as by the number of tokens that count."""
 
     def weight(self, y: Tensor) -> Tensor | None:
-        """Return the weight of each sample in the mean of its batch, (B,), 0 or more; None for equal weights."""
+        """Return the weight of each sample in the mean of its batch, (B,), 0 or more. None: equal weights."""
 
 
 @runtime_checkable
 class WholeBatch(Protocol):
-    """Loss with a training value of its own for a whole batch, beside the values of single samples for evaluation."""
+    """Interface of a loss that computes the training value of a batch itself. :meth:`Loss.each` is then only for
+    evaluation.
+    """
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the value that training minimises, ()."""
+        """Return the value that training minimises for a batch, ()."""
 
     def is_separable(self, out: TensorSpec) -> bool:
-        """Return True if that value is the mean of :meth:`Loss.each` for outputs of one sample ``out``."""
+        """Return True if, for outputs ``out`` of one sample, that value is a mean of independent values per sample."""
 
 
 @runtime_checkable
 class OfBatch(Protocol):
-    """Loss that compares the samples of a batch with each other."""
+    """Interface of a loss that compares the samples of a batch with each other."""
 
     def among(self, mask: Tensor) -> Loss:
-        """Return the loss that compares samples only with rows whose ``mask`` (B,) is 1."""
+        """Return the loss that compares only with samples whose ``mask`` (B,) is 1."""
 
 
 @runtime_checkable
 class OfClasses(Protocol):
-    """Loss whose labels are class numbers and whose output holds their logits."""
+    """Interface of a loss whose labels are class numbers and whose outputs are their logits."""
 
     def logits(self, out: Tensor) -> Tensor:
-        """Return one logit per class, in the last dimension."""
+        """Return the logits of an output, with the classes in the last dimension."""
 
     def output(self, logits: Tensor) -> Tensor:
-        """Return the output that has these logits: the inverse of :meth:`logits`."""
+        """Return the output with these logits; the inverse of :meth:`logits`."""
 
 
 @runtime_checkable
 class OfRounds(Protocol):
-    """Loss with scalars that the server announces for each round."""
+    """Interface of a loss with scalars that the server announces for each round."""
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Names of the scalars, below ``hyper``."""
+        """Names of the scalars, without the prefix ``hyper.``."""
 
     def at(self, scalars: Mapping[str, Tensor]) -> Loss:
-        """Return the loss of a round with these scalars, each ()."""
+        """Return the loss with the scalars of a round, each of shape ()."""
 
 
 @runtime_checkable
 class Measured(Protocol):
-    """Loss with metrics of its own (:mod:`edgefl.wire.metrics`)."""
+    """Interface of a loss that defines its own metrics (:mod:`edgefl.wire.metrics`)."""
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        """Return the names of the metrics for an output of one sample ``out``, the main one first; () for only the loss."""
+        """Return the names of the metrics for the output ``out`` of one sample, the main one first. Empty: the loss is the
+        only one.
+        """
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return the terms of the metrics beside loss and ``correct``, per sample, (B,) or (B, n) float32.
+        """Return the sums that the metrics need in addition to loss and ``correct``: per sample, (B,) or (B, n) float32,
+        by name.
 
-        They are summed over rows, batches and devices.
+        They are added over rows, batches and devices.
         """
 
 
 def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:
-    """Return the weight of each sample in its batch, (B,); None for equal weights."""
+    """Return the weight of each sample in its batch, (B,), or None for equal weights."""
     return loss.weight(y) if isinstance(loss, Weighted) else None
 
 
 def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
-    """Return the weighted mean () of ``values`` (B,) of samples with labels ``y``; 0 if all weights are 0."""
+    """Return the weighted mean, (), of a value per sample.
+
+    Args:
+        loss: Loss that defines the weights.
+        values: Value of each sample (B,).
+        y: Labels of the batch.
+
+    Returns:
+        The mean; 0 if all weights are 0.
+    """
     weight = sample_weights(loss, y)
     if weight is None:
         return values.mean()
@@ -110,19 +128,33 @@ def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
 
 
 def training_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
-    """Return the value () that training minimises on a batch."""
+    """Return the value, (), that training minimises for a batch."""
     if isinstance(loss, WholeBatch):
         return loss.batch_loss(out, y)
     return batch_mean(loss, loss.each(out, y), y)
 
 
 def is_separable(loss: Loss, out: TensorSpec) -> bool:
-    """Return True if the training value is a mean of values per sample, so that single rows can be left out."""
+    """Return True if the training value is a mean of independent values per sample, so that single rows can be masked.
+
+    Args:
+        loss: Loss.
+        out: Output of one sample.
+    """
     return not isinstance(loss, WholeBatch) or loss.is_separable(out)
 
 
 def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
-    """Raise ModelError if ``loss`` reduces a batch itself, because ``what`` needs a loss per sample."""
+    """Check that a loss has a value per sample (:func:`is_separable`).
+
+    Args:
+        loss: Loss.
+        out: Output of one sample.
+        what: Feature that needs it, for the error text.
+
+    Raises:
+        ModelError: The loss reduces a batch itself.
+    """
     if not is_separable(loss, out):
         name = getattr(loss, "name", type(loss).__name__)
         raise ModelError(
@@ -134,21 +166,30 @@ def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
 
 
 def among(loss: Loss, mask: Tensor) -> Loss:
-    """Return ``loss`` for a batch of which only rows whose ``mask`` (B,) is 1 count."""
+    """Return ``loss`` restricted to the samples whose ``mask`` (B,) is 1. Returns ``loss`` itself if its samples are
+    independent.
+    """
     return loss.among(mask) if isinstance(loss, OfBatch) else loss
 
 
 def metrics_of(loss: Loss, out: TensorSpec) -> tuple[str, ...]:
-    """Return the names of a loss's metrics, the main one first; accuracy by default."""
+    """Return the names of a loss's metrics, the main one first. A loss that defines none has ``accuracy``."""
     return loss.metrics(out) if isinstance(loss, Measured) else ("accuracy",)
 
 
 def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
-    """Return the terms of a batch's metrics, summed over the rows whose ``mask`` (B,) is 1.
+    """Return the sums of a batch's metrics over the samples whose mask is 1.
+
+    Args:
+        loss: Loss.
+        out: Outputs of the batch.
+        y: Labels of the batch.
+        mask: 1 for the samples that count, (B,).
 
     Returns:
-        ``loss_sum`` and ``correct``, (), and ``count``, the number of those rows. With weighted samples also ``weight``,
-        ``weighted_loss`` and ``weighted_correct``. The loss's own sums.
+        Sums by name: ``loss_sum`` and ``correct``, (), and ``count``, the number of samples. If the loss weights
+        samples, also ``weight``, ``weighted_loss`` and ``weighted_correct``. Then the loss's own sums
+        (:meth:`Measured.sums`).
     """
     present = among(loss, mask)
     losses, correct = present.each(out, y), present.correct(out, y)
@@ -165,27 +206,36 @@ def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
 
 
 def _summed(each: Tensor, mask: Tensor) -> Tensor:
-    """Return the sum over the rows that count, () or (n,), of (B,) or (B, n)."""
+    """Return the sum of values (B,) or (B, n) over the samples whose mask is 1, () or (n,)."""
     return (each * mask).sum() if each.dim() == 1 else (each * mask.unsqueeze(1)).sum(dim=0)
 
 
 def without_absent(loss: OfClasses, out: Tensor, counts: Tensor) -> Tensor:
-    """Return ``out`` with logits 0 for classes that no local sample has, so that they get no gradient (HeteroFL).
+    """Set the logits of classes without local samples to 0, so that they get no gradient (HeteroFL).
 
     Args:
-        loss: the loss that reads the output.
-        out: a model's output.
-        counts: number of local samples of each class, (classes,).
+        loss: Loss that reads the output.
+        out: Outputs of a batch.
+        counts: Number of local samples of each class, (classes,).
+
+    Returns:
+        The changed outputs.
     """
     logits = loss.logits(out)
     return loss.output(torch.where(counts > 0, logits, torch.zeros_like(logits)))
 
 
 def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: int = -1) -> Tensor:
-    """Return the cross-entropy over the classes in ``dim`` of logits (..., C, ...), y without that dimension, in 0..C-1.
+    """Return the cross-entropy of each label.
 
-    The label's entry is gathered (its gradient scattered): at most two thirds of the time of selecting it by
-    comparison, in ONNX Runtime, at any number of classes from 10 to 33,278.
+    The label's log-probability is gathered. In ONNX Runtime this takes at most two thirds of the time of a comparison
+    with all classes, for 10 to 33,278 classes.
+
+    Args:
+        logits: Logits (..., C, ...).
+        y: Class numbers 0..C-1, of the shape of ``logits`` without ``dim``.
+        smoothing: Label smoothing, from 0 to 1.
+        dim: Dimension of the classes.
     """
     logp = torch.log_softmax(logits, dim=dim)
     chosen = -logp.gather(dim, y.unsqueeze(dim)).squeeze(dim)
@@ -193,17 +243,25 @@ def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: in
 
 
 def class_labels(y: Tensor, ignored: int | None) -> Tensor:
-    """Return ``y`` with 0 for ``ignored`` labels, because these need not be classes, and a gather must not see them."""
+    """Return ``y`` with ``ignored`` labels replaced by class 0, because a gather must not see a label that is no class."""
     return y if ignored is None else torch.where(y != ignored, y, torch.zeros_like(y))
 
 
 def counted_labels(y: Tensor, ignored: int | None) -> Tensor | None:
-    """Return 1.0 for each label that counts, float32 like ``y``, and 0.0 for others; None if all count."""
+    """Return 1.0 where a label counts and 0.0 where it is ``ignored``, float32 like ``y``. None if all labels count."""
     return None if ignored is None else (y != ignored).to(torch.float32)
 
 
 def per_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
-    """Return the mean of each sample, (B,), over the entries of ``values`` (B, ...) that count; 0 if none counts."""
+    """Return the mean over each sample's entries, (B,).
+
+    Args:
+        values: Value of each entry, (B, ...).
+        counted: 1 at the entries that count, else 0. None: all count.
+
+    Returns:
+        The means; 0 for a sample without an entry that counts.
+    """
     if values.dim() == 1 and counted is None:
         return values
     flat = values.reshape(len(values), -1)
@@ -214,13 +272,19 @@ def per_sample(values: Tensor, counted: Tensor | None = None) -> Tensor:
 
 
 def check_smoothing(smoothing: float) -> None:
-    """Raise ModelError for a label smoothing outside [0, 1]."""
+    """Raise ModelError unless a label smoothing is in [0, 1]."""
     if not 0.0 <= smoothing <= 1.0:
         raise ModelError(f"label_smoothing lies in [0, 1], found {smoothing}", label_smoothing=smoothing)
 
 
 def output_error(loss: Loss, out: TensorSpec, expected: str) -> ModelError:
-    """Return the error of a loss that reads outputs ``expected``, and not ``out``."""
+    """Return the error for an output that a loss cannot read.
+
+    Args:
+        loss: Loss.
+        out: Output of one sample.
+        expected: Description of the outputs that the loss reads.
+    """
     return ModelError(
         f"{type(loss).__name__} reads {expected} per sample, the model gives {out.shape}: give the model the loss that fits "
         "its output (`edgefl ls losses`)",

@@ -1,4 +1,4 @@
-"""Losses of the user's own: a function, or the loss that the model returns."""
+"""Losses defined by the user: a function, or the loss that the model computes itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,12 @@ _CLOSE = 1e-4
 
 @dataclass(frozen=True)
 class LossTrial:
-    """Result of a trial run: the label of one sample; ``separable`` if the loss of a sample depends on that sample alone."""
+    """Result of running a user's loss on random data.
+
+    Attributes:
+        labels: Form of one sample's label.
+        separable: True if the loss of a sample does not depend on the other samples.
+    """
 
     labels: TensorSpec
     separable: bool
@@ -43,18 +48,18 @@ _trials: dict[tuple[object, ...], tuple[_Function | None, LossTrial]] = {}
 def try_loss(
     function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
 ) -> LossTrial:
-    """Run ``function`` on random outputs and labels, once for each function object, and return the result.
+    """Run a user's loss on random outputs and labels, and check its result. The result is cached per function object.
 
     Args:
-        function: The user's function (outputs, labels) -> one loss or one per sample.
+        function: User's function (outputs, labels), which returns one loss or one per sample.
         name: Its name, for errors.
         out: Output of one sample.
-        labels: Label of one sample.
-        alone: Evaluation of the same function, one value per sample.
+        labels: Form of one sample's label.
+        alone: Function (outputs, labels) that evaluates ``function`` on each sample separately.
 
     Raises:
-        ModelError: The function fails, returns something else than a loss, has no gradient, keeps state, draws random
-            numbers, holds trained parameters, or takes values out of tensors.
+        ModelError: The function fails, returns something other than a loss, has no gradient, has state, draws random
+            numbers, contains trained parameters, or reads values of tensors in Python.
     """
     # A bound method is another object each time.
     owner, code = (
@@ -74,6 +79,7 @@ def try_loss(
 def _try_once(
     function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
 ) -> LossTrial:
+    """Run the checks of :func:`try_loss` without the cache."""
     outputs, y = draw(out, labels)
     rows = len(outputs)
     # No leaves, as in training: a function may write into the outputs.
@@ -110,9 +116,10 @@ def _try_once(
 
 
 def draw(out: TensorSpec, labels: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Return random outputs and labels of a batch: classes in unequal counts, ignored labels among them.
+    """Return random outputs and labels of a batch. Classes occur in unequal numbers, and some labels are ignored ones.
 
-    The number of rows is no size of a sample, so that a result of that size is one value per sample.
+    The batch size differs from every dimension of a sample, so that a result with that size must be one value per
+    sample.
     """
     generator = torch.Generator().manual_seed(0)
     fits = max(3, _MOST_ENTRIES // max(1, torch.Size(out.shape).numel()))
@@ -136,6 +143,7 @@ def draw(out: TensorSpec, labels: TensorSpec) -> tuple[Tensor, Tensor]:
 
 
 def _check_result(values: object, name: str, rows: int) -> None:
+    """Raise ModelError unless ``values`` is a differentiable float tensor of shape () or (rows,)."""
     if not isinstance(values, Tensor) or values.shape not in ((), (rows,)):
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ModelError(
@@ -152,6 +160,7 @@ def _check_result(values: object, name: str, rows: int) -> None:
 
 
 def _check_state(name: str, before: Snapshot) -> None:
+    """Raise ModelError if the function has changed Python state since the snapshot ``before``."""
     changed = [each.path for each in before.changes()]
     if changed:
         raise ModelError(
@@ -163,7 +172,7 @@ def _check_state(name: str, before: Snapshot) -> None:
 
 
 class _LossTrialMode(TorchFunctionMode):
-    """Mode that refuses what a trace does not see: values that Python reads, and parameters of the loss."""
+    """Mode that rejects what a trace cannot capture: tensor values read in Python, and trained parameters in the loss."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -195,7 +204,7 @@ def _is_trained(leaf: Tensor) -> bool:
 
 
 class _NoRandomMode(TorchDispatchMode):
-    """Mode that refuses random numbers of torch."""
+    """Mode that rejects operations that draw random numbers."""
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -229,14 +238,15 @@ class OwnLoss:
     """Loss computed by ``function(out, y)`` from outputs (B, ...) and labels (B, ...).
 
     The function returns one value, (), as ``nn.CrossEntropyLoss(weight=...)`` does, or one value per sample, (B,).
-    Training minimises the value, or the mean of the values, of the whole batch: class weights, ignored labels, sums and
-    terms between samples train as in torch. Evaluation pads its last batch, so it calls the function with one sample at a
-    time and averages; a sample whose label alone makes the value NaN, such as one with ignored labels only, counts as 0.
+    Training minimises the value, or the mean of the values, of the whole batch. So class weights, ignored labels, sums
+    and terms between samples train as in torch. Evaluation pads its last batch, so it calls the function with one
+    sample at a time and averages. A sample whose label alone makes the value NaN, such as one with only ignored labels,
+    has loss 0 there.
 
     Args:
-        function: Function, ``functools.partial``, bound method, or ``nn.Module`` without trained parameters. Hidden state
-            and random numbers are refused.
-        labels: Shape and dtype of one sample's label; by default as the data have it.
+        function: Function, ``functools.partial``, bound method, or ``nn.Module`` without trained parameters. Hidden
+            state and random numbers are rejected.
+        labels: Shape and dtype of one sample's label. None: those of the data.
     """
 
     function: Function
@@ -249,10 +259,10 @@ class OwnLoss:
         return getattr(bare, "__name__", type(bare).__name__)
 
     def with_labels(self, labels: TensorSpec | None, out: TensorSpec) -> OwnLoss:
-        """Return the same loss for the labels of the data, unless it has labels of its own.
+        """Return this loss if it has labels, else a copy with the labels of the data.
 
         Args:
-            labels: One label of the data; None if unknown: a loss module of torch decides by the output.
+            labels: One label of the data. None: unknown; for a loss module of torch they are derived from the output.
             out: Output of one sample.
         """
         if self.labels is not None:
@@ -266,11 +276,11 @@ class OwnLoss:
         return values if values.dim() == 0 else values.mean()
 
     def is_separable(self, out: TensorSpec) -> bool:
-        """Return True if the function returns one loss per sample and no other sample changes it."""
+        """Return True if the function returns one loss per sample that does not depend on the other samples."""
         return self._try_once(out).separable
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each sample alone, (B,), for evaluation."""
+        """Return the loss of each sample evaluated separately, (B,). For evaluation."""
         with RewriteMode():
             values, reduced = _one_by_one(self.function, out, y)
             if not reduced:
@@ -281,7 +291,7 @@ class OwnLoss:
         return torch.where(empty, torch.zeros_like(values), values)
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return 0, because the function does not define right and wrong."""
+        """Return zeros (B,), because the function does not define correct predictions."""
         return torch.zeros(len(out), dtype=torch.float32, device=out.device)
 
     def label(self, out: TensorSpec) -> TensorSpec:
@@ -294,6 +304,7 @@ class OwnLoss:
         return {}
 
     def _try_once(self, out: TensorSpec) -> LossTrial:
+        """Return the cached result of the trial run."""
         if self.labels is None:
             raise ModelError(
                 f"the loss {self.name!r} does not say what labels it reads: give `data`, or "
@@ -304,7 +315,7 @@ class OwnLoss:
 
 
 def own_loss(function: Function | Loss, labels: TensorSpec | None = None) -> Loss:
-    """Make a loss of a ``function`` of your own, or of a loss module of torch.
+    """Return a loss made of a function, or of a loss module of torch.
 
     Example::
 
@@ -312,17 +323,17 @@ def own_loss(function: Function | Loss, labels: TensorSpec | None = None) -> Los
 
     Args:
         function: Maps outputs (B, ...) and labels (B, ...), int64 or float32, to one loss, (), or one per sample, (B,).
-            A :class:`~edgefl.models.losses.loss.Loss` is returned as it is.
-        labels: Shape and dtype of one sample's label; by default as the data have it.
+            A :class:`~edgefl.models.losses.loss.Loss` is returned unchanged.
+        labels: Shape and dtype of one sample's label. None: those of the data.
 
     Returns:
-        The loss; see :class:`OwnLoss` for what training and evaluation do with it.
+        The loss; see :class:`OwnLoss` for its use in training and evaluation.
     """
     return function if isinstance(function, Loss) else OwnLoss(function, labels)
 
 
 def _labels_of(function: Function, out: TensorSpec) -> TensorSpec | None:
-    """Return the label that a loss module of torch reads beside an output ``out``; None if unknown."""
+    """Return the form of the labels that a loss module of torch reads with outputs ``out``, or None if it is unknown."""
     if isinstance(function, _OF_CLASSES) and out.shape:
         places = out.shape[1:]
         ignored: int | None = getattr(function, "ignore_index", None)
@@ -334,7 +345,11 @@ def _labels_of(function: Function, out: TensorSpec) -> TensorSpec | None:
 
 
 def _one_by_one(function: Function, out: Tensor, y: Tensor) -> tuple[Tensor, bool]:
-    """Return the value of ``function`` for each sample alone, (B,), and True if it reduces a batch to one value."""
+    """Evaluate ``function`` on each sample separately.
+
+    Returns:
+        Loss of each sample (B,), and True if the function reduces a batch to one value.
+    """
     reduced = False
 
     def alone(row: Tensor, label: Tensor) -> Tensor:
@@ -356,15 +371,15 @@ def _one_by_one(function: Function, out: Tensor, y: Tensor) -> tuple[Tensor, boo
 
 @dataclass(frozen=True)
 class ModelLoss:
-    """Loss that a module returns beside its output when its forward gets labels, as models of transformers do.
+    """Loss that a module returns besides its output if its forward gets labels, as models of transformers do.
 
-    When the module is cut, the loss is lifted out of its graph and becomes an :class:`OwnLoss`. It is computed from the
-    output and the labels alone, the same way in training and in inference. The data define a label; labels to ignore must
-    be those that the model ignores, often -100.
+    When the module is split, the loss is extracted from its graph and becomes an :class:`OwnLoss`. It must be computed
+    from the output and the labels alone, and equally in training and inference. The data define the form of a label.
+    Labels to ignore must be those that the model ignores, often -100.
 
     Attributes:
-        labels: name of forward's argument for labels.
-        key: key or attribute of the loss in the returned value.
+        labels: Name of forward's argument for labels.
+        key: Key or attribute of the loss in the returned value.
     """
 
     labels: str = "labels"
@@ -380,7 +395,7 @@ class ModelLoss:
         raise self._refusal()
 
     def label_of_data(self, label: TensorSpec | None) -> TensorSpec:
-        """Return one label of the data, which forward gets; raise ModelError if it is unknown."""
+        """Return ``label``, one label of the data. Raises ModelError if it is None."""
         if label is None:
             raise ModelError(
                 "the loss `model` does not say what labels it reads: give `data`, or the TensorSpec of one sample's label "
@@ -389,6 +404,7 @@ class ModelLoss:
         return label
 
     def _refusal(self) -> ModelError:
+        """Return the error for a model of units, from which no loss can be extracted."""
         return ModelError(
             "the loss `model` is what an nn.Module returns when it is given labels; this model is made of units already: "
             "name another loss"

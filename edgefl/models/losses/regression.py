@@ -1,4 +1,4 @@
-"""Losses for labels that are numbers, by their error."""
+"""Losses for labels that are numbers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from edgefl.errors import ModelError
 from edgefl.models.losses.loss import output_error, per_sample
 
 TOLERANCE = 0.5
-"""Largest distance from the label at which an entry counts as right."""
+"""Largest distance from the label at which an entry counts as correct."""
 
 
 class _Regression:
-    """Label and metrics of all losses of numbers."""
+    """Base of regression losses: labels and metrics."""
 
     tolerance: float
 
@@ -36,12 +36,12 @@ class _Regression:
 
 @dataclass(frozen=True)
 class SquaredError(_Regression):
-    """Numbers, by their squared error.
+    """Squared error, for labels that are numbers.
 
     ``(out - y)^2`` for out and y (B, *S) float32, mean over a sample's entries.
 
     Args:
-        tolerance: largest distance from the label at which an entry counts as right.
+        tolerance: Largest distance from the label at which an entry counts as correct.
     """
 
     tolerance: float = TOLERANCE
@@ -52,12 +52,12 @@ class SquaredError(_Regression):
 
 @dataclass(frozen=True)
 class AbsoluteError(_Regression):
-    """Numbers, by their absolute error.
+    """Absolute error, for labels that are numbers.
 
     ``|out - y|`` for out and y (B, *S) float32, mean over a sample's entries.
 
     Args:
-        tolerance: largest distance from the label at which an entry counts as right.
+        tolerance: Largest distance from the label at which an entry counts as correct.
     """
 
     tolerance: float = TOLERANCE
@@ -68,14 +68,14 @@ class AbsoluteError(_Regression):
 
 @dataclass(frozen=True)
 class Huber(_Regression):
-    """Numbers, by an error that outliers sway less.
+    """Huber loss, for labels that are numbers with outliers.
 
     With e = out - y, ``e^2 / 2`` where |e| <= ``delta`` and ``delta * (|e| - delta / 2)`` beyond, mean over a sample's
     entries (Huber 1964).
 
     Args:
-        delta: error at which the loss becomes linear; above 0.
-        tolerance: largest distance from the label at which an entry counts as right.
+        delta: Error at which the loss becomes linear; above 0.
+        tolerance: Largest distance from the label at which an entry counts as correct.
 
     Raises:
         ModelError: ``delta`` is out of range.
@@ -94,18 +94,18 @@ class Huber(_Regression):
 
 @dataclass(frozen=True)
 class Quantile(_Regression):
-    """Numbers between which a share of the labels lies, by the pinball loss.
+    """Pinball loss, for quantiles of labels that are numbers.
 
-    With e = y - out, ``max(q e, (q - 1) e)`` for each level q, mean over levels and entries (Koenker and Bassett 1978). out
-    is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). The absolute error among the metrics
-    belongs to the level nearest to the median.
+    With e = y - out, ``max(q e, (q - 1) e)`` for each level q, mean over levels and entries (Koenker and Bassett 1978).
+    out is (B, *S, levels) and y (B, *S) float32; with a single level out is (B, *S). Accuracy and absolute error are
+    computed for the level nearest to the median.
 
     Args:
-        levels: the levels q, each between 0 and 1.
-        tolerance: largest distance from the label at which an entry of that level counts as right.
+        levels: Levels q, each between 0 and 1.
+        tolerance: Largest distance from the label at which an entry of that level counts as correct.
 
     Raises:
-        ModelError: a level is out of range, or there is none.
+        ModelError: A level is out of range, or there is none.
     """
 
     levels: tuple[float, ...] = (0.5,)
@@ -140,12 +140,13 @@ class Quantile(_Regression):
         return super().sums(self._median(out), y)
 
     def _median(self, out: Tensor) -> Tensor:
-        """Return the output of the level nearest to the median."""
+        """Return the output of the level nearest to 0.5."""
         if len(self.levels) == 1:
             return out
         return out[..., min(range(len(self.levels)), key=lambda at: abs(self.levels[at] - 0.5))]
 
 
 def _pinball(out: Tensor, y: Tensor, level: float) -> Tensor:
+    """Return the pinball loss of each entry for one level."""
     error = y - out
     return torch.maximum(level * error, (level - 1.0) * error)

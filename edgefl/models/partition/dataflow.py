@@ -1,4 +1,4 @@
-"""Dataflow of a traced graph: what each operation needs, and which values are live between two operations."""
+"""Dataflow of a traced graph: the values and weights that each operation needs, and the values live between operations."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _VIEWS = (
 
 @dataclass(frozen=True, eq=False)
 class Dataflow:
-    """Operations of a graph in order, with the values and weights that each needs.
+    """Operations of a graph in order, with the values and weights that each of them needs.
 
-    A *step* is an operation whose value depends on the input; each belongs to one unit, in order. All others (positions,
-    masks of ones, products of weights alone, inputs beside the first and what is made of them) are computed again in
-    every unit that needs them. So is the batch size, from the unit's own input.
+    A *step* is an operation that depends on the input. Each step belongs to one unit. All other operations (positions,
+    masks of ones, products of weights alone, additional inputs and what is computed from them) are repeated in every
+    unit that needs them. Every unit reads the batch size from its own input.
 
     Attributes:
-        graph: the graph.
-        shared_weights: weights that units on both sides of a cut may read.
-        reread_input: one sample of the input, if units after the first may read the input again; None if it must cross
-            each cut like any other tensor.
+        graph: Traced graph.
+        shared_weights: Names of weights that units on both sides of a cut may read.
+        reread_input: One sample of the input, if units after the first may read the input again. None: the input must
+            cross each cut like any other tensor.
     """
 
     graph: TracedGraph
@@ -53,12 +53,12 @@ class Dataflow:
 
     @cached_property
     def steps(self) -> tuple[fx.Node, ...]:
-        """The operations that depend on the input, in order."""
+        """Operations that depend on the input, in order."""
         return tuple(node for node in self.operations if node in self._input_dependent)
 
     @cached_property
     def step_index(self) -> Mapping[fx.Node, int]:
-        """Position of each step among the steps; -1 for the input."""
+        """Index of each step in :attr:`steps`; -1 for the input."""
         return {self.graph.source: -1} | {node: position for position, node in enumerate(self.steps)}
 
     def is_batch_size(self, node: fx.Node) -> bool:
@@ -67,16 +67,20 @@ class Dataflow:
         return isinstance(value, torch.SymInt) and _size(value) == self._batch
 
     def is_extra_input(self, node: fx.Node) -> bool:
-        """Return True if ``node`` is an input beside the first, which every unit reads for itself."""
+        """Return True if ``node`` reads an additional input, which every unit reads itself."""
         call = self.graph.leaf_call(node)
         return call is not None and isinstance(self.graph.root.get_submodule(call.path), InputLayer)
 
     def inputs_of(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that ``node`` reads, and the earlier operations that write in place to what it reads."""
+        """Return the nodes that ``node`` reads, and the earlier operations that wrote in place to the memory that it
+        reads.
+        """
         return [*node.all_input_nodes, *self._earlier_writes.get(node, ())]
 
     def dependencies(self, step: fx.Node) -> frozenset[fx.Node]:
-        """Return ``step`` and all that it needs and that is no step: operations, weights and constants."""
+        """Return ``step`` and all nodes that it needs, back to other steps: operations that are no steps, weights and
+        constants.
+        """
         nodes: set[fx.Node] = set()
         waiting = [step]
         while waiting:
@@ -91,12 +95,12 @@ class Dataflow:
 
     @cached_property
     def weights_used(self) -> tuple[frozenset[str], ...]:
-        """Names of the root's state tensors that each step uses."""
+        """Names of the state tensors that each step uses."""
         return tuple(frozenset(self._state_names(self.dependencies(step))) for step in self.steps)
 
     @cached_property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Weights of two or more dimensions that each step uses other than element by element."""
+        """Names of the weights with two or more dimensions that each step uses, except elementwise."""
         dimensions = {name: tensor.dim() for name, tensor in self.graph.root.state_dict().items()}
         return tuple(
             ()
@@ -111,7 +115,7 @@ class Dataflow:
 
     @cached_property
     def live_values(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """Values live after each step: computed so far, or the input, and needed by a later step."""
+        """Values that are live after each step: the input or results so far that a later step needs."""
         last = {node: index for node, index in self.step_index.items() if index < 0}
         for index, step in enumerate(self.steps):
             for reached in self.dependencies(step):
@@ -126,7 +130,9 @@ class Dataflow:
 
     @cached_property
     def state_on_both_sides(self) -> tuple[frozenset[str], ...]:
-        """State tensors used both up to each step and after it; tied weights by the first of their names."""
+        """Names of the state tensors that are used both up to each step and after it. Tied weights have the first of their
+        names.
+        """
         first: dict[str, int] = {}
         last: dict[str, int] = {}
         for index, names in enumerate(self.weights_used):
@@ -140,12 +146,12 @@ class Dataflow:
 
     @cached_property
     def shareable_weights(self) -> frozenset[str]:
-        """The parameters. Several units may read one, but a buffer that forward moves belongs to one unit."""
+        """Names of the parameters, which several units may read. A buffer that forward changes belongs to one unit."""
         state = self.graph.root.state_dict(keep_vars=True)
         return self.first_names(name for name, tensor in state.items() if isinstance(tensor, nn.Parameter))
 
     def first_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Return, for each of these state tensors, the first of its names in the root."""
+        """Return the state tensors with these names, each under the first of its names."""
         return frozenset(self._first_name[name] for name in names)
 
     @cached_property
@@ -157,7 +163,7 @@ class Dataflow:
     def is_valid_cut(self, index: int) -> bool:
         """Return True if a cut may lie after the step at ``index``.
 
-        One tensor of samples is live there, and no state is needed on both sides except shared weights.
+        One tensor with a batch dimension is live there, and both sides need no common state except shared weights.
         """
         live = self.live_values[index]
         return (
@@ -167,7 +173,9 @@ class Dataflow:
         )
 
     def is_sample_tensor(self, node: fx.Node) -> bool:
-        """Return True if ``node`` is a computed tensor (batch, ...) whose other sizes do not depend on the batch."""
+        """Return True if ``node`` is a computed tensor (batch, ...) whose other dimensions do not depend on the batch
+        size.
+        """
         value = node.meta["val"]
         if node is self.graph.source or not isinstance(value, Tensor) or value.dim() == 0:
             return False
@@ -179,11 +187,14 @@ class Dataflow:
         return bool(leading == self._batch) and not any(varies)
 
     def _computed_inputs(self, node: fx.Node) -> list[fx.Node]:
-        """Return the inputs of ``node``; none for the values that every unit gets from its own input."""
+        """Return the inputs of ``node``. Empty for the batch size and for additional inputs, which every unit reads
+        itself.
+        """
         has_own = self.is_batch_size(node) or self.is_extra_input(node)
         return [] if has_own else self.inputs_of(node)
 
     def _state_names(self, nodes: Iterable[fx.Node]) -> Iterator[str]:
+        """Yield the names of the state tensors that ``nodes`` read, including those of called leaf modules."""
         for node in nodes:
             call = self.graph.leaf_call(node)
             if node in self.graph.state:
@@ -194,6 +205,7 @@ class Dataflow:
 
     @cached_property
     def _batch(self) -> Any:
+        """Batch size of the input."""
         return _size(self.graph.source.meta["val"].shape[0])
 
     @cached_property
@@ -219,7 +231,7 @@ class Dataflow:
 
     @cached_property
     def _written_groups(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """Groups of nodes that share memory, in order, if an operation among them writes."""
+        """Groups of nodes that share memory, in order. Only groups with an operation that writes."""
         owner: dict[fx.Node, fx.Node] = {}
         for node in self.graph.graph.nodes:
             bases = [owner[base] for base in _aliased(node)]
@@ -233,7 +245,7 @@ class Dataflow:
 
     @cached_property
     def _earlier_writes(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
-        """Earlier operations that write to memory that an operation reads."""
+        """Earlier operations that write to memory that an operation reads, by that operation."""
         order = {node: position for position, node in enumerate(self.operations)}
         by_reader: dict[fx.Node, list[fx.Node]] = {}
         for group in self._written_groups:
@@ -246,7 +258,15 @@ class Dataflow:
 
 
 def check_not_random(graph: TracedGraph, remedy: str) -> None:
-    """Raise ModelError if an operation outside of leaf modules draws random numbers; ``remedy`` ends the sentence."""
+    """Check that no operation outside of leaf modules draws random numbers.
+
+    Args:
+        graph: Traced graph.
+        remedy: End of the error text.
+
+    Raises:
+        ModelError: An operation draws random numbers.
+    """
     for node in random_nodes(graph.graph):
         source = source_of(node)
         raise ModelError(
@@ -259,7 +279,11 @@ def check_not_random(graph: TracedGraph, remedy: str) -> None:
 
 
 def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> None:
-    """Raise ModelError if the code between the leaf modules computes something else in training than in inference."""
+    """Check that the code outside of leaf modules computes the same in training and in inference.
+
+    Raises:
+        ModelError: An operation differs between the two graphs.
+    """
     lines = [graph.describe() for graph in (inference, training)]
     nodes = [graph.operations() for graph in (inference, training)]
     for (before, after), pair in zip(zip_longest(*lines), zip_longest(*nodes), strict=True):
@@ -277,12 +301,12 @@ def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> N
 
 
 def _size(size: int | torch.SymInt) -> Any:
-    """Return a number, or the formula of a size that depends on the batch."""
+    """Return a size as a number, or as a formula if it depends on the batch size."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def _viewed(node: fx.Node) -> fx.Node:
-    """Return the node that ``node`` is a view of, through any number of views."""
+    """Return the node that ``node`` is a view of, through any number of views; ``node`` itself if it is no view."""
     while node.target in _VIEWS:
         node = node.all_input_nodes[0]
     return node

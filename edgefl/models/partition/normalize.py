@@ -1,4 +1,4 @@
-"""Normal form of an exported graph: one level, only what is needed, and the origin of each node in the user's code."""
+"""Normal form of an exported graph: no nested regions, no dead operations. Also properties of its nodes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _FILLINGS = {
 def normalize(module: fx.GraphModule) -> fx.Graph:
     """Normalize the graph of ``module`` in place and return it.
 
-    Inlines the regions of ``no_grad`` and ``autocast``, keeps positions in their tensors and removes dead operations.
+    Inlines the regions of ``no_grad`` and ``autocast``, turns indices that were read from tensors into tensors, and
+    removes dead operations.
 
     Raises:
-        ModelError: forward enables gradients or autocast inside, which no unit could repeat.
+        ModelError: Forward enables gradients or autocast inside, which a unit could not repeat.
     """
     _inline_regions(module)
     _select_by_tensors(module.graph)
@@ -40,6 +41,7 @@ def normalize(module: fx.GraphModule) -> fx.Graph:
 
 
 def _inline_regions(module: fx.GraphModule) -> None:
+    """Replace the regions of ``no_grad`` and ``autocast`` by their operations, in place."""
     regions = torch.ops.higher_order
     for node in list(module.graph.nodes):
         if node.target is regions.wrap_with_set_grad_enabled:
@@ -55,7 +57,14 @@ def _inline_regions(module: fx.GraphModule) -> None:
 
 
 def _inline(module: fx.GraphModule, node: fx.Node, *, first: int, detached: bool) -> None:
-    """Replace ``node``, whose argument ``first`` is a graph and the rest its inputs, by that graph's operations."""
+    """Replace a region by the operations of its graph.
+
+    Args:
+        module: Module whose graph contains the region.
+        node: Call of the region.
+        first: Index of the argument that is the region's graph. The inputs follow it.
+        detached: Detach the results, as a region without gradients does.
+    """
     body = cast(fx.GraphModule, module.get_submodule(arguments(node)[first].target))
     _inline_regions(body)
     inputs = [inner for inner in body.graph.nodes if inner.op == "placeholder"]
@@ -75,9 +84,9 @@ def _inline(module: fx.GraphModule, node: fx.Node, *, first: int, detached: bool
 
 
 def _select_by_tensors(graph: fx.Graph) -> None:
-    """Replace each index that torch.export reads out of a tensor, as in ``table[counter % 5]``, by a tensor.
+    """Replace each index that torch.export read from a tensor, as in ``table[counter % 5]``, by a tensor.
 
-    The number would be a constant of the graph, although the buffer ``counter`` moves in each step.
+    The number would be a constant of the graph, although the buffer ``counter`` changes in each step.
     """
     for node in [node for node in graph.nodes if node.target is _aten.select.int]:
         tensor, dim, number = arguments(node)
@@ -98,9 +107,13 @@ def _select_by_tensors(graph: fx.Graph) -> None:
 
 
 def fill_by_size(graph: fx.Graph, source: fx.Node) -> None:
-    """Let tensors of one value (``zeros_like``, ``new_ones``) depend on the batch size of ``source``, not on a tensor.
+    """Rewrite tensors filled with one value (``zeros_like``, ``new_ones``) to depend only on the batch size.
 
-    Otherwise the tensor whose size they copy would be live until then, and no cut could lie in between.
+    Otherwise the tensor whose shape they copy would be live until then, and no cut could lie in between.
+
+    Args:
+        graph: Graph, changed in place.
+        source: Node of the input, from which the batch size is read.
     """
     batch = source.meta["val"].shape[0]
     with graph.inserting_after(source):
@@ -143,6 +156,7 @@ def random_nodes(graph: fx.Graph) -> list[fx.Node]:
 
 
 def _draws(node: fx.Node) -> bool:
+    """Return True if ``node`` draws random numbers with its arguments, and is no dropout."""
     if node.target is _aten.scaled_dot_product_attention.default:
         return bool(node.args[4] if len(node.args) > 4 else node.kwargs.get("dropout_p", 0.0))
     if not is_random(node) or node.target is _aten.dropout.default:
@@ -154,7 +168,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def vmap_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Return the nodes that enter or leave ``torch.vmap``; they cannot run outside of it, one by one."""
+    """Return the nodes that enter or leave ``torch.vmap``. They cannot run outside of it."""
     return [
         node
         for node in graph.nodes
@@ -171,14 +185,14 @@ def paths_of(node: fx.Node) -> tuple[str, ...]:
 
 
 def path_of(node: fx.Node) -> str:
-    """Return the path of the innermost submodule in whose forward the operation was called; empty for the root."""
+    """Return the path of the innermost submodule in whose forward the operation was called, "" for the root."""
     return next(reversed(paths_of(node)), "")
 
 
 def module_of(node: fx.Node) -> str:
     """Return the innermost submodule in whose forward the operation was called, as ``path (class)``.
 
-    The class alone for the root; empty if unknown.
+    For the root it is the class alone, and "" if it is unknown.
     """
     stack = list(node.meta.get("nn_module_stack", {}).values())
     if not stack:
@@ -190,7 +204,7 @@ def module_of(node: fx.Node) -> str:
 
 
 def origin_of(node: fx.Node) -> dict[str, Any]:
-    """Return the entries of ``node.meta`` about the user's code, for another node that replaces ``node``.
+    """Return the entries of ``node.meta`` about the user's code, to copy them to a node that replaces ``node``.
 
     :func:`module_of` and :func:`edgefl.models.user_code.source_of` read them.
     """

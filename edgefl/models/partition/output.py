@@ -1,4 +1,4 @@
-"""Selection of a model's output among all that its forward returns, such as logits beside a loss and a cache."""
+"""Selection of a model's output from the value that its forward returns, such as logits besides a loss and a cache."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torch import Tensor, nn
 from edgefl.errors import ModelError
 
 Output = str | int | None
-"""Key, attribute or position of the output in a returned value; None: ``logits``, or else the first floating tensor."""
+"""Key, attribute or position of the output in a returned value. None: ``logits`` if there is one, else the first floating
+tensor."""
 
 LOGITS = "logits"
 
 
 def select_output(returned: object, output: Output, name: str) -> Tensor:
-    """Return the output among the tensors that a model's forward returned.
+    """Return the output tensor in the value that a model's forward returned.
 
     Args:
-        returned: a tensor, or a mapping, a dataclass, a tuple or a list of such.
-        output: which of them is the output.
-        name: the model's class, for the error.
+        returned: Tensor, or a mapping, a dataclass, a tuple or a list with tensors.
+        output: Selects the output.
+        name: Class of the model, for the error text.
 
     Raises:
-        ModelError: there is no such tensor; the message lists those that there are.
+        ModelError: There is no such tensor. The message lists the existing ones.
     """
     if output is None and isinstance(returned, Tensor):
         return returned
@@ -55,7 +56,7 @@ def select_output(returned: object, output: Output, name: str) -> Tensor:
 
 @contextmanager
 def output_only(root: nn.Module, output: Output) -> Iterator[None]:
-    """Let calls of ``root`` inside return its output alone, after its hooks ran, and keep no cache of keys."""
+    """Make calls of ``root`` in the block return only its output, after its hooks ran. Also disables key caches."""
     call: Callable[..., Any] = root._call_impl
 
     def call_for_output(*args: Any, **kwargs: Any) -> Tensor:
@@ -66,7 +67,9 @@ def output_only(root: nn.Module, output: Output) -> Iterator[None]:
 
 
 def return_output_only(root: nn.Module, output: Output) -> nn.Module:
-    """Let all calls of ``root`` return its output alone, as :func:`output_only` does; change it in place and return it."""
+    """Change ``root`` in place so that all calls return only its output, after its hooks ran. Disables key caches. Return
+    ``root``.
+    """
     kind = type(root)
     for config in filter(None, map(_caching_config, root.modules())):
         config.use_cache = False
@@ -80,17 +83,18 @@ def return_output_only(root: nn.Module, output: Output) -> nn.Module:
 
 
 def replaced_call(module: nn.Module, call: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replace the function that a call of ``module`` runs, hooks included."""
+    """Replace the function that a call of ``module`` runs, hooks included, for the block."""
     return _replaced_attribute(module, "_call_impl", call)
 
 
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replace the forward of ``module``; its hooks still run."""
+    """Replace the forward of ``module`` for the block. Its hooks still run."""
     return _replaced_attribute(module, "forward", forward)
 
 
 @contextmanager
 def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator[None]:
+    """Set an attribute of ``module`` for the block and restore it afterwards."""
     own = {name: module.__dict__[name]} if name in module.__dict__ else {}
     module.__dict__[name] = value
     try:
@@ -102,7 +106,9 @@ def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator
 
 @contextmanager
 def without_cache(root: nn.Module) -> Iterator[None]:
-    """Set ``use_cache`` of all configurations in ``root`` to False: a cache of keys would be a second output."""
+    """Set ``use_cache`` of all configurations in ``root`` to False for the block. A cache of keys would be a second
+    output.
+    """
     configs = {id(config): config for config in map(_caching_config, root.modules()) if config is not None}
     for config in configs.values():
         config.use_cache = False
@@ -114,12 +120,13 @@ def without_cache(root: nn.Module) -> Iterator[None]:
 
 
 def _caching_config(module: nn.Module) -> Any:
+    """Return the configuration of ``module`` if it enables a cache of keys, else None."""
     config = module.__dict__.get("config")
     return config if getattr(config, "use_cache", None) is True else None
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Iterate over the parts of ``value`` by key, attribute or position."""
+    """Yield the parts of ``value`` with their key, attribute or position. Yields nothing if it is no container."""
     if isinstance(value, Mapping):
         yield from ((str(key), part) for key, part in value.items())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -131,7 +138,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Iterate over all tensors in ``value``, in order, with their paths."""
+    """Yield all tensors in ``value`` in order, with their paths."""
     for key, part in _parts(value):
         inner = f"{path}.{key}" if path else key
         if isinstance(part, Tensor):

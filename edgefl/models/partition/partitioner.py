@@ -1,11 +1,11 @@
-"""Partitioner: chooses the cuts of a traced module, and names the subgraphs between them.
+"""Partitioner: chooses the cuts of a traced module and names the units between them.
 
-Every point of the graph that one tensor crosses is a candidate. Cuts do not divide the blocks that an author repeats (a
-residual block, a transformer layer). Every unit has at least one kernel (a weight of two or more dimensions), so that
-activations, pooling and norms stay with the layer before them.
+Every point of the graph that one tensor crosses is a candidate. Cuts do not divide blocks, which are submodules whose
+class the module repeats (a residual block, a transformer layer). Every unit has at least one kernel (a weight of two or
+more dimensions), so that activations, pooling and norms stay with the layer before them.
 
-Uses of one tensor stay in one unit, unless tied weights, such as a language model's embedding and head, would leave
-little to cut (:meth:`Partitioner.relaxed`).
+All uses of a weight stay in one unit, unless tied weights, such as a language model's embedding and head, would leave
+few cuts (:meth:`Partitioner.relaxed`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ _STATEFUL = (nn.modules.batchnorm._NormBase, nn.RNNBase)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Return True for layers of torch and of edgefl, and for subclasses that keep state; no cut lies inside of one."""
+    """Return True for layers of torch and of edgefl, and for subclasses of torch's layers with statistics. Cuts never
+    divide them.
+    """
     package = type(module).__module__
     if isinstance(module, _STATEFUL):
         return True
@@ -45,22 +47,28 @@ def is_layer(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class UnitCut:
-    """Boundary between two units, after the step at ``index``; ``path`` is the submodule that the user named, if any."""
+    """Boundary between two units.
+
+    Attributes:
+        index: Index of the last step before the cut.
+        path: Path of the submodule after which the user placed the cut, "" for an automatic cut.
+    """
 
     index: int
     path: str = ""
 
 
 class Partitioner:
-    """Partitioner of a dataflow into units that one tensor connects.
+    """Divider of a dataflow into units that are connected by one tensor.
 
     Args:
-        dataflow: operations of the traced module.
-        blocks: paths of the submodules that stay whole; by default those whose class their author repeats in a list.
+        dataflow: Operations of the traced module.
+        blocks: Paths of the submodules that cuts must not divide. None: those whose class occurs several times in a
+            list.
 
     Attributes:
-        dataflow: as given.
-        blocks: as given, or found.
+        dataflow: Operations of the traced module.
+        blocks: Paths of the submodules that cuts must not divide.
     """
 
     def __init__(self, dataflow: Dataflow, blocks: Sequence[str] | None = None) -> None:
@@ -74,10 +82,13 @@ class Partitioner:
         self.blocks = self._find_blocks() if blocks is None else blocks
 
     def relaxed(self, sample: TensorSpec) -> Partitioner:
-        """Return the partitioner, or one that allows more cuts if that more than doubles the number of units.
+        """Return a partitioner with weaker conditions if that more than doubles the number of units, else this one.
 
-        First, units may read ``sample`` again: a classifier of a decoder looks up at its end where each text's padding
-        begins. Second, units on both sides of a cut may read tied weights.
+        First, units may read ``sample`` again: a decoder's classifier looks up at its end where the padding of each
+        text begins. Second, units on both sides of a cut may read tied weights.
+
+        Args:
+            sample: One sample of the input.
         """
         partitioner, dataflow = self, self.dataflow
         if any(dataflow.graph.source in values for values in dataflow.live_values):
@@ -89,11 +100,12 @@ class Partitioner:
         return partitioner
 
     def _better(self, other: Partitioner) -> Partitioner:
+        """Return ``other`` if it proposes more than twice as many units, else this partitioner."""
         units, more = (1 + len(each.propose()) for each in (self, other))
         return other if more > 2 * units else self
 
     def _tied_weights(self) -> frozenset[str]:
-        """Return the weights that several layers or operations use, rather than one several times."""
+        """Return the names of the parameters that several layers or operations use."""
         flow = self.dataflow
         users: dict[str, set[object]] = {}
         for step, names in zip(flow.steps, flow.weights_used, strict=True):
@@ -102,10 +114,11 @@ class Partitioner:
         return frozenset(name for name, uses in users.items() if len(uses) > 1) & flow.shareable_weights
 
     def propose(self, units: int | None = None) -> list[UnitCut]:
-        """Return the cuts in order, none of them inside a block.
+        """Return the automatic cuts in order.
 
         Args:
-            units: merge neighbours into at most so many units of balanced weights.
+            units: Merge neighbouring units into at most this many, with balanced numbers of weights. None: do not
+                merge.
         """
         closed = [self._spans[path] for path in self.blocks if path in self._spans]
         candidates = [
@@ -126,11 +139,11 @@ class Partitioner:
         return [cuts[start - 1] for start in balanced_starts(sizes, units)]
 
     def at(self, paths: Sequence[str]) -> list[UnitCut]:
-        """Return the cuts behind these submodules, in the order of execution.
+        """Return the cuts behind the submodules ``paths``, in the order of execution.
 
         Raises:
-            ModelError: forward never calls one of them, two lie at one place, or more than one tensor of samples, or
-                state that training moves, is needed on both sides of a cut.
+            ModelError: Forward never calls one of them, two cuts coincide, more than one tensor crosses a cut, or both
+                sides of it need state that training changes.
         """
         cuts = sorted((UnitCut(self._end_of(path), path) for path in paths), key=lambda cut: cut.index)
         for before, after in pairwise(cuts):
@@ -145,11 +158,13 @@ class Partitioner:
         return cuts
 
     def _end_of(self, path: str) -> int:
+        """Return the index of a submodule's last step. Raises ModelError if forward never calls it."""
         if path not in self._spans:
             raise ModelError(f"the submodule {path!r} is never called in forward", cut=path)
         return self._spans[path][1]
 
     def _check(self, cut: UnitCut) -> None:
+        """Raise ModelError unless one tensor crosses the cut, and both sides need no common state."""
         dataflow = self.dataflow
         live = dataflow.live_values[cut.index]
         if len(live) != 1 or not dataflow.is_sample_tensor(live[0]):
@@ -170,7 +185,7 @@ class Partitioner:
             )
 
     def split(self, cuts: Sequence[UnitCut]) -> list[Subgraph]:
-        """Return the subgraphs between ``cuts``, in order; a cut after the last step separates nothing."""
+        """Return the subgraphs between ``cuts``, in order. A cut after the last step has no effect."""
         dataflow = self.dataflow
         source: fx.Node = dataflow.graph.source
         subgraphs: list[Subgraph] = []
@@ -184,7 +199,8 @@ class Partitioner:
     def name(self, subgraphs: Sequence[Subgraph]) -> list[str]:
         """Return a name for the unit of each subgraph.
 
-        It is the submodule that the unit is, or the largest one that holds its first kernel and nothing of another unit.
+        It is the path of the submodule that the unit equals. Otherwise it is the largest submodule that contains the
+        unit's first kernel and no state of another unit.
         """
         state = frozenset[str]().union(*(each.state_names for each in subgraphs))
         return unit_names(
@@ -193,17 +209,17 @@ class Partitioner:
         )
 
     def _first_weight(self, subgraph: Subgraph) -> str:
-        """Return the first kernel that the subgraph uses, or its first tensor if it has none; empty without any."""
+        """Return the name of the subgraph's first kernel, else of its first state tensor, or "" if it has no state."""
         steps = slice(subgraph.start, subgraph.stop)
         kernels = [name for names in self.dataflow.kernels[steps] for name in names]
         others = [name for names in self.dataflow.weights_used[steps] for name in sorted(names)]
         return next(iter([*kernels, *others]), "")
 
     def opened_modules(self, cuts: Sequence[UnitCut]) -> frozenset[str]:
-        """Return the paths of the submodules whose code a second trace must follow: a cut lies inside.
+        """Return the paths of the submodules that a second trace must trace into, because a cut lies inside.
 
-        Also those that compute the same for every input, such as positions, because each unit computes that for itself.
-        Layers are never among them, even if they are called on both sides of a cut.
+        Includes submodules that compute the same for every input, such as positions, because each unit repeats that
+        computation. Excludes layers, even if they are called on both sides of a cut.
         """
         root = self.dataflow.graph.root
         same = {path for node in self.dataflow.operations for path in paths_of(node)} - self._spans.keys()
@@ -215,7 +231,7 @@ class Partitioner:
         return frozenset(path for path in same | cut_inside if not is_layer(root.get_submodule(path)))
 
     def _find_blocks(self) -> list[str]:
-        """Return the paths of the submodules whose class is repeated in a list, except stages of such blocks."""
+        """Return the paths of the submodules whose class occurs several times in a list, except stages of such blocks."""
         root = self.dataflow.graph.root
         classes = _repeated_classes(root)
         instances = {path: type(module) for path, module in root.named_modules() if path in self._spans}
@@ -227,7 +243,7 @@ class Partitioner:
         return [path for path, kind in instances.items() if kind in classes - stages]
 
     def _are_stages(self, paths: Sequence[str]) -> bool:
-        """Return True if each of these that repeats something itself can be cut inside."""
+        """Return True if some of these submodules repeat a class themselves, and a cut is possible inside each of those."""
         root = self.dataflow.graph.root
         spans = [self._spans[path] for path in paths if _repeated_classes(root.get_submodule(path))]
         return bool(spans) and all(
@@ -236,7 +252,7 @@ class Partitioner:
 
 
 def _repeated_classes(module: nn.Module) -> set[type[nn.Module]]:
-    """Return the classes, of the user's own, with several members in one list of submodules."""
+    """Return the user's classes that occur several times in one list of submodules of ``module``."""
     classes: set[type[nn.Module]] = set()
     for part in module.modules():
         if isinstance(part, nn.Sequential | nn.ModuleList):
@@ -250,10 +266,14 @@ def _repeated_classes(module: nn.Module) -> set[type[nn.Module]]:
 
 
 def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
-    """Divide a sequence of sizes into ``groups`` runs, or one each, whose largest sum is as small as possible.
+    """Divide a sequence of sizes into consecutive groups whose largest sum is as small as possible.
+
+    Args:
+        sizes: Sizes.
+        groups: Number of groups, if there are that many sizes.
 
     Returns:
-        The index of the first item of each run but the first.
+        Index of the first size of each group but the first.
     """
     runs = min(groups, len(sizes))
     low, high = max(sizes), sum(sizes)
@@ -264,7 +284,9 @@ def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
 
 
 def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
-    """Return the first items of the second and later runs: as few as ``limit`` allows, but at least ``runs`` runs."""
+    """Return the first index of each group but the first: as few groups as the sum ``limit`` allows, but at least
+    ``runs``.
+    """
     starts: list[int] = []
     total = 0
     for index, size in enumerate(sizes):
@@ -277,7 +299,7 @@ def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
 
 
 def unit_names(paths: Iterable[str]) -> list[str]:
-    """Return a name for the unit of each path, dots as ``_``, with ``_`` behind it if that name is taken."""
+    """Return a unit name for each path: dots become ``_``, and ``_`` is appended while the name is taken."""
     names: list[str] = []
     for path in paths:
         name = path.replace(".", "_") or "unit"
@@ -289,7 +311,9 @@ def unit_names(paths: Iterable[str]) -> list[str]:
 
 
 def _largest_path(weight: str, others: frozenset[str]) -> str:
-    """Return the largest submodule around ``weight`` that holds none of ``others``."""
+    """Return the path of the largest submodule that contains the tensor ``weight`` and none of ``others``, else
+    ``weight``.
+    """
     parts = weight.split(".")
     for length in range(1, len(parts)):
         path = ".".join(parts[:length])

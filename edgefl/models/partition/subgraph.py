@@ -1,4 +1,4 @@
-"""Part of a traced graph as a module of its own: one tensor in, one tensor out, weights under their own names."""
+"""Part of a traced graph as a module: one tensor in, one tensor out, with the names of the original weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edgefl.wire.bundle.manifest import SAMPLE
 
 
 class ConstantLayer(nn.Module):
-    """Layer that returns a tensor outside the state; the tensor moves between devices with the unit."""
+    """Layer that returns a constant tensor. It is a non-persistent buffer, so it moves between devices with the unit."""
 
     value: Tensor
 
@@ -35,7 +35,7 @@ class ConstantLayer(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """Steps ``start:stop`` of a dataflow, which compute ``result`` from ``source``."""
+    """Steps ``start:stop`` of a dataflow, which compute the node ``result`` from the node ``source``."""
 
     dataflow: Dataflow
     start: int
@@ -45,7 +45,7 @@ class Subgraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """All nodes to compute, in order: the steps and what they need that is no step. Placeholders come first."""
+        """All nodes to compute, in order: the steps and the other nodes that they need."""
         reached = {
             node
             for step in self.dataflow.steps[self.start : self.stop]
@@ -55,12 +55,12 @@ class Subgraph:
 
     @property
     def state_names(self) -> frozenset[str]:
-        """Names of the root's state tensors that it uses."""
+        """Names of the state tensors that the subgraph uses."""
         return frozenset().union(*self.dataflow.weights_used[self.start : self.stop])
 
     @property
     def submodule(self) -> str:
-        """Path of the submodule whose call is all that the subgraph computes; empty if it computes something else."""
+        """Path of the submodule of which the subgraph is exactly one call, "" if it computes anything else."""
         graph = self.dataflow.graph
         nodes = [node for node in self.nodes if node.target is not operator.getitem]
         call = graph.leaf_call(nodes[0]) if len(nodes) == 1 else None
@@ -69,7 +69,7 @@ class Subgraph:
         return call.path if _reads_one_tensor(graph.root.get_submodule(call.path), call) else ""
 
     def to_module(self) -> nn.Module:
-        """Return the submodule itself if the subgraph is one call of it, or else a graph module."""
+        """Return the submodule itself if the subgraph is exactly one call of it, else a new graph module."""
         root = self.dataflow.graph.root
         return root.get_submodule(self.submodule) if self.submodule else _GraphBuilder(self).build()
 
@@ -87,7 +87,7 @@ def _reads_one_tensor(module: nn.Module, call: LeafCall) -> bool:
 
 
 class _GraphBuilder:
-    """Builder of the graph module of one subgraph; copies node by node."""
+    """Builder of the graph module of a subgraph. It copies the nodes one by one."""
 
     def __init__(self, subgraph: Subgraph) -> None:
         self._subgraph = subgraph
@@ -152,6 +152,7 @@ class _GraphBuilder:
 
     def _copy_leaf(self, call: LeafCall, node: fx.Node) -> list[fx.Node]:
         # An extra input only needs to know the number of rows.
+        """Copy the call of a leaf module. Return one node per tensor that it returns."""
         is_extra = self._subgraph.dataflow.is_extra_input(node)
         tensors = [self._x if is_extra else self._copies[argument] for argument in arguments(node)[0]]
         args, kwargs = pytree.tree_map(
@@ -165,7 +166,7 @@ class _GraphBuilder:
         ]
 
     def _copy_dropout(self, node: fx.Node) -> Any:
-        """Return ``F.dropout`` as a layer, which follows the mode of the unit and not of the trace."""
+        """Replace ``F.dropout`` by a dropout layer, which follows the mode of the unit and not that of the trace."""
         x, rate, training = arguments(node)
         if not training or not rate:
             return self._copies[x]
@@ -174,10 +175,12 @@ class _GraphBuilder:
         return self._call(name, nn.Dropout(float(rate)), (self._copies[x],), {})
 
     def _call(self, path: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> fx.Node:
+        """Add ``module`` at ``path`` and return a node that calls it."""
         self._targets[path] = module
         return self._graph.create_node("call_module", path, tuple(args), kwargs)
 
     def _on_input_device(self, leaf: Any) -> Any:
+        """Replace a device by a node that reads the device of the unit's input. Return any other value unchanged."""
         if not isinstance(leaf, torch.device):
             return leaf
         if self._device is None:

@@ -1,10 +1,9 @@
-"""Tracer of a module: its forward as one graph of ATen operations in which leaf modules stay one node per call.
+"""Tracer of a module: its forward as one graph of ATen operations, in which each call of a leaf module is one node.
 
-``torch.export`` runs the module's Python on tensors without values, so that any control flow that does not depend
-on data is followed, and keeps the batch size a symbol. A leaf module appears as a call of the operator
-``edgefl::leaf_module``, which a unit turns back into a call of the submodule itself: its weights keep their names, its
-behaviour in training and inference, its statistics and its noise stay its own. A ``torch.autograd.Function`` of the user
-becomes a leaf module too, which the trace adds, because an open one would lose its own gradient.
+``torch.export`` runs the module's Python code on tensors without values, and keeps the batch size symbolic. So control
+flow is followed if it does not depend on data. A leaf module appears as a call of the operator ``edgefl::leaf_module``.
+A unit turns it back into a call of the submodule itself, which keeps its weight names, modes, statistics and noise. A
+``torch.autograd.Function`` of the user also becomes a leaf module, because its own gradient would be lost otherwise.
 """
 
 from __future__ import annotations
@@ -66,9 +65,9 @@ class LeafCall:
     """One call of a leaf module.
 
     Attributes:
-        path: path of the submodule.
-        arguments: (args, kwargs) with a :class:`TensorSlot` for each tensor.
-        results: positions of the returned tensors: () for a tensor, (1, 0) for the first of a second tuple.
+        path: Path of the submodule.
+        arguments: Pair (args, kwargs), with a :class:`TensorSlot` instead of each tensor.
+        results: Position of each returned tensor: () for a single tensor, (1, 0) for the first one of a second tuple.
     """
 
     path: str
@@ -78,23 +77,23 @@ class LeafCall:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Placeholder in :attr:`LeafCall.arguments` for the tensor at this index."""
+    """Placeholder in :attr:`LeafCall.arguments` for the tensor with this index."""
 
     index: int
 
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """Graph of ``root``: placeholders, operations and one output, every node with ``meta["val"]``.
+    """Graph of a module: placeholders, operations and one output. The value of each node is in ``meta["val"]``.
 
     Attributes:
-        root: the module that was traced.
-        graph: its operations.
-        source: placeholder of the input.
-        result: node of the returned tensor.
-        state: for each placeholder of a state tensor, its name in ``root.state_dict()``.
-        constants: values of the other placeholders.
-        calls: calls of leaf modules, by the number in their nodes.
+        root: Module that was traced.
+        graph: Its operations.
+        source: Placeholder of the input.
+        result: Node of the returned tensor.
+        state: Name in ``root.state_dict()`` of each placeholder of a state tensor.
+        constants: Value of each other placeholder.
+        calls: Calls of leaf modules. The nodes refer to them by index.
         reads_mode: True if code outside of leaf modules read ``training``.
     """
 
@@ -108,11 +107,13 @@ class TracedGraph:
     reads_mode: bool
 
     def leaf_call(self, node: fx.Node) -> LeafCall | None:
-        """Return the call of a leaf module that ``node`` is; None for other nodes."""
+        """Return the call of a leaf module that ``node`` represents, or None for another node."""
         return self.calls[arguments(node)[1]] if node.target is _LEAF_OPERATOR else None
 
     def label(self, node: fx.Node) -> str:
-        """Return a name of ``node`` for errors: the leaf module whose result it is, or the operation."""
+        """Return a name of ``node`` for error texts: the path of the leaf module that returned it, or the
+        node's own name.
+        """
         call = self.leaf_call(arguments(node)[0] if node.target is operator.getitem else node)
         return call.path if call is not None else node.name
 
@@ -121,7 +122,7 @@ class TracedGraph:
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def describe(self) -> list[str]:
-        """Return a line for each operation and its arguments, equal for graphs that compute the same in the same order."""
+        """Return one line per operation with its arguments. Equal lists mean the same computation in the same order."""
         numbers = {node: f"%{number}" for number, node in enumerate(self.operations())}
         lines = []
         for node in numbers:
@@ -136,7 +137,7 @@ class TracedGraph:
 
 
 class _LeafForward(nn.Module):
-    """Call of a leaf module as it was recorded, which :meth:`run` repeats on other tensors."""
+    """Recorded call of a leaf module, which :meth:`run` repeats with other tensors."""
 
     def __init__(self, module: nn.Module, original: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         super().__init__()
@@ -147,7 +148,7 @@ class _LeafForward(nn.Module):
         return self.original(*args, **kwargs)
 
     def run(self, tensors: list[Tensor]) -> Any:
-        """Return what the module returns for ``tensors`` instead of the recorded ones."""
+        """Repeat the call with ``tensors`` instead of the recorded ones and return its result."""
         queue = iter(tensors)
         filled = [next(queue) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         args, kwargs = pytree.tree_unflatten(filled, self.spec)
@@ -159,16 +160,17 @@ class _LeafForward(nn.Module):
 
 @dataclass
 class _TraceRecord:
-    """State of one trace.
+    """State of a trace in progress.
 
     Attributes:
-        calls: calls of leaf modules so far, and ``forwards`` that run them on other tensors, by the same numbers.
-        applied: calls of each class of autograd functions.
-        returned: the value that the last leaf module returned.
+        calls: Calls of leaf modules so far.
+        forwards: Recorded call for each of ``calls``.
+        applied: Number of calls of each class of autograd functions.
+        returned: Value that the last leaf module returned.
         in_leaf: True while a leaf module runs.
         reads_mode: True if code outside of leaf modules read its mode.
-        trained: tensors that require a gradient in training; those of an export have no such flag.
-        states: state of each leaf module when the root was called.
+        trained: Tensors that require a gradient in training. Tensors of an export do not have that flag.
+        states: State of each leaf module when the root was called.
     """
 
     calls: list[LeafCall] = field(default_factory=list)
@@ -181,7 +183,7 @@ class _TraceRecord:
     states: dict[nn.Module, Hashable] = field(default_factory=dict)
 
     def mark_trained(self, values: Any) -> None:
-        """Note that the tensors in ``values`` require a gradient in training."""
+        """Record the floating tensors in ``values`` as requiring a gradient, unless gradients are disabled."""
         if torch.is_grad_enabled():
             for leaf in pytree.tree_leaves(values):
                 if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -194,7 +196,7 @@ _active: ContextVar[_TraceRecord | None] = ContextVar("active", default=None)
 
 @torch.library.custom_op("edgefl::leaf_module", mutates_args=())
 def _call_leaf(tensors: list[Tensor], index: int) -> list[Tensor]:
-    """Call number ``index`` of a leaf module; exists in graphs only, never runs on values."""
+    """Call the leaf module with this index. The operator exists only in graphs and never runs on values."""
     raise NotImplementedError
 
 
@@ -217,13 +219,15 @@ _LEAF_OPERATOR = torch.ops.edgefl.leaf_module.default
 class ModuleTracer:
     """Tracer of a module on batches of one sample.
 
+    A leaf module is traced into if a call has arguments or results other than tensors and plain constants. So is one
+    whose weights, attributes or mode were changed since ``root`` was called, because the unit would not repeat that
+    change.
+
     Args:
-        root: the module.
-        sample: one sample of its input, without batch dimension.
-        leaf_modules: paths of the submodules whose calls stay one node. One with arguments or results other than tensors
-            and plain constants is traced through nevertheless. So is one whose weights, attributes or mode the code around
-            it changed since ``root`` was called, because the unit that calls it later would not.
-        output: the output among several returned tensors.
+        root: Module.
+        sample: One sample of its input, without batch dimension.
+        leaf_modules: Paths of the submodules whose calls become one node.
+        output: Selects the output among several returned tensors.
     """
 
     def __init__(
@@ -243,12 +247,13 @@ class ModuleTracer:
         """Return the graph of the module in training or inference.
 
         Args:
-            training: the mode; parts with a mark stay in inference (:mod:`edgefl.models.modes`).
-            sketched: trace a batch of one size, which takes half the time. The graph is to look at, not to run.
+            training: Mode of the module. Marked parts stay in inference mode (:mod:`edgefl.models.modes`).
+            sketched: Trace with a fixed batch size, which takes half the time. Such a graph can be inspected but not
+                run.
 
         Raises:
-            ModelError: the module cannot be traced, with torch's reason and the line of the user's code; or it returns no
-                such output.
+            ModelError: The module cannot be traced (with torch's reason and the line of the user's code), or does not
+                return the output.
         """
         self._record = _TraceRecord()
         with in_mode(self._root, training=training), self._patched():
@@ -257,7 +262,7 @@ class ModuleTracer:
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        """Replace inside, for the time of one trace, the functions of torch and of the root that hide calls or modes."""
+        """Replace the functions of torch and of the root that would hide calls or modes, for the block."""
         with ExitStack() as stack:
             # Torch's recurrent layers run step by step; before the forward of any layer is looked up below.
             stack.enter_context(recurring())
@@ -278,6 +283,8 @@ class ModuleTracer:
             yield
 
     def _calling_root(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a wrapper of the root's call that first records the state of all leaf modules."""
+
         def call_root(*args: Any, **kwargs: Any) -> Any:
             self._record.states = {module: _state_of(module) for _, module in self._leaves}
             return call(*args, **kwargs)
@@ -286,6 +293,7 @@ class ModuleTracer:
 
     @contextmanager
     def _observed_mode(self) -> Iterator[None]:
+        """Record reads of ``training`` by replacing the attribute of ``nn.Module`` by a property, for the block."""
         parts, record = {id(part) for part in self._root.modules()}, self._record
 
         def read(module: nn.Module) -> bool:
@@ -302,7 +310,11 @@ class ModuleTracer:
             del nn.Module.training
 
     def _apply_function(self, kind: Kind, args: tuple[Any, ...]) -> Any:
-        """Apply an autograd function as a leaf module that the root gets for it."""
+        """Apply an autograd function as a call of a leaf module, which is added to the root.
+
+        Raises:
+            ModelError: An argument or result is neither a tensor nor a plain constant.
+        """
         record = self._record
         if record.in_leaf:
             return kind.apply(*args)
@@ -325,7 +337,7 @@ class ModuleTracer:
         return result
 
     def _leaf_forward(self, path: str, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the replacement of ``original``, a call of the leaf module at ``path``."""
+        """Return the replacement of ``original``, the call of the leaf module at ``path``."""
         record = self._record
 
         def call_leaf(*args: Any, **kwargs: Any) -> Any:
@@ -359,7 +371,7 @@ class ModuleTracer:
 
 
 def _state_of(module: nn.Module) -> Hashable:
-    """Return modes, attributes and tensors of a module and its parts, by identity."""
+    """Return the identities of all modes, attributes and tensors of a module and its parts. Equal if none was replaced."""
     return tuple(
         (name, _identity(value))
         for part in module.modules()
@@ -370,6 +382,7 @@ def _state_of(module: nn.Module) -> Hashable:
 
 
 def _identity(value: object) -> Hashable:
+    """Return a key of a value: the value of a plain constant, else its ``id`` or those of its items."""
     if isinstance(value, list | tuple):
         return tuple(map(id, value))
     if isinstance(value, dict):
@@ -394,15 +407,15 @@ def _position(key: object) -> int:
 
 
 def export_module(root: nn.Module, *samples: TensorSpec, sketched: bool = False) -> ExportedProgram:
-    """Export a module by ``torch.export``, with the batch size as a symbol.
+    """Export a module by ``torch.export``, with a symbolic batch size.
 
     Args:
-        root: the module, in the mode to export.
-        samples: one sample of each input of its forward.
-        sketched: export for a batch of one size, in half the time.
+        root: Module, in the mode to export.
+        samples: One sample of each input of its forward.
+        sketched: Export with a fixed batch size, which takes half the time.
 
     Raises:
-        ModelError: the module cannot be exported; with torch's reason and the line of the user's code.
+        ModelError: The module cannot be exported. The message has torch's reason and the line of the user's code.
     """
     rows = _SKETCH_ROWS if sketched else _ROWS
     inputs = tuple(torch.zeros((rows, *sample.shape), dtype=sample.dtype) for sample in samples)
@@ -441,9 +454,10 @@ def _exportable(root: nn.Module) -> Iterator[None]:
 
 
 class _TracedMode(TraceableMode):
-    """Mode of an export: refuses hooks on tensors, and answers ``requires_grad`` as in training.
+    """Mode of an export. It rejects hooks on tensors, and returns for ``requires_grad`` the value of a training run.
 
-    A tensor requires a gradient in training if a trained weight had a part in it; the tensors of an export never do.
+    A tensor requires a gradient in training if a trained weight contributed to it. Tensors of an export never require
+    one.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -462,13 +476,16 @@ class _TracedMode(TraceableMode):
 
 
 def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
+    """Return True if a tensor in ``values`` requires a gradient, or would in training."""
     tensors = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
     return any(each.requires_grad or (record is not None and each in record.trained) for each in tensors)
 
 
 @contextmanager
 def _explained(action: str) -> Iterator[None]:
-    """Raise exceptions as ModelError, as :func:`user_errors` does; shorter if torch cannot trace right code."""
+    """Convert exceptions to ModelError like :func:`user_errors`, with a shorter text if torch itself cannot trace the
+    code.
+    """
     try:
         with user_errors(action):
             yield
@@ -483,6 +500,11 @@ def _explained(action: str) -> Iterator[None]:
 
 
 def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecord) -> TracedGraph:
+    """Return the traced graph of an exported program.
+
+    Raises:
+        ModelError: The output does not depend on the input, or a buffer changes its shape.
+    """
     graph = normalize(program.graph_module)
     (results,) = arguments(graph.output_node())
     outputs = program.graph_signature.user_outputs
@@ -522,6 +544,6 @@ def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecor
 
 
 def _fits(shape: torch.Size, room: torch.Size) -> bool:
-    """Return True if values of ``shape`` can be written to a buffer of the shape ``room``."""
+    """Return True if values of ``shape`` can be written to a buffer of shape ``room``."""
     sizes = zip(reversed(shape), reversed(room), strict=False)
     return len(shape) <= len(room) and all(type(size) is int and size in (1, whole) for size, whole in sizes)

@@ -1,1 +1,1 @@
-"""Python state that a model's code can read or change: where it is, a search for it, and snapshots of it."""
+"""Python state that a model's code can read or change: its containers, a search for them, and snapshots."""

@@ -2,7 +2,7 @@
 
 The search starts at the parts of a module, or at a function, and follows the names in the code of their methods:
 attributes, class attributes, globals, closures, default arguments, hooks, and the functions and objects found there.
-Objects of every class can hold state. Code and class attributes of torch, numpy, Python's library and edgefl are left out.
+Objects of any class can hold state. Code and class attributes of torch, numpy, Python's library and edgefl are skipped.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ LruCache = functools._lru_cache_wrapper
 
 
 class References:
-    """Spaces of names, tensors, and functions with a cache that code can reach.
+    """Containers, tensors and cached functions that code can reach.
 
     Args:
-        root: a module, or a function.
-        others: further objects, by the path that they have in errors.
+        root: Module, or a function.
+        others: Further objects to search, with their path in error texts.
 
     Attributes:
-        spaces: places of values.
-        tensors: tensors with their path, parameters and buffers among them.
-        caches: functions with a cache.
+        spaces: Containers of values.
+        tensors: Tensors with their paths, parameters and buffers included.
+        caches: Functions with an ``lru_cache``.
     """
 
     def __init__(self, root: object, others: Iterable[tuple[str, object]] = ()) -> None:
@@ -94,7 +94,7 @@ class References:
             self._visit(*self._queue.popleft())
 
     def path(self, space: Space, key: object) -> str:
-        """Return the path of a value for errors, such as ``args.step`` or ``seen[0]``."""
+        """Return the path of the value ``key`` in ``space`` for error texts, such as ``args.step`` or ``seen[0]``."""
         prefix, suffix = self._affixes[id(space)]
         return f"{prefix}{key!r}{suffix}" if suffix else f"{prefix}{key}".removesuffix(".")
 
@@ -246,14 +246,14 @@ class References:
             self._add([(f"{name}.{each}", names[each]) for each in mentioned & names.keys()], depth)
 
     def _globals_of(self, names: dict[str, Any]) -> set[str]:
-        """Return the names that belong to the space of the globals ``names``, to add more."""
+        """Return the set of names that are read in the globals ``names``. The caller adds names to it."""
         if id(names) not in self._globals:
             self._globals[id(names)] = set()
             self._note(DictSpace(names, names=self._globals[id(names)]), "")
         return self._globals[id(names)]
 
     def _note(self, space: Space, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
-        """Add a space, and one for each iterator in it; return its values."""
+        """Add a space, and one for each iterator in it. Return the values of the space."""
         self.spaces.append(space)
         self._affixes[id(space)] = prefix, suffix
         values = space.read()
@@ -265,17 +265,19 @@ class References:
         return values
 
     def _hold(self, space: Space, depth: int, prefix: str, suffix: str = "") -> None:
+        """Add a space, and queue its values."""
         values = self._note(space, prefix, suffix)
         self._add(((self.path(space, key), value) for key, value in values.items()), depth)
 
     def _add(self, values: Iterable[tuple[str, object]], depth: int) -> None:
+        """Queue values with their paths for the search, one level deeper."""
         self._queue.extend(
             (path, value, depth + 1) for path, value in values if not isinstance(value, _LEAVES)
         )
 
 
 def _array_on(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array in the memory of a C variable, a memory map or a memoryview; None for other objects."""
+    """Return an array that shares the memory of a C variable, a memory map or a memoryview. None for any other object."""
     if type(value) is memoryview or any(each.__module__ in _BUFFERS for each in type(value).__mro__):
         with suppress(TypeError, ValueError, BufferError):
             return np.asarray(memoryview(value))
@@ -288,19 +290,20 @@ def _joined(path: str, name: str) -> str:
 
 @functools.cache
 def _names(code: CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in ``code`` and in the functions defined inside of it."""
+    """Return the names of globals and attributes in ``code``, and in the functions defined inside it."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 @functools.cache
 def _is_foreign(name: str | None) -> bool:
-    """Return True for modules whose code is not followed. Code without a module is the user's."""
+    """Return True for a module whose code is not searched. Code without a module is the user's."""
     return name is not None and name.partition(".")[0] in _FOREIGN
 
 
 def _is_followed(kind: type) -> bool:
     # A class made by exec() in a namespace without a name is said to be of builtins.
+    """Return True if the attributes of the class are searched."""
     made = bool(kind.__flags__ & _HEAP_TYPE)
     return made and (kind.__module__ == "builtins" or not _is_foreign(kind.__module__))
 
@@ -308,6 +311,7 @@ def _is_followed(kind: type) -> bool:
 @functools.cache
 def _is_machinery(name: str) -> bool:
     # The values that processes share are variables of C.
+    """Return True for modules whose objects are not searched: threads, files, processes, tracers."""
     return name != "multiprocessing.sharedctypes" and (
         name.partition(".")[0] in _MACHINERY or name.startswith(_TORCH_MACHINERY)
     )
@@ -318,7 +322,7 @@ def _is_code(value: object) -> bool:
 
 
 def _is_implicit(name: str, kind: type) -> bool:
-    """Return True for methods that run without being named in code."""
+    """Return True for methods that Python or torch calls without a name in the code."""
     if issubclass(kind, nn.Module):
         return name in ("forward", "__call__", "__getattr__")
     if issubclass(kind, torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Snapshots of Python state, and restoring of what a module's code changes while it is traced or trained by torch."""
+"""Snapshots of Python state, to restore what a module's code changes while it is traced or trained by torch."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ Held = tuple[Space, dict[Any, Any]]
 
 @contextmanager
 def restored_state(module: nn.Module) -> Iterator[list[Held]]:
-    """Restore on exit the Python state that the code of ``module`` can change.
+    """Restore after the block the Python state that the code of ``module`` can change.
 
-    Restored are the attributes and buffers of all parts, and the globals, class attributes, closures, default arguments
-    and plain objects that their code mentions, with the lists, dictionaries and sets in them. Torch's generators among
-    them go back to their states. The state is of a run without values or on other weights, so a tensor or a counter from
-    it must not reach the next run.
+    This covers the attributes and buffers of all parts. It also covers globals, class attributes, closures, default
+    arguments and plain objects that their code names, with the lists, dictionaries and sets in them. Torch generators
+    return to their states. A tensor or counter of a run without values, or with other weights, must not reach the next
+    run.
 
-    ``functools.lru_cache`` caches with tensors are cleared before and after: a tensor from outside does not fit a run
-    without values, nor the other way round.
+    ``functools.lru_cache`` caches with tensors are cleared before and after the block, because tensors with and without
+    values must not mix.
 
-    Yields each space with its values.
+    Yields:
+        Each container with the values that it had before.
     """
     found = References(module)
     before = [(space, space.read()) for space in found.spaces]
@@ -51,14 +52,14 @@ def restored_state(module: nn.Module) -> Iterator[list[Held]]:
 
 @dataclass(frozen=True)
 class StateChange:
-    """Difference between a value and its snapshot.
+    """Difference between the current value and a snapshot.
 
     Attributes:
-        path: its name for errors.
-        space: its container; None for the entries of a tensor.
-        key: its key there.
-        tensor: the tensor whose entries changed.
-        steers: False for tensors, which Python cannot branch on.
+        path: Path of the value for error texts.
+        space: Container of the value. None if the entries of a tensor changed.
+        key: Key of the value in the container.
+        tensor: Tensor whose entries changed, or None.
+        steers: True if the value can decide a branch in Python. False for tensors.
     """
 
     path: str
@@ -68,15 +69,19 @@ class StateChange:
     steers: bool = True
 
     def value(self) -> object:
-        """Return the present value."""
+        """Return the current value."""
         return self.tensor if self.space is None else self.space.read().get(self.key)
 
 
 class Snapshot:
-    """Snapshot of all state that ``references`` found, without the parameters and buffers of ``module`` itself.
+    """Snapshot of the state that a search found.
+
+    Args:
+        references: Result of the search.
+        module: Module whose own parameters and buffers are excluded. None: exclude nothing.
 
     Attributes:
-        tensors: all tensors that were found, with their path.
+        tensors: All tensors that the search found, with their paths.
     """
 
     def __init__(self, references: References, module: nn.Module | None = None) -> None:
@@ -97,7 +102,7 @@ class Snapshot:
         ]
 
     def changes(self) -> list[StateChange]:
-        """Return the differences between the snapshot and the present state."""
+        """Return the differences between the snapshot and the current state."""
         found = [
             StateChange(path, tensor=each, steers=False)
             for path, each, _, values, *_ in self._tensors
@@ -133,7 +138,9 @@ class Snapshot:
 
 
 def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
-    """Return a snapshot of the state that the code of a module and of a loss can change, without the module's tensors."""
+    """Return a snapshot of the state that the code of a module and of a loss can change, except the
+    module's own tensors.
+    """
     # The losses of edgefl hold those of the user.
     roots = [("loss", each) for each in (loss, *getattr(loss, "__dict__", {}).values())]
     return Snapshot(References(module, roots), module)
@@ -141,7 +148,7 @@ def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
 
 @contextmanager
 def restoring(snapshot: Snapshot) -> Iterator[None]:
-    """Restore the state of ``snapshot`` on exit."""
+    """Restore the state of ``snapshot`` after the block."""
     try:
         yield
     finally:
@@ -154,9 +161,15 @@ def _is_managed(key: object) -> bool:
 
 
 def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
-    """Replace the tensors in ``held`` by tensors on the meta device; return each of these with its original.
+    """Replace the tensors in containers by tensors on the meta device, because operations reject mixed devices.
 
-    An operation refuses arguments on different devices, except numbers. :func:`restored_state` restores the originals.
+    Scalars stay. The caller restores the originals by :func:`restored_state`.
+
+    Args:
+        held: Containers with their values.
+
+    Returns:
+        Each new tensor with the tensor that it replaces.
     """
     moved: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -178,7 +191,7 @@ def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
 
 
 def _clear(caches: list[LruCache[Any]]) -> None:
-    """Clear the caches that hold tensors. Others may hold objects that must stay the same."""
+    """Clear the caches that contain tensors. Other caches may contain objects whose identity matters."""
     for cache in caches:
         if cache.cache_info().currsize and _has_tensor(cache):
             cache.cache_clear()
@@ -186,6 +199,7 @@ def _clear(caches: list[LruCache[Any]]) -> None:
 
 def _has_tensor(cache: LruCache[Any]) -> bool:
     # The results are referents of a bounded cache, and values of the dictionary that is one of an unbounded cache.
+    """Return True if a cached result is or contains a tensor."""
     found = [each for each in gc.get_referents(cache) if each is not vars(cache)]
     for _ in range(_LEVELS):
         if any(isinstance(each, Tensor) for each in found):

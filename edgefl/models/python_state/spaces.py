@@ -1,6 +1,6 @@
-"""Containers in which Python keeps values by name: dictionaries, lists, arrays, classes, closures and default arguments.
+"""Containers in which Python stores values by name: dictionaries, lists, arrays, classes, closures and default arguments.
 
-Each can be read, written to, and restored to what was read before.
+Each can be read, written to, and restored to the values of an earlier read.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _MISSING = object()
 
 
 class Space(Protocol):
-    """A place with values by key."""
+    """Interface of a container with values by key."""
 
     def read(self) -> dict[Any, Any]:
-        """Return the present values."""
+        """Return the current values by key."""
 
     def write(self, key: Any, value: object) -> None:
         """Replace one existing value."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Make the values those of ``before``. Equal values are not written."""
+        """Restore the values ``before`` that an earlier :meth:`read` returned. Unchanged values are not written."""
 
 
 class DictSpace:
-    """A dictionary, without the ``hidden`` names; or the ``names`` in it."""
+    """Values of a dictionary: all, all except the ``hidden`` names, or only the ``names``."""
 
     def __init__(
         self, holder: dict[Any, Any], *, names: set[str] | None = None, hidden: frozenset[str] = frozenset()
@@ -43,7 +43,7 @@ class DictSpace:
         self._base: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
 
     def is_in(self, holders: Mapping[int, dict[Any, Any]]) -> bool:
-        """Return True if these are the values of one of ``holders``, which are named by their ids."""
+        """Return True if this space wraps one of the dictionaries in ``holders``, which are keyed by their ``id``."""
         return id(self._holder) in holders
 
     def read(self) -> dict[Any, Any]:
@@ -78,14 +78,16 @@ class DictSpace:
 
 
 class _HolderSpace:
-    """Space of the values that one object holds."""
+    """Base of spaces that wrap one object."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
 
 
 class _Attributes(_HolderSpace):
-    """Attributes of ``holder``, which the methods of ``_kind`` set and delete, since its own may compute or refuse."""
+    """Base of spaces of attributes. It sets them by the methods of ``_kind``, because the object's own may compute or
+    refuse.
+    """
 
     _kind: ClassVar[Any]
 
@@ -108,7 +110,7 @@ class _Attributes(_HolderSpace):
 
 
 class SlotSpace(_Attributes):
-    """The attributes that a class keeps in ``__slots__``."""
+    """Attributes that an object has in ``__slots__``."""
 
     _kind = object
 
@@ -126,12 +128,12 @@ class SlotSpace(_Attributes):
 
 
 def slots_of(kind: type) -> list[str]:
-    """Return the names that ``kind`` and its bases keep in ``__slots__``."""
+    """Return the names in ``__slots__`` of ``kind`` and its bases."""
     return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
 class SequenceSpace(_HolderSpace):
-    """A list, deque, bytearray or array."""
+    """Items of a list, deque, bytearray or array, by index."""
 
     def read(self) -> dict[int, Any]:
         """Return the present items by index."""
@@ -153,7 +155,7 @@ class SequenceSpace(_HolderSpace):
 
 
 class ArraySpace(_HolderSpace):
-    """Entries of a numpy array, as bytes; one by one if they are objects."""
+    """Entries of a numpy array: one value with all its bytes, or one value per entry if they are objects."""
 
     def read(self) -> dict[Any, Any]:
         """Return the present entries."""
@@ -177,17 +179,21 @@ class ArraySpace(_HolderSpace):
 
 
 class IteratorSpace:
-    """Position of an iterator, which ``owner`` keeps under ``place``; without an owner it is ``place`` itself.
+    """Position of an iterator.
 
-    No position can be set, so that an iterator at the earlier position replaces it. A generator cannot be replaced, nor an
-    iterator in a tuple.
+    A position cannot be set, so :meth:`restore` replaces the iterator by a new one at the earlier position. A
+    generator, or an iterator in a tuple, cannot be replaced.
+
+    Args:
+        owner: Container of the iterator. None: ``place`` is the iterator itself, and it cannot be replaced.
+        place: Key of the iterator in ``owner``.
     """
 
     def __init__(self, owner: Space | None, place: object) -> None:
         self._owner, self._place = owner, place
 
     def is_replaceable(self) -> bool:
-        """Return True if an iterator can be made for the present position."""
+        """Return True if :meth:`restore` can replace the iterator."""
         return self._owner is not None and _is_restorable(tuple(self.read().values()))
 
     def read(self) -> dict[str, Any]:
@@ -207,13 +213,13 @@ class IteratorSpace:
 
 
 def is_iterator(value: object) -> bool:
-    """Return True for an iterator of Python itself; those of other classes are objects with attributes."""
+    """Return True for an iterator of Python's own. Iterators of other classes are searched as objects with attributes."""
     kind = type(value)
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
 
 def iterated_values(iterator: Any) -> Iterator[Any]:
-    """Return what an iterator reads, such as a list or a function."""
+    """Yield the objects that an iterator reads from, such as a list or a function."""
     waiting = [*_position(iterator)]
     while waiting:
         value = waiting.pop()
@@ -224,17 +230,18 @@ def iterated_values(iterator: Any) -> Iterator[Any]:
 
 
 def _is_restorable(position: tuple[Any, ...]) -> bool:
+    """Return True if an iterator can be created at ``position``."""
     return all(
         each is not _MISSING and (type(each) is not tuple or _is_restorable(each)) for each in position
     )
 
 
 _NESTED = object()
-"""First entry of the position of an iterator that another one reads."""
+"""Marks the position of an iterator that another iterator reads from."""
 
 
 def _position(iterator: Any) -> tuple[Any, ...]:
-    """Return what makes the iterator, its arguments, and what is set afterwards."""
+    """Return the position of an iterator: its constructor, the constructor's arguments, and the state to set afterwards."""
     if isinstance(iterator, GeneratorType | AsyncGeneratorType):
         frame = getattr(iterator, "gi_frame", None)
         return _MISSING, (), frame and (frame.f_lasti, tuple(map(id, frame.f_locals.values())))
@@ -246,13 +253,14 @@ def _position(iterator: Any) -> tuple[Any, ...]:
 
 
 def _positions(value: Any) -> Any:
+    """Replace iterators in a position by their own positions."""
     if type(value) is tuple:
         return tuple(map(_positions, value))
     return (_NESTED, *_position(value)) if is_iterator(value) else value
 
 
 def _at(position: Any) -> Any:
-    """Return an iterator at ``position``; other values as they are."""
+    """Return a new iterator at ``position``. Return any other value unchanged."""
     if type(position) is not tuple:
         return position
     if position[:1] == (_NESTED,):
@@ -265,7 +273,7 @@ def _at(position: Any) -> Any:
 
 
 class SetSpace(_HolderSpace):
-    """A set; its items have no other key than themselves."""
+    """Items of a set. Each item is its own key."""
 
     def read(self) -> dict[Any, Any]:
         """Return the present items."""
@@ -292,7 +300,7 @@ class ClassSpace(_Attributes):
 
 
 class CellSpace(_HolderSpace):
-    """The variable of a closure."""
+    """Value of a closure's variable."""
 
     def read(self) -> dict[str, Any]:
         """Return the present value; empty if the variable has none."""
@@ -316,7 +324,7 @@ class CellSpace(_HolderSpace):
 
 
 class ContextSpace(_HolderSpace):
-    """The value of a context variable in this thread."""
+    """Value of a context variable in this thread."""
 
     def read(self) -> dict[str, Any]:
         """Return the present value; empty if the variable has none."""
@@ -333,7 +341,7 @@ class ContextSpace(_HolderSpace):
 
 
 class DefaultsSpace(_HolderSpace):
-    """Default values of a function's arguments."""
+    """Default values of a function's positional arguments, by index."""
 
     def read(self) -> dict[int, Any]:
         """Return the present defaults by index."""
@@ -352,13 +360,20 @@ class DefaultsSpace(_HolderSpace):
 
 
 def _is_same(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
+    """Return True if keys and values are the same objects in the same order."""
     return len(now) == len(before) and all(
         a is b and now[a] is before[b] for a, b in zip(now, before, strict=True)
     )
 
 
 def is_equal(one: Any, other: Any, depth: int = 4) -> bool:
-    """Return True if two values are known to be equal: the same object, equal numbers and texts, or made of such."""
+    """Return True if two values are certainly equal: the same object, equal numbers or texts, or containers of these.
+
+    Args:
+        one: First value.
+        other: Second value.
+        depth: Levels of containers to compare. Deeper ones must be the same object.
+    """
     if one is other or type(one) is not type(other):
         return one is other
     if isinstance(one, Tensor):
@@ -377,7 +392,7 @@ def is_equal(one: Any, other: Any, depth: int = 4) -> bool:
 
 
 def bytes_of(tensor: Tensor) -> bytes | None:
-    """Return the values of a tensor as bytes; None if it has none that can be read."""
+    """Return the bytes of a tensor's values, or None if they cannot be read."""
     with torch._C.DisableTorchFunction():
         try:
             return tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes()

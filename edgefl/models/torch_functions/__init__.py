@@ -1,1 +1,1 @@
-"""Functions of torch as a training graph needs them: replaced, refused, or fed with given random numbers."""
+"""Replacements of torch functions in training graphs: rewritten, rejected, or computed from given random numbers."""

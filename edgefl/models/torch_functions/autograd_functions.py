@@ -1,8 +1,9 @@
-"""Support for ``torch.autograd.Function``, which brings a gradient of its own.
+"""Support for ``torch.autograd.Function``, which defines its own gradient.
 
-``torch.func`` differentiates only those that keep ``forward`` and ``setup_context`` apart. One of the older form,
-``forward(ctx, ...)``, gets a twin that does: its ``forward`` runs once for the values, and once more for what it saves.
-Checkpointing is a plain call, because the compiler chooses what is kept for the backward pass.
+``torch.func`` only differentiates functions that separate ``forward`` and ``setup_context``. A function of the older
+form, ``forward(ctx, ...)``, gets a subclass of the newer form: its ``forward`` runs once for the values, and once more
+for the tensors that it saves. Checkpointing becomes a plain call, because the compiler chooses the tensors to keep for
+the backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edgefl.models.torch_functions.patches import ThreadPatch
 
 Kind = type[Function]
 Observer = Callable[[Kind, tuple[Any, ...]], Any]
-"""Replacement of a call of such a function: (class, arguments) -> result."""
+"""Function (class, arguments) that replaces the call of an autograd function and returns its result."""
 
 _original: Any = Function.__dict__["apply"]
 _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
@@ -31,10 +32,12 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
-    """Let ``torch.func`` differentiate functions of the older form inside.
+    """Make autograd functions of the older form differentiable by ``torch.func`` for the block, and checkpointing a plain
+    call.
 
     Args:
-        observer: replaces calls of each function of this thread that is not torch's own, unless it calls one itself.
+        observer: Replaces calls of autograd functions in this thread, except torch's own and calls by the observer
+            itself.
     """
     token = _observer.set(observer)
     try:
@@ -56,6 +59,7 @@ class FunctionLayer(nn.Module):
 
 
 def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
+    """Replacement of ``Function.apply``."""
     if kind is checkpoint.CheckpointFunction:
         run, _preserve_rng_state, *inputs = args
         return run(*inputs)
@@ -80,7 +84,7 @@ def _uncheckpointed(
     *others: Any,
     **named: Any,
 ) -> Iterator[None]:
-    """Replace checkpointing by a plain call: the caller runs ``fn`` between the steps of the iterator."""
+    """Replacement of torch's checkpointing generator: run the function between its two steps without saving anything."""
     with context_fn()[0]:
         yield
 
@@ -91,7 +95,7 @@ _patch.replace_function(checkpoint, "_checkpoint_without_reentrant_generator", _
 
 
 class _EmptyContext:
-    """Context of a function that saves nothing."""
+    """Context of an autograd function that discards what the function saves."""
 
     def __init__(self, count: int) -> None:
         self.needs_input_grad = (True,) * count
@@ -105,7 +109,7 @@ class _EmptyContext:
 
 @functools.cache
 def _twin(kind: Kind) -> Kind:
-    """Return a subclass of ``kind`` in the newer form, with ``setup_context`` apart."""
+    """Return a subclass of ``kind`` in the newer form, with a separate ``setup_context``."""
 
     def forward(*args: Any) -> Any:
         return kind.forward(_EmptyContext(len(args)), *args)

@@ -1,12 +1,13 @@
-"""Control flow of a model's code that asks for values which no graph has: random numbers, masks, and constants.
+"""Control flow of a model's code that depends on values which no graph has: random numbers, masks, and constants.
 
-A graph is one path through the code, the same in every step. Code that leaves out a layer if a random number says so
-(layer drop), or skips the work of a mask that is all ones, has two. In :class:`TraceableMode` such a question has one
-answer. Of two paths by chance it is the likelier one, with a warning. A mask always hides something, which is right for
-every mask, because the code then applies it.
+A graph is one path through the code, the same in every step. Code that skips a layer by a random number (layer drop),
+or skips the work of a mask that is all ones, has two paths. :class:`TraceableMode` chooses one of them. For a random
+number it is the more likely one, with a warning. For a mask it is the one that applies the mask, which is correct for
+every mask.
 
-Code also asks for numbers of tensors that it has just made of constants: ``torch.linspace(0, 1, 5).tolist()``, a span as
-``torch.tensor(16)``, or if a mask is the causal one. :class:`ConstantValues` computes them by the same calls on values.
+Code also reads numbers of tensors that it has just made of constants: ``torch.linspace(0, 1, 5).tolist()``, a length as
+``torch.tensor(16)``, or a test for the causal mask. :class:`ConstantValues` computes them by the same calls on real
+tensors.
 """
 
 from __future__ import annotations
@@ -53,28 +54,41 @@ _ENTRIES = 1 << 16
 
 
 class ConstantValues:
-    """Values of the tensors that are the same for every input, while a model runs on tensors without values.
+    """Values of the tensors that do not depend on the input, while a model runs on tensors without values.
 
-    A mode reports each call. If all its arguments are constants, the same call on their values gives the result's.
+    A mode reports each call to :meth:`update`. If all arguments of a call are constants, the same call on their values
+    computes the value of its result.
     """
 
     def __init__(self) -> None:
         self._values: Any = WeakTensorKeyDictionary()
 
     def python_value(self, name: str, args: Any) -> Any:
-        """Return what the tensor method ``name`` for a Python value returns; NotImplemented if the value is unknown."""
+        """Return the result of the tensor method ``name`` that reads a Python value, such as ``item``.
+
+        Returns NotImplemented if ``name`` is no such method, or the value of the tensor is unknown.
+        """
         if name in _PYTHON_VALUES and isinstance(args[0], Tensor) and args[0] in self._values:
             with _plain_torch():
                 return getattr(self._values[args[0]], name)()
         return NotImplemented
 
     def add(self, tensor: Tensor, values: Tensor) -> None:
-        """Add a constant ``tensor`` with its ``values``."""
+        """Register a constant ``tensor`` with its ``values``. Large tensors are ignored."""
         if _is_small(values):
             self._values[tensor] = values
 
     def update(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Add the values of ``result`` if all arguments of the call of ``func`` are constants; forget what it overwrote."""
+        """Record a call: store the values of its results if all arguments are constants, and forget values that it
+        overwrote.
+
+        Args:
+            func: Function that was called.
+            name: Its name.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            result: Result without values.
+        """
         written = writes(name, kwargs)
         results = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
         known = name in _FACTORIES or any(each in self._values for each in _tensors(args, kwargs))
@@ -101,7 +115,9 @@ class ConstantValues:
                 self._values.pop(each, None)
 
     def with_numbers(self, name: str, args: Any) -> Any:
-        """Return ``args`` with numbers for constants, where torch would read them: bounds of slices, clamp and ranges."""
+        """Return ``args`` with constant tensors replaced by numbers where torch would read them: in slices, clamp and
+        ranges.
+        """
         if name in _READING_NUMBERS:
             return tuple(
                 self._number(each) if place or name in _FACTORIES else each for place, each in enumerate(args)
@@ -127,13 +143,13 @@ class ConstantValues:
         return value if number is NotImplemented else number
 
     def _forget(self, written: Iterable[Tensor]) -> None:
-        """Forget the values of all tensors that share memory with one that a call may have written to."""
+        """Remove the values of all tensors that share memory with a tensor that a call may have written to."""
         memory = set(map(_memory, written))
         for each in [each for each in self._values if None in memory or _memory(each) in memory]:
             del self._values[each]
 
     def _values_of(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments with values for tensors, on the CPU; None if a tensor has none."""
+        """Return the arguments with real tensors on the CPU, or None if the value of a tensor or a size is unknown."""
         leaves, spec = pytree.tree_flatten(
             (args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
         )
@@ -148,7 +164,7 @@ class ConstantValues:
 
 
 class _NoDraws(TorchDispatchMode):
-    """Mode that raises at random operations: their results are no constants, because each step draws others."""
+    """Mode that raises at random operations. Their results are no constants, because each step draws other numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -157,7 +173,7 @@ class _NoDraws(TorchDispatchMode):
 
 
 def writes(name: str, kwargs: Any) -> bool:
-    """Return True if the function or method of torch of this name writes into an argument."""
+    """Return True if the torch function or method ``name``, called with ``kwargs``, writes to an argument."""
     return (name.endswith("_") and not name.endswith("__")) or name in _WRITING or "out" in kwargs
 
 
@@ -166,18 +182,19 @@ def _on_cpu(leaf: object) -> object:
 
 
 def _is_small(tensor: Tensor) -> bool:
+    """Return True if the tensor has a fixed shape and few enough entries to compute its values."""
     return all(type(size) is int for size in tensor.shape) and tensor.numel() <= _ENTRIES
 
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Hide the calls inside from all modes, and from a gradient that is being taken."""
+    """Hide calls in the block from all torch modes and from functorch transforms."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), temporarily_clear_interpreter_stack():
         yield
 
 
 def _memory(tensor: Tensor) -> int | None:
-    """Return a number that is equal for tensors that share memory; None for a tensor without a storage."""
+    """Return a number that is equal for tensors that share memory, or None for a tensor without a storage."""
     with torch._C.DisableTorchFunction():
         while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             tensor = torch._C._functorch.get_unwrapped(tensor)
@@ -189,6 +206,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments, and in lists and tuples among them."""
     for each in (*args, *kwargs.values()):
         for part in each if isinstance(each, list | tuple) else (each,):
             if isinstance(part, Tensor):
@@ -209,7 +227,7 @@ def _leave(self: Any, *raised: Any) -> None:
 
 
 inference_as_no_grad = ThreadPatch()
-"""Inside, this thread's ``torch.inference_mode`` only switches gradients off."""
+"""In this context ``torch.inference_mode`` of the thread only disables gradients."""
 inference_as_no_grad.replace_function(torch.inference_mode, "__enter__", _enter)
 inference_as_no_grad.replace_function(torch.inference_mode, "__exit__", _leave)
 
@@ -224,7 +242,9 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 
 class SinglePathMode(TorchFunctionMode):
-    """Mode in which a comparison of one drawn number steers Python as most draws would, so that no layer is left out."""
+    """Mode in which a comparison of one random number gives the more likely answer in Python, so that no
+    layer is skipped.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -244,7 +264,7 @@ class SinglePathMode(TorchFunctionMode):
         return self
 
     def _prepare(self, entered: ExitStack) -> None:
-        """Enter further contexts of the mode."""
+        """Enter further contexts of the mode. For subclasses."""
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -265,16 +285,19 @@ class SinglePathMode(TorchFunctionMode):
         return result
 
     def _constant(self, name: str, args: Any) -> Any:
-        """Return the Python value of a tensor that is the same for every input, or NotImplemented."""
+        """Return the Python value of a tensor that does not depend on the input, or NotImplemented. For subclasses."""
         return NotImplemented
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Run the function. For subclasses that rewrite it."""
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Call the function itself. For subclasses that provide its random numbers."""
         return func(*args, **kwargs)
 
     def _note(self, name: str, args: Any, result: Tensor) -> None:
+        """Record a drawn number, or the answer of a comparison with one."""
         if name == "rand":
             self._drawn[result] = True
         elif name in _COMPARISONS and any(isinstance(arg, Tensor) and arg in self._drawn for arg in args):
@@ -283,6 +306,7 @@ class SinglePathMode(TorchFunctionMode):
                 self._answers[result] = _COMPARISONS[name](*sides)
 
     def _answer(self, asked: Tensor) -> bool:
+        """Return the recorded answer of a comparison, and warn about it."""
         answer = self._answers[asked]
         warn_of_path(answer)
         return bool(answer)
@@ -291,10 +315,12 @@ class SinglePathMode(TorchFunctionMode):
 class TraceableMode(SinglePathMode):
     """Mode in which a module can be traced.
 
-    ``mask.all()`` is False if its value is unknown. Functions that no graph can hold are rewritten
-    (:mod:`edgefl.models.torch_functions.rules`). Torch's transformer layers do in inference what they do in training,
-    because their fused kernels and nested tensors have no graph. Packed sequences are padded ones
-    (:mod:`edgefl.models.torch_functions.recurrent`), constants have values, and inference mode only switches gradients off.
+    - ``mask.all()`` is False if its value is unknown.
+    - Functions that no graph can represent are rewritten (:mod:`edgefl.models.torch_functions.rules`).
+    - Torch's transformer layers compute in inference as in training, because their fused kernels and nested tensors have no
+      graph.
+    - Packed sequences are padded ones (:mod:`edgefl.models.torch_functions.recurrent`).
+    - Constants have values, and inference mode only disables gradients.
     """
 
     def __init__(self) -> None:
@@ -302,7 +328,7 @@ class TraceableMode(SinglePathMode):
         self._constants = ConstantValues()
 
     def set_values(self, tensor: Tensor, values: Tensor) -> None:
-        """Answer questions for the values of ``tensor``, which has none, from ``values``."""
+        """Use ``values`` when code reads the values of ``tensor``, which has none."""
         self._constants.add(tensor, values)
 
     def _prepare(self, entered: ExitStack) -> None:
@@ -344,7 +370,7 @@ class TraceableMode(SinglePathMode):
 
 
 def _is_traced() -> bool:
-    """Return True inside of a transform of torch.func that is not one of the gradients of the user's own code."""
+    """Return True inside of a torch.func transform, unless it is a gradient that the user's own code takes."""
     return (
         torch._C._are_functorch_transforms_active()
         and not torch._C._functorch.get_inplace_requires_grad_allowed()
@@ -352,12 +378,13 @@ def _is_traced() -> bool:
 
 
 def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:
+    """Return True if the call moves a tensor to the CPU."""
     where = args[1] if len(args) > 1 else kwargs.get("device")
     return name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu")
 
 
 def _truth_of(asked: Tensor) -> bool:
-    """Return the truth of ``asked`` if it has a value that is the same for all inputs; else False."""
+    """Return the value of a bool tensor if it does not depend on the input, else False."""
     if asked.is_meta or torch.compiler.is_exporting():
         return False
     try:
@@ -367,14 +394,14 @@ def _truth_of(asked: Tensor) -> bool:
 
 
 def _has_drawn_number(value: Any) -> bool:
-    """Return True for a number of Python's or numpy's generator, and for a list with one."""
+    """Return True for a :class:`DrawnNumber`, and for a list or tuple that contains one."""
     return type(value) is DrawnNumber or (
         isinstance(value, list | tuple) and any(map(_has_drawn_number, value))
     )
 
 
 def disable_masking(module: nn.Module) -> None:
-    """Switch off SpecAugment in the configurations of ``module``, in place, because it draws by numpy."""
+    """Disable SpecAugment in the configurations of ``module``, in place, and warn. It draws random numbers by numpy."""
     for part in module.modules():
         config = part.__dict__.get("config")
         rates = [getattr(config, name, 0.0) or 0.0 for name in ("mask_time_prob", "mask_feature_prob")]
@@ -388,9 +415,9 @@ def disable_masking(module: nn.Module) -> None:
 
 
 def disable_expert_dispatch(module: nn.Module) -> None:
-    """Let mixtures of experts in ``module`` read the weights of each row's experts, in place.
+    """Make mixtures of experts in ``module`` read the expert weights of each row, in place.
 
-    The other implementations gather the rows of each expert first. Their number depends on values, so they have no graph.
+    Other implementations gather the rows of each expert. Their number depends on values, so they have no graph.
     """
     for part in module.modules():
         config: Any = part.__dict__.get("config")

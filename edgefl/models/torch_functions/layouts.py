@@ -1,4 +1,6 @@
-"""Layouts of tensors, which decide the result of an operation without values, and a mode that looks results up by them."""
+"""Layouts of tensors, which determine the result of an operation without values, and a mode that caches
+results by layout.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _LOOKUPS = 1 << 16
 
 
 class TensorLayout(NamedTuple):
-    """Layout of a tensor: all that results without values depend on."""
+    """Layout of a tensor: everything that the result of an operation without values depends on."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,7 +28,7 @@ class TensorLayout(NamedTuple):
     dtype: torch.dtype
 
     def tensor(self, device: torch.device = META) -> Tensor:
-        """Return a tensor of this layout, of zeros if it has values."""
+        """Return a tensor with this layout on ``device``. Its values, if the device has any, are zeros."""
         if not self.offset or 0 in self.shape:
             made = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
             return made if device == META else made.zero_()
@@ -36,14 +38,14 @@ class TensorLayout(NamedTuple):
 
 
 class ListKey(NamedTuple):
-    """A list or tuple that can be looked up."""
+    """Hashable key of a list or tuple: its type and the keys of its items."""
 
     kind: type
     items: tuple[Any, ...]
 
 
 def layout_key(value: Any) -> Any:
-    """Return ``value`` as a key, with layouts for tensors."""
+    """Return a hashable key of an argument, with layouts instead of tensors."""
     if isinstance(value, Tensor):
         return TensorLayout(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
     if isinstance(value, tuple | list):
@@ -53,7 +55,7 @@ def layout_key(value: Any) -> Any:
 
 
 def from_key(key: Any, device: torch.device = META) -> Any:
-    """Return the arguments of a key, with new tensors."""
+    """Return the argument that a key of :func:`layout_key` describes, with new tensors on ``device``."""
     if isinstance(key, TensorLayout):
         return key.tensor(device)
     if isinstance(key, ListKey):
@@ -63,13 +65,13 @@ def from_key(key: Any, device: torch.device = META) -> Any:
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Run code on the meta device, without gradients, with cached results."""
+    """Run the block on the meta device without gradients. Results of operations are cached."""
     with torch.no_grad(), META, _CachingMode():  # type: ignore[no-untyped-call]
         yield
 
 
 class _CachingMode(TorchDispatchMode):
-    """Mode that computes the results of an operation on the meta device once for the same layouts.
+    """Mode that computes each operation on the meta device once per layout of its arguments.
 
     Torch takes milliseconds for operations that it decomposes in Python.
     """
@@ -86,7 +88,7 @@ class _CachingMode(TorchDispatchMode):
 
 @functools.cache
 def _makes_new(func: OpOverload) -> bool:
-    """Return True if an operation writes to none of its arguments and all its results are new tensors."""
+    """Return True if an operation writes to no argument and returns only new tensors."""
     schema = func._schema
     new = [each.alias_info is None and str(each.type) == "Tensor" for each in schema.returns]
     return all(new) and not schema.is_mutable
@@ -94,5 +96,5 @@ def _makes_new(func: OpOverload) -> bool:
 
 @functools.lru_cache(_LOOKUPS)
 def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> Any:
-    """Return the key of the result, which also depends on ``numbers``, torch's default type."""
+    """Return the key of an operation's result. ``numbers`` is torch's default dtype, which also determines it."""
     return layout_key(func(*from_key(args), **dict(from_key(kwargs))))

@@ -1,4 +1,4 @@
-"""Patches of functions of other packages, for the threads that are inside of a context manager."""
+"""Patches of functions in other packages, active only in the threads that are inside of a context manager."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 
 class ThreadPatch:
-    """Context manager that replaces attributes of modules and classes while any thread is inside.
+    """Context manager that replaces attributes of modules and classes while at least one thread is inside.
 
-    It replaces functions under the names by which people import them. An attribute belongs to all threads, so a count
-    of the threads inside decides when the originals return, and a replaced function asks whether it runs for one of them::
+    It replaces functions under the names by which code imports them. An attribute is common to all threads. So a count
+    of the threads inside decides when the originals return, and a replaced function checks whether its thread is
+    inside::
 
         patch = ThreadPatch()
         patch.replace_function(torch.inference_mode, "__enter__", enter)
@@ -28,15 +29,17 @@ class ThreadPatch:
         self._threads = 0
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Let the attribute ``name`` of ``owner`` be ``value``, for all threads while one is inside."""
+        """Register a replacement of the attribute ``name`` of ``owner``. All threads see ``value`` while one of them is
+        inside.
+        """
         self._places.append((owner, name, vars(owner).get(name, getattr(owner, name)), value))
 
     def replace_function(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Let calls of the function or method ``name`` of ``owner`` run ``function`` for the threads inside."""
+        """Register a replacement of the function or method ``name`` of ``owner``. Only threads inside run ``function``."""
         self.replace(owner, name, self.dispatch(getattr(owner, name), function))
 
     def dispatch(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that runs ``replacement`` for threads inside and ``original`` for others."""
+        """Return a function that calls ``replacement`` in threads that are inside, and ``original`` in others."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return (replacement if self.is_active() else original)(*args, **kwargs)
@@ -44,7 +47,7 @@ class ThreadPatch:
         return call
 
     def is_active(self) -> bool:
-        """Return True if this thread is inside."""
+        """Return True if the calling thread is inside."""
         return self._active.get()
 
     @contextmanager
@@ -58,6 +61,7 @@ class ThreadPatch:
             self._active.reset(token)
 
     def _count(self, change: int) -> None:
+        """Change the number of threads inside. Set the attributes with the first, restore them with the last."""
         with self._lock:
             before, self._threads = self._threads, self._threads + change
             if bool(before) is bool(self._threads):

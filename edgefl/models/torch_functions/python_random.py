@@ -1,8 +1,8 @@
-"""Random generators of Python and numpy in the thread that traces a model.
+"""Replacement of Python's and numpy's random generators in the thread that traces a model.
 
-A drawn number would be a constant of the graph. In the thread that traces, a uniform number is therefore a
-:class:`DrawnNumber`: the middle of its range, so that a comparison with it takes the likelier side and warns. A layer that
-is left out now and then stays in the graph. Any other draw or use raises ModelError. Other threads draw as always.
+A number that they draw would be a constant of the graph. In the tracing thread, a uniform number is therefore a
+:class:`DrawnNumber`: the middle of its range. A comparison with it gives the more likely answer and warns, so a layer
+that is skipped at random stays in the graph. Any other draw or use raises ModelError. Other threads draw as usual.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ _PYTHON: Any = random
 
 
 def warn_of_path(answer: bool) -> None:
-    """Warn that a random number steers Python, and that the graph has the code for the condition ``answer``."""
+    """Warn that a random number decides a branch in Python.
+
+    Args:
+        answer: Value of the condition on the path that the graph takes.
+    """
     warnings.warn(
         f"a random number steers Python{at_line()}, such as to leave out a layer now and then; a graph takes the same "
         f"path in every step, and this one takes that where the condition is {answer}",
@@ -42,7 +46,7 @@ def warn_of_path(answer: bool) -> None:
 
 
 def number_error() -> ModelError:
-    """Return the error for a number of Python's or numpy's that the code computes with."""
+    """Return the error for code that computes with numbers drawn by Python or numpy."""
     return ModelError(
         f"the model draws by Python's or numpy's generator while it trains{at_line()}: a graph would have the same numbers "
         "in every step. Draw with torch, such as torch.rand",
@@ -52,7 +56,7 @@ def number_error() -> ModelError:
 
 
 def _seed_error() -> ModelError:
-    """Return the error for a generator that forward seeds, so that it repeats its numbers."""
+    """Return the error for code that seeds a generator in forward, so that each step draws the same numbers."""
     return ModelError(
         f"the model seeds Python's or numpy's generator while it trains{at_line()}, and so draws the same numbers in every "
         "step. Draw them once in __init__ and keep them by register_buffer, or draw new ones with torch, such as torch.rand",
@@ -62,7 +66,9 @@ def _seed_error() -> ModelError:
 
 
 class DrawnNumber:
-    """Random number that allows comparisons, and sums and products with numbers; any other use raises ModelError."""
+    """Placeholder of a random number. It supports comparison, +, -, * and / with numbers; any other use
+    raises ModelError.
+    """
 
     __slots__ = ("_value",)
     __array_ufunc__ = None  # so that numpy's numbers leave operations with it to it
@@ -72,10 +78,13 @@ class DrawnNumber:
 
 
 def _refuse(self: DrawnNumber, *others: Any) -> Any:
+    """Raise the error for an unsupported use."""
     raise number_error()
 
 
 def _comparison(compare: Callable[[float, Any], bool]) -> Callable[[DrawnNumber, Any], Any]:
+    """Return a comparison method, which warns about the branch that it decides."""
+
     def compared(self: DrawnNumber, other: Any) -> Any:
         if not _is_number(other):
             raise number_error()
@@ -89,6 +98,8 @@ def _comparison(compare: Callable[[float, Any], bool]) -> Callable[[DrawnNumber,
 def _arithmetic(
     compute: Callable[[Any, Any], float], *, reflected: bool = False
 ) -> Callable[[DrawnNumber, Any], Any]:
+    """Return an arithmetic method, whose result is a :class:`DrawnNumber`."""
+
     def computed(self: DrawnNumber, other: Any) -> Any:
         if not _is_number(other):
             raise number_error()
@@ -110,11 +121,14 @@ for _name in ("add", "sub", "mul", "truediv"):
     setattr(DrawnNumber, f"__r{_name}__", _arithmetic(getattr(operator, _name), reflected=True))
 
 functions_patch = ThreadPatch()
-"""Inside, draws of this thread by the functions of ``random`` and ``numpy.random`` are a DrawnNumber or raise ModelError."""
+"""In this context, draws of the thread by functions of ``random`` and ``numpy.random`` return a DrawnNumber or raise
+ModelError."""
 
 
 class TracedGenerator:
-    """Replacement of a generator, which draws by :func:`_traced_draw`; isinstance takes it for the original."""
+    """Wrapper of a generator whose draws behave as :func:`_traced_draw` defines. ``isinstance`` treats it
+    as the original.
+    """
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -135,7 +149,15 @@ class TracedGenerator:
 
 
 def _traced_draw(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return ``original`` for other threads; for the thread that traces, a function that draws as this module says."""
+    """Return a function that calls ``original`` in other threads.
+
+    In the tracing thread it returns a :class:`DrawnNumber` for a uniform number, and raises ModelError for anything
+    else.
+
+    Args:
+        original: Function or method that draws.
+        name: Its name.
+    """
 
     def draw(*arguments: Any, **named: Any) -> Any:
         if not named and not arguments and name in (*_UNIFORM, "uniform"):
@@ -156,10 +178,12 @@ _default_rng = np.random.default_rng
 
 def _traced_default_rng(seed: Any = None) -> Any:
     # A generator with a seed repeats its numbers in each step, as a graph does; one without draws new ones.
+    """Replacement of ``numpy.random.default_rng``. Only a generator without a seed is wrapped."""
     return TracedGenerator(_default_rng()) if seed is None else _default_rng(seed)
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Yield owner, name and replacement of each function and generator of ``random`` and ``numpy.random``."""
     for package, generator in ((_PYTHON, _PYTHON._inst), (np.random, _NUMPY._rand)):
         for name, value in vars(package).items():
             if getattr(value, "__self__", None) is generator and name not in _OTHER:
@@ -181,7 +205,9 @@ for _owner, _name, _value in list(_replacements()):
 
 @contextmanager
 def patched_generators(module: nn.Module) -> Iterator[None]:
-    """Enter :data:`functions_patch`, and replace the generators and functions that the code of ``module`` refers to."""
+    """Enter :data:`functions_patch` for the block, and replace the generators and functions that the code of ``module``
+    refers to.
+    """
     with functions_patch():
         replaced = [
             (space, key, value, replacement)
@@ -200,7 +226,7 @@ def patched_generators(module: nn.Module) -> Iterator[None]:
 
 
 def _replacement_of(value: Any) -> Any:
-    """Return the replacement of ``value`` in the thread that traces; ``value`` itself if it does not draw."""
+    """Return the replacement of a generator, or of a function that draws. Return any other value unchanged."""
     kind: Any = type(value)
     if issubclass(kind, _GENERATORS):
         return TracedGenerator(value)

@@ -1,8 +1,8 @@
-"""Random numbers of a model as inputs instead of draws from torch's generator.
+"""Random numbers of a model as inputs, instead of draws from torch's generator.
 
-Every random number of a forward comes out of a function of torch, called by the model's code or by a layer of torch's:
-``F.dropout``, ``torch.rand_like``, attention with ``dropout_p``. In :class:`RandomInputMode` these compute the same from
-given numbers. So any code may draw, and the model remains as its author wrote it::
+Every random number of a forward pass is drawn by a function of torch, which the model's code or a torch layer calls:
+``F.dropout``, ``torch.rand_like``, attention with ``dropout_p``. In :class:`RandomInputMode` these functions compute
+their result from given numbers. So the model's code need not change::
 
     ports = random_inputs(module, weights, x)             # of a training pass: {"head.dropout.uniform": (4, 8)}
     with RandomInputMode.from_numbers(tuple(ports), numbers):
@@ -35,7 +35,11 @@ _ASKING = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 
 
 class RandomInputMode(TraceableMode):
-    """Mode in which random functions get their numbers, uniform in [0, 1), from ``draw``, in the order of calls."""
+    """Mode in which random functions of torch take their numbers from ``draw``, in the order of the calls.
+
+    Args:
+        draw: Function that returns numbers of a shape, uniform in [0, 1).
+    """
 
     def __init__(self, draw: Draw) -> None:
         super().__init__()
@@ -43,9 +47,9 @@ class RandomInputMode(TraceableMode):
 
     @classmethod
     def from_numbers(cls, names: Sequence[str], numbers: Mapping[str, Tensor]) -> RandomInputMode:
-        """Return a mode whose first draw reads ``numbers[names[0]]``, the second ``numbers[names[1]]``, and so on.
+        """Return a mode whose draws read ``numbers``, in the order of ``names``.
 
-        Inside, a draw of another shape, or one too many, raises ModelError.
+        In the mode, a draw with another shape than its number, or one draw too many, raises ModelError.
         """
         waiting = iter(names)
 
@@ -66,7 +70,18 @@ class RandomInputMode(TraceableMode):
 
 
 def call_with_draws(mode: SinglePathMode, draw: Draw, func: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function of torch with the numbers of ``draw``; ``mode`` handles the functions that it calls in turn."""
+    """Call a function of torch with random numbers from ``draw``.
+
+    Args:
+        mode: Mode that handles the functions which ``func`` calls.
+        draw: Function that returns numbers of a shape, uniform in [0, 1).
+        func: Function of torch.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+
+    Returns:
+        The result of the function.
+    """
     if (body := _body(func)) is not None:
         with mode:
             return body(*args, **kwargs)
@@ -77,9 +92,9 @@ def call_with_draws(mode: SinglePathMode, draw: Draw, func: Any, args: Any, kwar
 
 @cache
 def _body(func: Any) -> FunctionType | None:
-    """Return a copy of ``func`` that no mode handles as a whole, so that modes see the functions that it calls.
+    """Return a copy of a torch function that does not dispatch to modes, so that modes see the functions that it calls.
 
-    Only for functions that are written in Python in ``torch.nn.functional`` or ``torch.nn.init``; None for others.
+    Returns None unless ``func`` is written in Python in ``torch.nn.functional`` or ``torch.nn.init``.
     """
     if not isinstance(func, FunctionType) or func.__module__ not in _IN_PYTHON:
         return None
@@ -96,20 +111,22 @@ def _body(func: Any) -> FunctionType | None:
 def random_inputs(
     module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec
 ) -> dict[str, TensorSpec]:
-    """Return the random numbers that a module draws in its present mode, in order, by a run without values.
+    """Return the random numbers that a module draws in its current mode, in order. Runs it without values.
 
-    If the run fails, the result has the draws up to then, because the next run of the module reports the failure better.
+    If the run fails, the result has the draws until then, because the next run of the module reports the error better.
 
     Args:
-        module: the module.
-        weights: its state by name.
-        x: a batch of its input.
+        module: Module.
+        weights: Its state by name.
+        x: A batch of its input.
 
     Returns:
-        Shapes by name: the path of the innermost submodule that draws and ``uniform``, with a number from its second draw.
+        Shape of each draw by name. The name is the path of the innermost submodule that draws and ``uniform``, with a
+        number from its second draw on.
 
     Raises:
-        ModelError: it draws by Python's or numpy's generator, so that a graph would have the same numbers in every step.
+        ModelError: The module draws by Python's or numpy's generator, so a graph would have the same numbers in every
+            step.
     """
     ports: dict[str, TensorSpec] = {}
     running: list[tuple[nn.Module, str]] = []
@@ -143,7 +160,9 @@ def random_inputs(
 
 @contextmanager
 def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Keep in ``running`` the submodules of ``root`` that run, outermost first, each with its path from there."""
+    """Keep the stack of running submodules of ``root`` with their paths in ``running``, for the block. The outermost is
+    first.
+    """
     paths: dict[int, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         paths.setdefault(id(module), []).append(path)

@@ -1,7 +1,7 @@
 """Random operations of torch, computed from given numbers uniform in [0, 1).
 
-Each rule has the arguments of the function whose name is its key in :data:`RULES`, after the ``draw`` of the numbers.
-One that returns NotImplemented draws nothing in that call, or has no form here.
+Each rule in :data:`RULES` has the function ``draw`` as its first argument, followed by the arguments of the torch
+function. It returns NotImplemented if the call draws nothing, or is not supported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 Draw = Callable[[Sequence[int]], Tensor]
-"""(shape) -> numbers of this shape, float, uniform in [0, 1), others in each call."""
+"""Function that returns new numbers of a shape, float, uniform in [0, 1)."""
 Rule = Callable[..., Any]
 
 # exponential_ never gives 0, because people take its logarithm: half the step between two numbers of `draw`.
@@ -24,17 +24,20 @@ _ALPHA = 1.7580993408473766
 
 
 def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
-    """Return standard normal numbers: sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape) (Box and Muller 1958)."""
+    """Return standard normal numbers of a shape: sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape) (Box and Muller
+    1958).
+    """
     radius, angle = draw((2, *shape)).unbind()
     return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle)
 
 
 def drop_entries(draw: Draw, x: Tensor, rate: float) -> Tensor:
-    """Return ``x`` with each entry kept with probability 1 - rate and scaled by its inverse, else 0."""
+    """Apply dropout: keep each entry of ``x`` with probability 1 - rate, divided by 1 - rate, and set the others to 0."""
     return _dropped(draw, x, rate, x.shape)
 
 
 def _dropped(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+    """Apply dropout with one random number per entry of ``shape``, which broadcasts to ``x``."""
     if rate == 1.0:
         return x * 0.0
     return torch.where(draw(shape) >= rate, x / (1.0 - rate), torch.zeros_like(x))
@@ -51,7 +54,7 @@ def _dropout_(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _channels(x: Tensor) -> tuple[int, ...]:
-    """Return the shape of one number for each row and channel."""
+    """Return the shape that has one number for each row and channel of ``x``."""
     return (*x.shape[:2], *[1] * (x.dim() - 2))
 
 
@@ -60,7 +63,7 @@ def _feature_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _alpha(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
-    """Drop entries so that mean and variance of SELU's activations stay (Klambauer et al. 2017, section 3)."""
+    """Apply alpha dropout, which preserves mean and variance of SELU activations (Klambauer et al. 2017, section 3)."""
     if rate == 1.0:
         return x * 0.0
     scale = 1.0 / math.sqrt((_ALPHA**2 * rate + 1.0) * (1.0 - rate))
@@ -122,7 +125,13 @@ def _attention(
 
 
 def _empty(make: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Return an empty tensor by the arguments of ``torch.rand`` and ``torch.randn``, or of ``torch.rand_like``."""
+    """Return an empty tensor for the arguments of ``torch.rand``, ``torch.randn`` or ``torch.rand_like``.
+
+    Args:
+        make: ``torch.empty`` or ``torch.empty_like``.
+        args: Positional arguments.
+        kwargs: Keyword arguments. Those that ``make`` does not have are dropped.
+    """
     options = {name: value for name, value in kwargs.items() if name not in ("generator", "requires_grad")}
     return make(*args, **options)
 
@@ -136,6 +145,13 @@ def _normal_like(draw: Draw, empty: Tensor) -> Tensor:
 
 
 def _factory(make: Callable[..., Tensor], numbers: Callable[[Draw, Tensor], Tensor]) -> Rule:
+    """Return the rule of a function that creates a random tensor.
+
+    Args:
+        make: Function that creates an empty tensor.
+        numbers: Function that returns random numbers for an empty tensor.
+    """
+
     def rule(draw: Draw, *args: Any, **kwargs: Any) -> Tensor:
         return NotImplemented if "out" in kwargs else numbers(draw, _empty(make, *args, **kwargs))
 
@@ -182,7 +198,7 @@ def _exponential_(draw: Draw, x: Tensor, lambd: float = 1.0, **kwargs: Any) -> T
 
 
 def _in_place(rule: Rule) -> Rule:
-    """Return the form of ``rule`` that writes into its input."""
+    """Return the variant of ``rule`` that writes the result into its input."""
 
     def write(draw: Draw, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = rule(draw, input, *args, **kwargs)
@@ -214,4 +230,4 @@ RULES: Mapping[str, Rule] = {
     "bernoulli_": _bernoulli_,
     "exponential_": _exponential_,
 }
-"""Rules by the name of a function of torch or method of a tensor; one that ends in ``_`` writes into its first argument."""
+"""Rules by the name of a torch function or tensor method. A name that ends in ``_`` writes into its first argument."""

@@ -1,11 +1,11 @@
-"""Recurrent layers of torch in a graph: ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU`` by the operators of this package.
+"""Torch's recurrent layers in a graph: ``nn.RNN``, ``nn.LSTM`` and ``nn.GRU``, computed by the operators of this package.
 
-The modules stay what their authors made them: :data:`RULES` replace the functions that their forward calls. Inside of
-:data:`recurring` the layers also read their list of weights by name, and padded sequences instead of packed ones.
+:data:`RULES` replace the functions that the layers' forward calls. In the context :data:`recurring`, the layers also
+read their weights by name, and accept padded sequences instead of packed ones.
 
-How many rows a packed sequence has at a step depends on values, which no graph can hold. Inside of :data:`padding`,
-``pack_padded_sequence`` returns a :class:`PaddedSequence` instead, and ``pad_packed_sequence`` takes it. The result has the
-length that the padded sequences had, as torch's with ``total_length``.
+The number of rows of a packed sequence at a step depends on values, which no graph can represent. In the context
+:data:`padding`, ``pack_padded_sequence`` returns a :class:`PaddedSequence`, and ``pad_packed_sequence`` accepts one.
+The result is as long as the padded input was, as in torch with ``total_length``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class _PaddedFields(NamedTuple):
 
 
 class PaddedSequence(_PaddedFields):
-    """Sequences ``padded`` (T, B, ...) with their ``lengths`` (B,); entries behind the end of a sequence do not count."""
+    """Replacement of a packed sequence: ``padded`` (T, B, ...) with ``lengths`` (B,). Entries behind a sequence's end are
+    ignored.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -50,20 +52,20 @@ class PaddedSequence(_PaddedFields):
 
     @property
     def is_padding(self) -> Tensor:
-        """Mask of the entries behind the end of their sequence: bool (T, B)."""
+        """Mask of the entries behind the end of their sequence, bool (T, B)."""
         steps = torch.arange(self.padded.shape[0], device=self.padded.device)
         return steps.unsqueeze(1) >= self.lengths
 
     @property
     def last(self) -> Tensor:
-        """The last entry of each sequence, (B, ...)."""
+        """Last entry of each sequence, (B, ...)."""
         steps = torch.arange(self.padded.shape[0], device=self.padded.device)
         at = (steps.unsqueeze(1) == self.lengths - 1).unsqueeze(-1)
         return torch.where(at, self.padded, self.padded.new_zeros(())).sum(0)
 
 
 def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False) -> PaddedSequence:
-    """Do what ``torch.nn.utils.rnn.pack_padded_sequence`` does; rows keep their order."""
+    """Return the padded sequence for the arguments of ``torch.nn.utils.rnn.pack_padded_sequence``. Rows are not sorted."""
     sequence = input.transpose(0, 1) if batch_first else input
     whole = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
     return PaddedSequence(sequence, whole.to(torch.int64))
@@ -75,7 +77,10 @@ def unpack(
     padding_value: float = 0.0,
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Do what ``torch.nn.utils.rnn.pad_packed_sequence`` does; without ``total_length`` the length of the input stays."""
+    """Return sequences and lengths like ``torch.nn.utils.rnn.pad_packed_sequence``.
+
+    Without ``total_length`` the sequences keep the length of the padded input, and a warning says so.
+    """
     entries, lengths = sequence
     if total_length is None:
         warnings.warn(
@@ -122,31 +127,37 @@ def _unpacking(
 
 
 padding = ThreadPatch()
-"""Inside, packed sequences of this thread are :class:`PaddedSequence`."""
+"""In this context, packed sequences of the thread are :class:`PaddedSequence`."""
 # The functions' code, because people import the functions by name.
 padding.replace(rnn.pack_padded_sequence, "__code__", _packing.__code__)
 padding.replace(rnn.pad_packed_sequence, "__code__", _unpacking.__code__)
 
 
 def pack_dispatch(input: Any, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any:
-    """Pack as this module does inside of :data:`padding`, as torch does in other threads."""
+    """Call :func:`pack` in threads inside of :data:`padding`, and torch's function in others."""
     if not padding.is_active():
         return _pack(input, lengths, batch_first, enforce_sorted)
     return pack(input, lengths, batch_first)
 
 
 def unpack_dispatch(sequence: Any, *arguments: Any) -> Any:
-    """Unpack padded sequences as this module does, others as torch does."""
+    """Call :func:`unpack` for a padded sequence, and torch's function for a packed one."""
     return (unpack if isinstance(sequence, PaddedSequence) else _unpack)(sequence, *arguments)
 
 
 Weights = Sequence[Tensor]
 Direction = Callable[[Tensor, Weights, States, bool], States]
-"""(sequence (T, B, E), weights, first state, reverse) -> hidden states (T, B, H) and the last state."""
+"""Function (sequence (T, B, E), weights, initial state, reverse) that returns hidden states (T, B, H) and
+the last state."""
 
 
 def _rule(mode: str, *args: Any) -> Any:
-    """Apply the rule for ``torch.lstm`` and its like; leave packed sequences, whose fourth argument is weights, to torch."""
+    """Compute ``torch.lstm`` and similar functions by operators. Returns NotImplemented for packed sequences.
+
+    Args:
+        mode: Kind of layer, as torch names it.
+        args: Arguments of the torch function.
+    """
     if not isinstance(args[3], bool):
         return NotImplemented
     x, first, weights, biases, layers, rate, training, both, batch_first = args
@@ -166,6 +177,7 @@ def _rule(mode: str, *args: Any) -> Any:
 def _layers(
     x: Tensor, first: States, weights: Weights, layers: int, both: bool, rate: float, run: Direction
 ) -> tuple[Tensor, States]:
+    """Run all layers. Return the hidden states of the last one (T, B, D*H) and the final state."""
     ends = ("", "_reverse") if both else ("",)
     count = len(weights) // (layers * len(ends))
 
@@ -182,10 +194,10 @@ def _direction(
     """Return the function that runs one layer in one direction.
 
     Args:
-        mode: the kind of layer, as torch names it.
+        mode: Kind of layer, as torch names it.
         biases: True if the layer has biases.
-        lengths: a padded sequence with the lengths of all that the layer reads.
-        has_state: True if the first state is given, so that it may differ from zero.
+        lengths: Padded sequence with the lengths of the input. None: all sequences have full length.
+        has_state: True if the caller passed an initial state, which may differ from zero.
     """
 
     def run(x: Tensor, weights: Weights, first: States, reverse: bool) -> States:
@@ -232,7 +244,9 @@ def _steps(
     biases: bool,
     padding: Tensor | None,
 ) -> States:
-    """Run step by step. The state stays where ``padding`` (T, B) is True."""
+    """Run a layer step by step, for kinds without an operator. The state does not change where ``padding``
+    (T, B) is True.
+    """
     outer, inner = (weights[2], weights[3]) if biases else (None, None)
     inputs = F.linear(x, weights[0], outer)
     steps = range(x.shape[0])
@@ -250,9 +264,10 @@ def _steps(
 def _run_padded(
     kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool, has_state: bool
 ) -> States:
-    """Run over sequences of different lengths.
+    """Run one layer in one direction over sequences of different lengths.
 
-    Backwards, padding comes first. A first state of zeros stays zero there; any other needs reversed sequences.
+    In reverse, padding comes first. An initial state of zeros stays zero there; with any other, the sequences are
+    reversed first.
     """
     if not reverse or not has_state:
         return _run_gated(kind, x, weights, first, reverse)
@@ -262,9 +277,10 @@ def _run_padded(
 
 
 def _run_gated(kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool) -> States:
-    """Run with a further input that opens or closes the gates where a sequence has ended, so that the state stays.
+    """Run with an additional input that saturates the gates behind the end of a sequence, so that the state does not
+    change.
 
-    An LSTM's h follows the gate o and does not stay, so it is read at the last entry.
+    An LSTM's h depends on the gate o and does change, so it is read at the last entry.
     """
     kernel, recurrent, *biases = weights
     size = recurrent.shape[1]
@@ -279,7 +295,7 @@ def _run_gated(kind: CellKind, x: PaddedSequence, weights: Weights, first: State
 
 
 def _reversed_positions(x: PaddedSequence, entries: Tensor) -> Tensor:
-    """Return the position of each entry of ``entries`` (T, B, F) if every sequence is reversed without its padding."""
+    """Return the position of each entry of ``entries`` (T, B, F) after each sequence is reversed without its padding."""
     steps = torch.arange(entries.shape[0], device=entries.device).unsqueeze(1)
     places = torch.where(x.is_padding, steps, x.lengths - 1 - steps)
     return places.unsqueeze(-1).expand(entries.shape)
@@ -291,10 +307,11 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.rnn_tanh: partial(_rule, "RNN_TANH"),
     torch.rnn_relu: partial(_rule, "RNN_RELU"),
 }
-"""Rules by function; a rule returns NotImplemented for a call that it leaves to torch."""
+"""Rules by torch function. A rule returns NotImplemented for a call that torch itself should compute."""
 
 
 def _forward(original: Callable[..., Any], self: nn.RNNBase, input: Any, hx: Any = None) -> Any:
+    """Replacement of ``nn.RNNBase.forward`` that also accepts a :class:`PaddedSequence`."""
     if not isinstance(input, PaddedSequence):
         return original(self, input, hx)
     self._update_flat_weights()
@@ -316,7 +333,7 @@ def _forward(original: Callable[..., Any], self: nn.RNNBase, input: Any, hx: Any
 
 
 def _gather_weights(self: nn.RNNBase) -> None:
-    """Gather the weights as torch does, which reads none twice: a parametrization moves its state with each read."""
+    """Gather the weights of a layer, reading each once: a parametrization changes its state with each read."""
     for name in self._flat_weights_names:
         if parametrize.is_parametrized(self, name):
             hasattr(self, name)
@@ -326,7 +343,7 @@ def _gather_weights(self: nn.RNNBase) -> None:
 
 
 recurring = ThreadPatch()
-"""Inside, torch's recurrent layers of this thread read :class:`PaddedSequence`, and their weights by name."""
+"""In this context, torch's recurrent layers of the thread accept :class:`PaddedSequence` and read their weights by name."""
 for _kind in (nn.RNN, nn.LSTM, nn.GRU):
     recurring.replace_function(_kind, "forward", partial(_forward, _kind.forward))
 recurring.replace_function(nn.RNNBase, "_update_flat_weights", _gather_weights)

@@ -1,6 +1,6 @@
-"""Forms of functions of torch that no training graph can hold, in terms of functions that it can.
+"""Rules that rewrite torch functions which no training graph can represent, in terms of functions that one can.
 
-A rule takes what the function takes and returns what it returns, or NotImplemented for a case that it leaves to torch.
+A rule has the arguments and the result of the function. It returns NotImplemented for a call that torch should compute.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Return sums, means or maxima of the rows that each bag names, (B, E).
+    """Return the sum, mean or maximum of the rows of ``weight`` that each bag names, (B, E).
 
-    ``input`` is (B, T) with a bag per row, or (L,) with ``offsets``, the starts of the bags. Entries ``padding_idx`` are
-    ignored, and a bag without others is 0. Calls that torch refuses, and ``max_norm``, which changes weights in the forward
-    pass, are left to torch.
+    ``input`` is (B, T) with one bag per row, or (L,) with ``offsets``, the beginnings of the bags. Entries equal to
+    ``padding_idx`` are ignored. A bag without other entries is 0. Returns NotImplemented for arguments that torch
+    rejects, and for ``max_norm``, which changes weights in the forward pass.
     """
     left_to_torch = (input.dim() == 1) != (offsets is not None) or (
         per_sample_weights is not None and mode != "sum"
@@ -63,7 +63,13 @@ def embedding_bag(
 
 
 def _bag_entries(offsets: Tensor, length: int, has_end: bool) -> Tensor:
-    """Return a mask of the entries of each bag, bool (bags, length); ``has_end``: the last offset ends the last bag."""
+    """Return a mask of the entries of each bag, bool (bags, length).
+
+    Args:
+        offsets: First entry of each bag.
+        length: Number of entries.
+        has_end: True if the last offset is the end of the last bag.
+    """
     if not has_end:
         offsets = torch.cat((offsets, offsets.new_full((1,), length)))
     place = torch.arange(length, device=offsets.device)
@@ -73,15 +79,15 @@ def _bag_entries(offsets: Tensor, length: int, has_end: bool) -> Tensor:
 def rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """Return leaky ReLU with the middle slope, because inference draws no slope."""
+    """Return leaky ReLU with the middle slope in inference, which draws no slope. Returns NotImplemented in training."""
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Any:
     """Return 1 at the class of each entry and 0 elsewhere, int64 (*, num_classes).
 
-    Torch reads the largest class out of the tensor to check it. Without ``num_classes`` the shape depends on values, and the
-    call is left to torch.
+    Torch reads the largest class from the tensor to check it. Returns NotImplemented without ``num_classes``, because
+    the shape would depend on values.
     """
     if num_classes <= 0:
         return NotImplemented
@@ -110,7 +116,7 @@ def cdist(
 def bucketize(
     input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, out: Tensor | None = None
 ) -> Any:
-    """Return the number of boundaries below each entry, with ``right`` also those equal to it."""
+    """Return the number of boundaries that are smaller than each entry; with ``right``, smaller or equal."""
     return searchsorted(boundaries, input, out_int32=out_int32, right=right, out=out)
 
 
@@ -124,7 +130,7 @@ def searchsorted(
     sorter: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Any:
-    """Return the number of entries of each sequence below each value."""
+    """Return the number of entries of each sequence that are smaller than each value; with ``right``, smaller or equal."""
     if out is not None or not isinstance(input, Tensor):
         return NotImplemented
     if sorter is not None:
@@ -139,11 +145,11 @@ def searchsorted(
 
 
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
-    """Return the counts of ``minlength`` classes, without a gradient.
+    """Return the number of entries of each of ``minlength`` classes, or the sum of their weights. It has no gradient.
 
-    Without ``minlength`` the shape depends on values, and the call is left to torch. Torch's result is longer if a value is
-    not below ``minlength``, which a graph cannot repeat. Then all counts are -2^40, or NaN with weights, so that the loss
-    shows the fault.
+    Returns NotImplemented without ``minlength``, because the shape would depend on values. If an entry is not below
+    ``minlength``, torch's result would be longer, which a graph cannot repeat. Then all counts are -2^40, or NaN with
+    weights, so that the loss shows the error.
     """
     if minlength <= 0:
         return NotImplemented
@@ -156,9 +162,9 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 
 
 def select_entries(tensor: Tensor, index: Any) -> Any:
-    """Return the entries at an index with integers that are tensors, such as ``table[counter % 5]``.
+    """Return ``tensor[index]`` for an index with integers that are tensors, such as ``table[counter % 5]``.
 
-    Torch reads the values of these integers. Indices with lists or masks are left to torch.
+    Torch would read the values of these integers. Returns NotImplemented for indices with lists or masks.
     """
     parts = index if type(index) is tuple else (index,)
     if not any(map(_is_number, parts)) or any(isinstance(each, list) or _is_mask(each) for each in parts):
@@ -184,7 +190,9 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def copy_detached(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Return a detached copy, as ``copy.deepcopy`` does for a weight; while a graph is traced, weights are no leaves."""
+    """Return a detached copy, as ``copy.deepcopy`` does for a weight. While a graph is traced, weights are no leaf
+    tensors.
+    """
     return tensor.detach().clone()
 
 
@@ -196,8 +204,16 @@ class NormCall:
     """Call of one of torch's functions for batch norm or instance norm.
 
     Attributes:
-        kind: "native" for the batch norm that also returns the mean and 1/std of the batch.
-        training: normalise by the batch (``use_input_stats`` of instance norm), else by the moving statistics.
+        kind: "batch", "instance", or "native" for the batch norm that also returns the batch's mean and 1/std.
+        input: Batch.
+        running_mean: Moving mean, or None.
+        running_var: Moving variance, or None.
+        weight: Scale per channel, or None.
+        bias: Shift per channel, or None.
+        training: Normalise by the statistics of the batch (instance norm's ``use_input_stats``) instead of the moving
+            statistics.
+        momentum: Weight of the batch in the moving statistics.
+        eps: Added to the variance.
     """
 
     kind: NormKind
@@ -214,7 +230,7 @@ class NormCall:
     def of(
         cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> NormCall | None:
-        """Return the call of ``function`` with these arguments, or None for a function that is no such norm."""
+        """Return the call of ``function`` with these arguments, or None if it is no such norm."""
         if function not in _SIGNATURES:
             return None
         kind, names = _SIGNATURES[function]
@@ -224,7 +240,11 @@ class NormCall:
         return cls(kind, **values)
 
     def normalize(self) -> Any:
-        """Return the result if it normalises by the batch, the mean and 1/std of a batch norm too; moves nothing."""
+        """Normalise by the statistics of the batch, without changing moving statistics.
+
+        Returns:
+            The normalised batch; for a batch norm a tuple of it, the batch's mean and its 1/std.
+        """
         if self.kind == "instance":
             return F.instance_norm(
                 self.input, None, None, self.weight, self.bias, True, self.momentum, self.eps
@@ -232,11 +252,13 @@ class NormCall:
         return torch.native_batch_norm(self.input, self.weight, self.bias, None, None, True, 0.0, self.eps)
 
     def result(self, made: Any) -> Any:
-        """Return what the function itself returns of what :meth:`normalize` ``made``."""
+        """Return the value that the function itself returns, from ``made``, the result of :meth:`normalize`."""
         return made[0] if self.kind == "batch" else made
 
     def statistics(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the mean and the unbiased variance of the batch by channel; of instance norm, means over the samples."""
+        """Return mean and unbiased variance of the batch per channel. For instance norm they are averaged over the
+        samples.
+        """
         rows, per_sample = self.input.detach().to(dtype), self.kind == "instance"
         dims = [*range(2, rows.dim())] if per_sample else [dim for dim in range(rows.dim()) if dim != 1]
         mean, var = rows.mean(dims), rows.var(dims, correction=0)
@@ -260,10 +282,10 @@ _SIGNATURES: Mapping[Callable[..., Any], tuple[NormKind, tuple[str, ...]]] = {
 
 
 def _train_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Apply the rule for a norm in training; leave inference, and norms whose kernel moves nothing, to torch.
+    """Compute a norm in training. Returns NotImplemented in inference, and for norms without moving statistics.
 
-    Torch's kernels change the moving statistics inside of one operation. The rule normalises in one, and writes each
-    statistic in another that a graph has.
+    Torch's kernels change the moving statistics within one operation. This rule writes them by separate operations,
+    which a graph has.
     """
     call = NormCall.of(function, args, kwargs)
     if call is None or not call.training:
@@ -285,6 +307,7 @@ def _train_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @torch.no_grad()
 def _write_average(old: Tensor, new: Tensor, momentum: float) -> None:
     # As in torch's kernels, autograd must not see the write: a batch norm that ran in inference before may have saved them.
+    """Update moving statistics in place: ``(1 - momentum) * old + momentum * new``."""
     with _unsafe_preserve_version_counter(old):
         # Not copy_: torch.func.vmap has no rule for it, which the simulator needs for many clients.
         old.mul_(1 - momentum).add_(new * momentum)
@@ -310,11 +333,11 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     **recurrent.RULES,
     **storage.RULES,
 }
-"""Rules by function."""
+"""Rules by torch function."""
 
 
 class RewriteMode(TorchFunctionMode):
-    """Mode that applies :data:`RULES` to the functions called in it."""
+    """Mode that applies :data:`RULES` to the torch functions called in it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,4 +1,6 @@
-"""Changes of a module's tensors that no graph has: other memory, another shape or type, tensors made in forward."""
+"""Changes of a module's tensors that no graph can represent: other memory, shape or dtype, and parameters
+made in forward.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from edgefl.models.user_code import at_line
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return a number that is equal for tensors in one storage, as views are; the ``id`` of a tensor without a storage."""
+    """Return a number that is equal for tensors with the same storage, such as views. For a tensor without a storage its
+    ``id``.
+    """
     with torch._C.DisableTorchFunction():
         try:
             storage = tensor.untyped_storage()
@@ -25,13 +29,13 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
-    """Return the error for a buffer that has another shape or type after a step.
+    """Return the error for a buffer whose shape or dtype changes in a step.
 
     Args:
-        what: the word and the name for it.
-        before: the buffer before the step.
-        now: the buffer after it.
-        at: the place of the user's code.
+        what: Kind and name of the buffer, for the error text.
+        before: Buffer before the step.
+        now: Buffer after the step.
+        at: Location in the user's code, for the error text.
     """
     how = "shape" if now.shape != before.shape else "type"
     return ModelError(
@@ -43,7 +47,9 @@ def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelEr
 
 @contextmanager
 def without_new(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError if code inside gives ``module`` another parameter. A buffer may be a constant that it caches."""
+    """Raise ModelError if code in the block adds a parameter to ``module``. It may add buffers, which can be cached
+    constants.
+    """
     before = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     try:
         yield
@@ -64,7 +70,11 @@ def _described(tensor: Tensor) -> str:
 
 
 def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
-    """Write the values of ``tensor.data = value`` and ``tensor.set_(value)``: no tensor of a graph gets other memory."""
+    """Copy ``value`` into ``tensor`` instead of ``tensor.data = value`` and ``tensor.set_(value)``.
+
+    Raises:
+        ModelError: The shape or dtype differs, or ``tensor`` requires a gradient and is no parameter or buffer.
+    """
     if rest or options or not isinstance(value, Tensor):
         return NotImplemented
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
@@ -80,7 +90,9 @@ def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> An
 
 
 def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for a function that changes the shape of its first argument, which a buffer may not."""
+    """Return the rule of a function that changes the shape of its first argument. It raises ModelError if that is a
+    buffer.
+    """
 
     def rule(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if name := _name_of(tensor):
@@ -93,7 +105,7 @@ def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(tensor: Tensor) -> str:
-    """Return the word and the name for a tensor that the innermost running module holds; empty if none does."""
+    """Return kind and name of the buffer or parameter that ``tensor`` is in the innermost running module, or ""."""
     for frame, _ in traceback.walk_stack(None):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):
@@ -112,4 +124,4 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     Tensor.set_: _assign,
     **{func: _keeping(func) for func in _RESHAPING},
 }
-"""Rules by function, as those of :mod:`edgefl.models.torch_functions.rules`."""
+"""Rules by torch function, in the form of :mod:`edgefl.models.torch_functions.rules`."""
