@@ -47,7 +47,7 @@ from edgefl.system.structs import filled
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
 from edgefl_server.aggregate.accumulator import Accumulator
-from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.cuda import measure_signs
@@ -460,7 +460,7 @@ class AggregatorRun:
         return CudaCopy() if self._device == "cuda" else CpuCopy(self.threads)
 
     @cached_property
-    def _checked(self) -> list[Checked]:
+    def _checked(self) -> list[CheckedArrays]:
         aggregator = self._aggregator()
         return [aggregator.check(update, self.model.regions, self.model.form) for update in self.updates]
 
@@ -486,7 +486,7 @@ class _TimedAccumulator:
         self._sums = sums
         self._cuda = device == "cuda"
 
-    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]) -> None:
         start = time.perf_counter()
         self._sums.add(pieces, updates, factors)
         if self._cuda:

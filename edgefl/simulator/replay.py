@@ -16,7 +16,7 @@ from edgefl.simulator.downlink import Downloads
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
-from edgefl_server.coordinator.collapse import NEVER, Best
+from edgefl_server.coordinator.collapse import NEVER, BestMetrics
 from edgefl_server.coordinator.states import OpenRound, Outcome
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.rounds import RoundModel, begin_aggregation, conclude_round
@@ -140,7 +140,7 @@ class Replay:
             update = decode(Update, stored.data)
             active.aggregator.add(active.check(update).added, stored.weight, stored.share)
             updates, late = updates + 1, late + (update.round < ended.number)
-        done = conclude_round(spec, ended, active, start, devices=devices, best=Best())
+        done = conclude_round(spec, ended, active, start, devices=devices, best=BestMetrics())
         return done.weights, updates, late
 
     def _round_model(self, model: ModelVersion) -> RoundModel:

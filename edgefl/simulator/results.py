@@ -9,7 +9,7 @@ import msgspec
 
 from edgefl.simulator.clients import ClientWork
 from edgefl.wire.tensors import Arrays
-from edgefl_server.coordinator.collapse import Best
+from edgefl_server.coordinator.collapse import BestMetrics
 from edgefl_server.coordinator.record import Participation, Turnout
 
 
@@ -76,7 +76,7 @@ class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
     refused: int = 0
     now: float = 0.0
     finished: bool = False
-    best: Best = Best()
+    best: BestMetrics = BestMetrics()
     took_part: dict[str, Participation] = {}
     turnouts: tuple[dict[str, Turnout], ...] = ()
 

@@ -28,7 +28,7 @@ from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.coordinator import attendance, states
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.backend import perform
-from edgefl_server.coordinator.collapse import Best
+from edgefl_server.coordinator.collapse import BestMetrics
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
 from edgefl_server.coordinator.record import ParticipationRecord
 from edgefl_server.coordinator.roster import RosterEntry, tier_of
@@ -74,7 +74,7 @@ class Rounds:
         self._rules = replace(self.spec.rules, run=RUN)
         self._sums: Accumulator | None = None
         self._now = 0.0
-        self._best = Best()
+        self._best = BestMetrics()
         known = self.spec, self._rules, self.functions, self.data, self.downloads
         self._versions = Versions(*known, self.fleet, self.update_bytes)
         self._tally = RoundTally(0.0, {})

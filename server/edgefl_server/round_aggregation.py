@@ -23,7 +23,7 @@ from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
-from edgefl_server.aggregate.aggregator import Aggregator, Checked, Clip
+from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, Clip
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.scatter import Layout
 from edgefl_server.aggregate.statistics import Bounds
@@ -65,8 +65,8 @@ class UpdateLayout:
 class CheckedUpdate:
     """Update with valid names, shapes, dtypes and values: as it was sent, and as it is added to the sums."""
 
-    sent: Checked
-    added: Checked
+    sent: CheckedArrays
+    added: CheckedArrays
 
 
 class StartWeights(Protocol):

@@ -24,7 +24,7 @@ from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.backend import perform
-from edgefl_server.coordinator.collapse import Best, best_of
+from edgefl_server.coordinator.collapse import BestMetrics, best_of
 from edgefl_server.coordinator.eligibility import unfit
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
 from edgefl_server.coordinator.rollout import Trial, counted
@@ -484,7 +484,7 @@ class RoundDriver:
         keep = {*self._evaluator.pending, *(each - 1 for each in self._versions)}
         self._checkpoints.prune(number, keep | {0} if self._spec.keep_updates else keep)
 
-    def _best_so_far(self) -> Best:
+    def _best_so_far(self) -> BestMetrics:
         """Return the best metrics of the closed rounds; without a rollback rule nothing needs them."""
         outcomes = self._journal.direct.outcomes(self._spec.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in outcomes if outcome == "closed"]

@@ -18,7 +18,7 @@ from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import Clip, layout_of
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.claims import weight_cap
-from edgefl_server.coordinator.collapse import Best, collapse
+from edgefl_server.coordinator.collapse import BestMetrics, collapse
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
@@ -160,7 +160,7 @@ def conclude_round(
     start: RoundModel,
     *,
     devices: int,
-    best: Best,
+    best: BestMetrics,
 ) -> RoundConclusion:
     """Compute the model after a round with enough updates.
 
@@ -170,7 +170,7 @@ def conclude_round(
         aggregation: Sums of its updates.
         start: Model that it began from.
         devices: Number of devices that the method is about.
-        best: Best metrics of the rounds before it.
+        best: BestMetrics metrics of the rounds before it.
 
     Returns:
         The new model, or the old one if the server's step fails or the new one is worse than the rollback rule allows.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edgefl.system.memory import cores
 from edgefl.wire.tensors import Array
 from edgefl_server.aggregate.adders import (
-    Checked,
+    CheckedArrays,
     Chosen,
     Factors,
     UpdateBatch,
@@ -110,9 +110,9 @@ class Accumulator(Protocol):
     """Integer sums over a flat model of ``size`` entries. ``spare`` is memory for the models that they become."""
 
     size: int
-    spare: Spare
+    spare: ArrayPool
 
-    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: Factors) -> None:
+    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
         """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
 
     def by_parts(self, pieces: Pieces) -> bool:
@@ -148,13 +148,13 @@ class CpuAccumulator:
 
     def __init__(self, size: int, threads: int = 0) -> None:
         self.size = size
-        self.spare = Spare()
+        self.spare = ArrayPool()
         self._sums = np.zeros(size, np.int64)
         self._fresh = False
         self._empty = True
         self._threads = threads or cores()
 
-    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: Factors) -> None:
+    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
         if not pieces.covering:
             self._zeroed()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
@@ -282,7 +282,7 @@ _KEPT = 2
 """Arrays: the one in use, and the one before."""
 
 
-class Spare:
+class ArrayPool:
     """Source of uninitialized arrays that reuses the memory of earlier arrays.
 
     Memory is reused once neither the array nor a view of it (a memoryview, a tensor) exists any more. Not thread-safe.

@@ -24,7 +24,7 @@ Chosen = Callable[[slice, Integers], Loop]
 
 
 @dataclass(frozen=True, eq=False)
-class Checked:
+class CheckedArrays:
     """A checked update: its arrays in the order of ``pieces.sources`` (C order, aligned), not decoded.
 
     Nothing is copied: the arrays must not change until they have been added. No float of it is larger than ``largest``.
@@ -65,7 +65,7 @@ class UpdateBatch:
     """Updates that are added together, all of the same ``pieces``: each value times its update's factor, rounded."""
 
     pieces: Pieces
-    updates: Sequence[Checked]
+    updates: Sequence[CheckedArrays]
     factors: Factors
 
 
@@ -93,7 +93,7 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
 
 
 def code_values(
-    pieces: Pieces, work: SectionBlocks, updates: Sequence[Checked], factors: Factors
+    pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays], factors: Factors
 ) -> Integers:
     """Return what each code adds, int64 [updates, rows, 2**bits].
 
@@ -111,7 +111,7 @@ def code_values(
     return np.rint(values, out=values).astype(np.int64)
 
 
-def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[Checked]) -> Integers:
+def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
     """Return where each block of a sparse section begins in ``values``, int64 [updates, blocks].
 
     The mask determines these positions.

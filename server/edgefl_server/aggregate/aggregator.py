@@ -27,14 +27,14 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal, run_in_threads
-from edgefl_server.aggregate.adders import Checked
-from edgefl_server.aggregate.averaging import Added, Average, BufferedMean, ChangeMean, HolderMean
+from edgefl_server.aggregate.adders import CheckedArrays
+from edgefl_server.aggregate.averaging import Average, BufferedMean, ChangeMean, HolderMean, PartialAverage
 from edgefl_server.aggregate.checks import checked
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
 from edgefl_server.aggregate.statistics import Bounds, without_negative_variances
 
-__all__ = ["Aggregator", "Checked", "Clip", "PartialSum", "layout_of"]
+__all__ = ["Aggregator", "CheckedArrays", "Clip", "PartialSum", "layout_of"]
 
 _CHANGES = Form(change=True)
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
@@ -62,7 +62,7 @@ class PartialSum:
 
     change: bool
     weight: int
-    added: Added
+    added: PartialAverage
     statistics: tuple[npt.NDArray[np.float32], ...] = ()
 
 
@@ -142,11 +142,11 @@ class Aggregator:
 
     def check(
         self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
-    ) -> Checked:
+    ) -> CheckedArrays:
         """Return the update, ready to add. UpdateRejected if a name, shape, dtype or value is wrong."""
         return checked(arrays, self.pieces(regions, form), self._threads)
 
-    def as_change(self, checked: Checked, began: Mapping[str, Array]) -> Checked:
+    def as_change(self, checked: CheckedArrays, began: Mapping[str, Array]) -> CheckedArrays:
         """Return a checked update as the change of ``began``, the weights that its device had.
 
         An update of changes is returned unchanged. UpdateRejected if the change is larger than permitted.
@@ -157,7 +157,7 @@ class Aggregator:
         weights, base = self._decoded(checked).named, extract(began, pieces.regions)
         return self.check({name: weights[name] - base[name] for name in base}, pieces.regions, _CHANGES)
 
-    def add(self, checked: Checked, weight: int, share: float = 1.0) -> None:
+    def add(self, checked: CheckedArrays, weight: int, share: float = 1.0) -> None:
         """Add a checked update, of whose change ``share`` counts, which changes nothing of its weight; ValueError if the
         weights would pass the limit that keeps the sum exact, or if updates of changes and of weights meet in one round."""
         self._check_room(weight)
@@ -266,7 +266,7 @@ class Aggregator:
         if self._released:
             raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
-    def _decoded(self, update: Checked) -> Checked:
+    def _decoded(self, update: CheckedArrays) -> CheckedArrays:
         """Return the update in dense form."""
         pieces = update.pieces
         if not pieces.form.sections:
@@ -274,23 +274,25 @@ class Aggregator:
         arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return self._dense(arrays, pieces)
 
-    def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> Checked:
+    def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> CheckedArrays:
         """Return ``arrays`` as an update of the regions of ``like``."""
         pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
-        return Checked(pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources))
+        return CheckedArrays(
+            pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources)
+        )
 
-    def _bounded(self, update: Checked, bounds: Bounds) -> Checked:
+    def _bounded(self, update: CheckedArrays, bounds: Bounds) -> CheckedArrays:
         pieces = update.pieces
         arrays = bounds.bounded(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return update if arrays is None else self._dense(arrays, pieces)
 
-    def _keep_statistics(self, update: Checked, bounds: Bounds) -> None:
+    def _keep_statistics(self, update: CheckedArrays, bounds: Bounds) -> None:
         if bounds.median:
             pieces = update.pieces
             row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
             self._rows.append(row)
 
-    def _clipped(self, update: Checked, clip: Clip) -> tuple[Checked, float]:
+    def _clipped(self, update: CheckedArrays, clip: Clip) -> tuple[CheckedArrays, float]:
         """Return the update and the factor of its values. Weights are pulled towards the base instead."""
         form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
         norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)

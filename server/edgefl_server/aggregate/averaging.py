@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from edgefl_server.aggregate.accumulator import Accumulator, Call, Renewal
-from edgefl_server.aggregate.adders import Checked, UpdateBatch
+from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch
 from edgefl_server.aggregate.robust import BLOCK, MeanRule, combine
 from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
 
@@ -98,7 +98,7 @@ _ROOM = 1 << 28
 
 
 @dataclass(frozen=True)
-class Added:
+class PartialAverage:
     """Sums of some of a round's updates, for another aggregator of the same round.
 
     ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries. If a rule looks at all
@@ -116,13 +116,13 @@ class Average(Protocol):
     @property
     def packed(self) -> bool: ...
 
-    def add(self, update: Checked, weight: int, factor: float) -> None:
+    def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
         """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
 
-    def added(self) -> Added:
+    def added(self) -> PartialAverage:
         """Return the sums so far. The caller must not change the arrays."""
 
-    def take(self, added: Added) -> None:
+    def take(self, added: PartialAverage) -> None:
         """Count what another one was given, too."""
 
     def renewing(self, renewal: Renewal) -> list[Call]:
@@ -141,12 +141,12 @@ class HolderMean:
         self._scale = scale
         self._size = layout.size
         self._held: dict[int, tuple[Pieces, int]] = {}
-        self._waiting: dict[int, list[tuple[Checked, float]]] = {}
+        self._waiting: dict[int, list[tuple[CheckedArrays, float]]] = {}
         self._waiting_bytes = 0
         self._most_bytes = max(_ROOM, _WAITING * layout.size)
         self._taken = np.zeros(1, np.int64)
 
-    def add(self, update: Checked, weight: int, factor: float) -> None:
+    def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
         count = sum(len(batch) for batch in self._waiting.values())
         if count == _BATCH or self._waiting_bytes + update.nbytes > self._most_bytes:
             self.flush()
@@ -161,11 +161,11 @@ class HolderMean:
             self._sums.add(batch.pieces, batch.updates, batch.factors)
         self._waiting, self._waiting_bytes = {}, 0
 
-    def added(self) -> Added:
+    def added(self) -> PartialAverage:
         self.flush()
-        return Added(self._sums.sums(), self._total_weights())
+        return PartialAverage(self._sums.sums(), self._total_weights())
 
-    def take(self, added: Added) -> None:
+    def take(self, added: PartialAverage) -> None:
         self._sums.take(added.sums)
         self._taken = self._taken + added.weights
 
@@ -219,7 +219,7 @@ class ChangeMean:
         self._sums = np.zeros(base.size, np.int64)
         self._weights = np.zeros(base.size, np.int64)
 
-    def add(self, update: Checked, weight: int, factor: float) -> None:
+    def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
         from edgefl_server.aggregate import kernels
 
         pieces = update.pieces
@@ -236,10 +236,10 @@ class ChangeMean:
             self._weights,
         )
 
-    def added(self) -> Added:
-        return Added(self._sums, self._weights)
+    def added(self) -> PartialAverage:
+        return PartialAverage(self._sums, self._weights)
 
-    def take(self, added: Added) -> None:
+    def take(self, added: PartialAverage) -> None:
         self._sums += added.sums
         self._weights += added.weights
 
@@ -267,7 +267,7 @@ class BufferedMean:
         self._scale = scale
         self._rows: list[npt.NDArray[np.float32]] = []
 
-    def add(self, update: Checked, weight: int, factor: float) -> None:
+    def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
         row = np.full(self._size, np.nan, np.float32)
         flat, share = _flat(update.arrays), factor / (weight * self._scale)
         if share != 1.0:
@@ -280,11 +280,11 @@ class BufferedMean:
             start += length
         self._rows.append(row)
 
-    def added(self) -> Added:
+    def added(self) -> PartialAverage:
         nothing = np.zeros(0, np.int64)
-        return Added(nothing, nothing, tuple(self._rows))
+        return PartialAverage(nothing, nothing, tuple(self._rows))
 
-    def take(self, added: Added) -> None:
+    def take(self, added: PartialAverage) -> None:
         self._rows.extend(added.rows)
 
     def renewing(self, renewal: Renewal) -> list[Call]:

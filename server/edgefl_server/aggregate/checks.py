@@ -14,7 +14,7 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form
 from edgefl_server.aggregate.accumulator import run_in_threads
-from edgefl_server.aggregate.adders import Checked, readable
+from edgefl_server.aggregate.adders import CheckedArrays, readable
 from edgefl_server.aggregate.scatter import Integers, Pieces, Stretches, reach
 
 _FEW = 8
@@ -24,7 +24,7 @@ _FETCH = "fetch the tier's bundle again"
 _DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
-def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Checked:
+def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> CheckedArrays:
     """Return the update, ready to add. UpdateRejected, with a reason and a remedy, if it is invalid.
 
     So many ``threads`` look through the values of a large one.
@@ -34,7 +34,7 @@ def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> Ch
     for name, (dtype, shape) in pieces.expected.items():
         if arrays[name].shape != shape or arrays[name].dtype != dtype:
             raise _wrong_array(name, arrays[name], dtype, shape)
-    update = Checked(pieces, tuple([readable(arrays[name]) for name in pieces.sources]))
+    update = CheckedArrays(pieces, tuple([readable(arrays[name]) for name in pieces.sources]))
     update = replace(update, largest=_largest(update, threads))
     if not update.largest <= pieces.form.limit:
         _refuse_floats(update.named, pieces.form)
@@ -72,7 +72,7 @@ def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
     )
 
 
-def _largest(update: Checked, threads: int) -> float:
+def _largest(update: CheckedArrays, threads: int) -> float:
     """Return the largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without
     floats.
     """
@@ -91,7 +91,7 @@ def _largest(update: Checked, threads: int) -> float:
 
 def _largest_bits(
     scan: Callable[[npt.NDArray[np.uint64], Integers], int],
-    update: Checked,
+    update: CheckedArrays,
     stretches: Stretches,
     threads: int,
 ) -> int:
@@ -134,7 +134,7 @@ def _kind(form: Form) -> str:
     return "change" if form.change else "weight"
 
 
-def _check_scales(update: Checked) -> None:
+def _check_scales(update: CheckedArrays) -> None:
     pieces = update.pieces
     scales = update.arrays[pieces.sources.index("scales")]
     if scales.min(initial=0.0) < 0:

@@ -22,8 +22,8 @@ import torch
 
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.accumulator import Call, Ended, Renewal, Spare
-from edgefl_server.aggregate.adders import Checked, UpdateBatch, code_values
+from edgefl_server.aggregate.accumulator import ArrayPool, Call, Ended, Renewal
+from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
     BLOCK,
     FIRST,
@@ -86,7 +86,7 @@ def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
 class Batch:
     """Arrays of some updates of one tier, each copied to the device on first use."""
 
-    def __init__(self, pieces: Pieces, updates: Sequence[Checked], device: torch.device) -> None:
+    def __init__(self, pieces: Pieces, updates: Sequence[CheckedArrays], device: torch.device) -> None:
         self.pieces = pieces
         self.updates = updates
         self.device = device
@@ -203,11 +203,11 @@ class TorchAccumulator:
     def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
         self._device = device
         self.size = size
-        self.spare = Spare()
+        self.spare = ArrayPool()
         self._sums = torch.zeros(size, dtype=torch.int64, device=device)
         self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
 
-    def add(self, pieces: Pieces, updates: Sequence[Checked], factors: npt.NDArray[np.float64]) -> None:
+    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]) -> None:
         batch = Batch(pieces, updates, self._device)
         for work in pieces.works:
             if not len(work.blocks):

@@ -31,30 +31,30 @@ NEVER = Rollback()
 
 
 @dataclass(frozen=True)
-class Best:
+class BestMetrics:
     """Highest accuracy and lowest loss of the rounds that count so far; None before there is one."""
 
     accuracy: float | None = None
     loss: float | None = None
 
-    def after(self, metrics: Mapping[str, float]) -> Best:
+    def after(self, metrics: Mapping[str, float]) -> BestMetrics:
         """Return the best metrics with one more round."""
         accuracies, losses = (
             [value for value in (known, metrics.get(name)) if value is not None and math.isfinite(value)]
             for name, known in (("accuracy", self.accuracy), ("loss", self.loss))
         )
-        return Best(max(accuracies, default=None), min(losses, default=None))
+        return BestMetrics(max(accuracies, default=None), min(losses, default=None))
 
 
-def best_of(rounds: Iterable[Mapping[str, float | None]]) -> Best:
+def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
     """Return the best metrics of these evaluations."""
-    best = Best()
+    best = BestMetrics()
     for metrics in rounds:
         best = best.after({name: value for name, value in metrics.items() if value is not None})
     return best
 
 
-def collapse(rule: Rollback, best: Best, metrics: Mapping[str, float]) -> str:
+def collapse(rule: Rollback, best: BestMetrics, metrics: Mapping[str, float]) -> str:
     """Return the reason why a model with these metrics is undone; empty if the round may count."""
     for name in ("loss", "accuracy"):
         if not math.isfinite(metrics.get(name, 0.0)):

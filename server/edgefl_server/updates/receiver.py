@@ -18,7 +18,7 @@ from edgefl.system.memory import most_bytes
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import PublishTraffic
-from edgefl_server.aggregate.aggregator import Checked
+from edgefl_server.aggregate.aggregator import CheckedArrays
 from edgefl_server.coordinator.claims import Claim, addressed, weigh
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
@@ -88,7 +88,7 @@ class _ValidUpdate:
 
     row: AcceptedUpdate
     message: Update
-    checked: Checked
+    checked: CheckedArrays
 
     @property
     def device(self) -> str:
@@ -523,7 +523,7 @@ class UpdateReceiver:
 
 def stored_updates(
     journal: Journal, run: str, aggregation: RoundAggregation, shards: Collection[int] | None = None
-) -> Iterator[tuple[UpdateAccepted, Checked, float]]:
+) -> Iterator[tuple[UpdateAccepted, CheckedArrays, float]]:
     """Read the accepted updates of a round from the journal.
 
     Args:

@@ -15,7 +15,7 @@ import torch
 
 from edgefl.wire.update.form import Codes, Form, Section
 from edgefl_server.aggregate.accumulator import CpuAccumulator
-from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
 from edgefl_server.aggregate.scatter import BLOCK, Integers, compiled
 from edgefl_server.aggregate.triton_kernels import Tuning, add_signs
@@ -87,7 +87,7 @@ def accumulator_agrees(kind: str, scale: float | None) -> bool:
     form = Form("signs", sections=(Section(tuple(sorted(regions)), Codes(1, (-1.0, 1.0), scale), groups),))
     made = compiled(LAYOUT, regions, form)
     updates = [
-        Checked(made, tuple(arrays[name] for name in made.sources))
+        CheckedArrays(made, tuple(arrays[name] for name in made.sources))
         for arrays in (drawn(rng, form, regions) for _ in range(5))
     ]
     factors = rng.integers(1, 1000, 5) * 2.0**20

@@ -16,7 +16,7 @@ import edgefl_server.aggregate.cuda
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
-from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
 from edgefl_server.aggregate.scatter import BLOCK, compiled
 from edgefl_server.aggregate.triton_kernels import sign_tables
@@ -41,7 +41,7 @@ def agree(kind: str, form: Form, clients: int, seed: int) -> bool:
     rng, regions = np.random.default_rng(seed), REGIONS[kind]
     made = compiled(LAYOUT, regions, form)
     updates = [
-        Checked(made, tuple(arrays[name] for name in made.sources))
+        CheckedArrays(made, tuple(arrays[name] for name in made.sources))
         for arrays in (drawn(rng, form, regions) for _ in range(clients))
     ]
     factors = rng.integers(1, 70_000, clients) * 2.0**20 * rng.random(clients)

@@ -29,7 +29,7 @@ from edgefl.wire.update.form import (
 )
 from edgefl_server.aggregate import averaging
 from edgefl_server.aggregate.accumulator import CpuAccumulator
-from edgefl_server.aggregate.adders import Checked
+from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.scatter import BLOCK, LENGTH, Integers, compiled
 
@@ -190,7 +190,7 @@ def test_one_bit_sums_do_not_depend_on_how_updates_are_batched(count: int) -> No
         "signs", sections=(Section(("b", "e", "kept"), Codes(1, (-1.0, 1.0)), _groups(regions)),), change=True
     )
     made = compiled(LAYOUT, regions, form)
-    updates = [Checked(made, _ordered(drawn(rng, form, regions), made.sources)) for _ in range(count)]
+    updates = [CheckedArrays(made, _ordered(drawn(rng, form, regions), made.sources)) for _ in range(count)]
     factors = rng.integers(1, 1000, count) * 2.0**20
     together, apart = CpuAccumulator(SIZE, threads=2), CpuAccumulator(SIZE, threads=1)
     together.add(made, updates, factors)
@@ -245,7 +245,9 @@ def test_every_pattern_of_sixteen_bits_adds_its_value() -> None:
         form = Form("halves", sections=(Section(("w",), FloatValues(dtype)),), change=True)  # type: ignore[arg-type]
         made = compiled(layout, {"w": None}, form)
         sums = CpuAccumulator(1 << 16)
-        sums.add(made, [Checked(made, (np.where(fit, halves, 0).astype(halves.dtype),))], np.array([2.0**30]))
+        sums.add(
+            made, [CheckedArrays(made, (np.where(fit, halves, 0).astype(halves.dtype),))], np.array([2.0**30])
+        )
         assert np.array_equal(sums.sums(), np.rint(np.where(fit, wide, 0) * 2.0**30).astype(np.int64))
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from edgefl.config import parse
 from edgefl.errors import ConfigError
 from edgefl_server.coordinator import machine, states
-from edgefl_server.coordinator.collapse import Best, Rollback, best_of, collapse
+from edgefl_server.coordinator.collapse import BestMetrics, Rollback, best_of, collapse
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import DeviceHello, ModelReady, Open, Rules
 
 RULE = Rollback(accuracy=0.2, loss=3.0)
-SO_FAR = Best(accuracy=0.8, loss=0.5)
+SO_FAR = BestMetrics(accuracy=0.8, loss=0.5)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +37,10 @@ def test_a_round_is_undone_that_is_worse_than_the_rule_allows(metrics: dict[str,
 
 
 def test_a_first_round_cannot_collapse_and_half_a_rule_checks_its_half() -> None:
-    assert not collapse(RULE, Best(), {"accuracy": 0.1, "loss": 9.0})
+    assert not collapse(RULE, BestMetrics(), {"accuracy": 0.1, "loss": 9.0})
     assert not collapse(Rollback(accuracy=0.2), SO_FAR, {"accuracy": 0.7, "loss": 99.0})
     assert not collapse(Rollback(loss=3.0), SO_FAR, {"accuracy": 0.0, "loss": 1.0})
-    assert not collapse(Rollback(loss=3.0), Best(loss=-1.0), {"loss": 5.0}), (
+    assert not collapse(Rollback(loss=3.0), BestMetrics(loss=-1.0), {"loss": 5.0}), (
         "no multiples of what is not above 0"
     )
     assert [rule.on for rule in (Rollback(), Rollback(0.1), Rollback(0, 2.0))] == [False, True, True]
@@ -48,7 +48,7 @@ def test_a_first_round_cannot_collapse_and_half_a_rule_checks_its_half() -> None
 
 @given(falls=st.lists(st.floats(0, 0.2), max_size=30))
 def test_many_small_steps_down_end_where_one_large_one_would(falls: list[float]) -> None:
-    best, accuracy = Best(accuracy=0.9), 0.9
+    best, accuracy = BestMetrics(accuracy=0.9), 0.9
     for fall in falls:
         after = accuracy - fall
         if not collapse(RULE, best, {"accuracy": after}):
@@ -62,7 +62,7 @@ def test_the_best_is_of_the_rounds_that_count_and_of_numbers() -> None:
         {"accuracy": 0.4, "loss": 0.7},
         {"accuracy": math.nan, "loss": 0.9},
     ]
-    assert best_of(rounds) == Best(0.5, 0.7) and best_of([]) == Best()
+    assert best_of(rounds) == BestMetrics(0.5, 0.7) and best_of([]) == BestMetrics()
 
 
 def test_rounds_that_are_undone_do_not_end_a_run_however_many() -> None:

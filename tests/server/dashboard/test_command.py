@@ -19,7 +19,7 @@ import pytest
 from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
 from edgefl.errors import ConfigError, StoreError
 from edgefl_server.dashboard.state.fleet import Fleet
-from edgefl_server.dashboard.state.source import Folder
+from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.serve import (
     bind,
@@ -56,18 +56,18 @@ def test_a_port_in_use_is_an_error_with_its_code(folder: Path, taken: int) -> No
 
 def test_a_folder_that_is_none_of_a_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run"):
-        Folder(tmp_path)
+        FolderSource(tmp_path)
     with pytest.raises(ConfigError, match="is not the folder of a run"):
-        Folder(tmp_path / "nothing")
+        FolderSource(tmp_path / "nothing")
 
 
 def test_a_journal_elsewhere_that_cannot_be_one_is_named(folder: Path) -> None:
     with pytest.raises(StoreError, match="no SQLAlchemy URL"):
-        Folder(folder, "nonsense")
+        FolderSource(folder, "nonsense")
 
 
 def test_what_ends_the_pages_loop_ends_the_page(folder: Path) -> None:
-    class Breaks(Folder):
+    class Breaks(FolderSource):
         def poll(self, fleet: Fleet, line: Callable[[bytes], None]) -> bool:
             raise StoreError("the disk is gone")
 

@@ -12,7 +12,7 @@ from edgefl_server import events
 from edgefl_server.dashboard.state import fleet as fleets
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
-from edgefl_server.dashboard.state.source import Folder
+from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.dashboard.views import summary
 from edgefl_server.dashboard.views.summary import DeviceFilter, FleetSnapshot, histogram
 from edgefl_server.events import (
@@ -207,11 +207,11 @@ def test_the_journal_and_the_feed_of_a_run_tell_the_same_rounds(tmp_path: Path) 
     made = SyntheticRun(tmp_path, devices=9, rounds=3)
     made.write_past()
     made.close()
-    whole = Folder(tmp_path).begin()
+    whole = FolderSource(tmp_path).begin()
     for name in ("events.jsonl", "history.jsonl"):
         (tmp_path / name).unlink()
 
-    alone = Folder(tmp_path).begin()
+    alone = FolderSource(tmp_path).begin()
 
     assert (whole.federation, whole.problem, alone.problem) == (FEDERATION, "", "")
     assert whole.devices.keys() == alone.devices.keys()
@@ -239,7 +239,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
     made.close()
     (folder / "events.jsonl").unlink()
 
-    found = Folder(folder).begin()
+    found = FolderSource(folder).begin()
 
     assert (found.problem, len(found.devices), found.rounds[1].state) == ("", 3, "closed")
 
@@ -255,7 +255,7 @@ def test_a_round_whose_updates_are_being_added_up_is_open_still(tmp_path: Path) 
         journal.stop_taking(RUN, 2)
     (tmp_path / "events.jsonl").unlink()
 
-    found = Folder(tmp_path).begin()
+    found = FolderSource(tmp_path).begin()
 
     assert (found.rounds[2].state, found.phase, found.current) == ("open", "open", 2)
     assert {part.status for part in found.rounds[2].parts.values()} == {"open"}
@@ -264,7 +264,7 @@ def test_a_round_whose_updates_are_being_added_up_is_open_still(tmp_path: Path) 
 def test_a_journal_that_cannot_be_read_is_a_problem_that_is_told(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database at all" * 100)
 
-    assert "the journal cannot be read" in Folder(tmp_path).begin().problem
+    assert "the journal cannot be read" in FolderSource(tmp_path).begin().problem
 
 
 def test_all_values_lie_in_a_histogram() -> None:
@@ -281,6 +281,6 @@ def test_of_an_earlier_run_in_the_feed_nothing_is_shown(tmp_path: Path) -> None:
         feed.take(DeviceJoined(device=f"of-{run}", tier="strong"))
     feed.close()
 
-    fleet = Folder(tmp_path).begin()
+    fleet = FolderSource(tmp_path).begin()
 
     assert (fleet.run, list(fleet.devices)) == ("second", ["of-second"])

@@ -11,7 +11,7 @@ import pytest
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.coordinator.roster import TierRule, tier_of
 from edgefl_server.dashboard.state.fleet import Fleet, TierPlan
-from edgefl_server.dashboard.state.source import Folder
+from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.events import REPORTED, DeviceSeen, Rejected, Warned
 from edgefl_server.memory_plans import MemoryPlans, read_raised
 from tests.server.fleet import PROFILE, MakeDevice, MakePlan, ScriptedDevice, Serve, with_manifest
@@ -97,5 +97,5 @@ def test_a_raised_plan_decides_who_gets_the_tier_and_outlives_the_server(
     assert second.wait_for(Rejected, lambda event: event.device == "small").reason == "wrong-tier"
     second.stop()
     fleet = Fleet(tiers={"strong": TierPlan(name="strong", planned_bytes=10 * MIB)})
-    Folder(tmp_path / "out")._look(fleet)
+    FolderSource(tmp_path / "out").load_details(fleet)
     assert fleet.tiers["strong"].planned_bytes == 15 * MIB

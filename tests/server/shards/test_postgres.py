@@ -11,7 +11,7 @@ import pytest
 
 from edgefl.errors import StoreError
 from edgefl.wire.mqtt.messages import Round, Task
-from edgefl_server.dashboard.state.source import Folder
+from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_storage import UpdateFiles
@@ -55,7 +55,7 @@ def test_a_round_outlives_a_database_that_goes_away(
     assert closed.reports == len(NAMES)
     assert model_of(tmp_path / "out") == model_of(tmp_path / "calm")
 
-    page = Folder(tmp_path / "out", postgres.url)  # which begins long after the run
+    page = FolderSource(tmp_path / "out", postgres.url)  # which begins long after the run
     known = page.begin()
     page.close()
     assert known.problem == "" and [known.rounds[number].state for number in (1, 2)] == ["closed", "closed"]

@@ -211,7 +211,7 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
-class Folder:
+class FolderSource:
     """Folder of a run, as a read-only source. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
     ``observer`` receives each new event."""
 
@@ -243,7 +243,7 @@ class Folder:
                 foreign = bool(runs) and each.event.run != runs[-1]
             if not foreign:
                 fold.apply(fleet, each.at, each.event)
-        self._load_details(fleet)
+        self.load_details(fleet)
         return fleet
 
     def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
@@ -256,14 +256,14 @@ class Folder:
                     self._observer.take(new.at, new.event)
                 changed = True
         if changed and time.monotonic() > self._loaded_at + _LOOK_S:
-            self._load_details(fleet)
+            self.load_details(fleet)
         return changed
 
     def close(self) -> None:
         self._tail.close()
         self._journal.close()
 
-    def _load_details(self, fleet: Fleet) -> None:
+    def load_details(self, fleet: Fleet) -> None:
         """Load what has no events: the bundles, the checkpoints and the properties of devices."""
         self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)

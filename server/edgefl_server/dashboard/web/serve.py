@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from edgefl.errors import ConfigError
 from edgefl.system.files import naming
 from edgefl.system.listener import WebServer, listening
-from edgefl_server.dashboard.state.source import EventObserver, Folder
+from edgefl_server.dashboard.state.source import EventObserver, FolderSource
 from edgefl_server.dashboard.web.app import application
 from edgefl_server.dashboard.web.hub import Hub
 from edgefl_server.dashboard.web.orders import OrderHandler
@@ -119,7 +119,7 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
         from edgefl_server.dashboard.web.traces import Traces
 
         observer = Traces(otlp)
-    return Hub(Folder(run, database, observer) if run is not None else RemoteSource(server, observer))
+    return Hub(FolderSource(run, database, observer) if run is not None else RemoteSource(server, observer))
 
 
 def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from edgefl_server.aggregate.accumulator import Spare
+from edgefl_server.aggregate.accumulator import ArrayPool
 
 Array = npt.NDArray[np.float32]
 
@@ -30,7 +30,7 @@ HOLDERS: dict[str, Callable[[Array], object]] = {
 
 @pytest.mark.parametrize("how", HOLDERS)
 def test_what_is_held_in_any_way_stays_as_it_is(how: str) -> None:
-    spare = Spare()
+    spare = ArrayPool()
     array = spare.array(8, np.float32)
     array[:] = 1
     first = place(array)
@@ -44,7 +44,7 @@ def test_what_is_held_in_any_way_stays_as_it_is(how: str) -> None:
 
 
 def test_memory_is_used_again_once_nobody_holds_it() -> None:
-    spare = Spare()
+    spare = ArrayPool()
     one, two = spare.array(8, np.float32), spare.array(8, np.float32)
     places = {place(one), place(two)}
     for _ in range(3):
@@ -55,7 +55,7 @@ def test_memory_is_used_again_once_nobody_holds_it() -> None:
 
 
 def test_another_size_has_memory_of_its_own() -> None:
-    spare = Spare()
+    spare = ArrayPool()
     for size, dtype in ((8, np.float32), (9, np.float32), (4, np.float64), (0, np.float32)):
         array = spare.array(size, dtype)
         assert array.shape == (size,) and array.dtype == dtype and array.flags.writeable
@@ -64,7 +64,7 @@ def test_another_size_has_memory_of_its_own() -> None:
 
 
 def test_no_more_than_two_arrays_are_kept() -> None:
-    spare = Spare()
+    spare = ArrayPool()
     held = [spare.array(8, np.float32) for _ in range(5)]
     assert len({place(each) for each in held}) == 5
     places = [place(each) for each in held]
