@@ -13,6 +13,9 @@ import pytest
 from benchmarks.coordinator import measure as measure_coordinator
 from benchmarks.fleet.command import FleetCase, measure
 from benchmarks.load.settings import BehaviourShares
+from benchmarks.mirror import measure as mirror_measure
+from benchmarks.round import measure as round_measure
+from benchmarks.workers.mirror import Route
 from edgefl.errors import ConfigError
 from tests import needs
 from tests.conftest import BrokerProcess
@@ -103,3 +106,30 @@ def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> 
     assert running.returncode == 0
     summary = msgspec.json.decode(said)
     assert (summary["devices"], summary["connected"], summary["tasks"], summary["fates"]) == (5, 5, 0, {})
+
+
+# -- the benchmark of a round's time, with real processes --------------------------------------------------
+
+
+def test_measure_times_rounds_of_devices_that_train_nothing() -> None:
+    row = round_measure(devices=1, model="mlp", rounds=2, broker="amqtt")
+
+    assert 0 < row.round_min_s <= row.round_s and row.up_bytes > 0
+
+
+# -- the trial of a large model, with a small one ----------------------------------------------------------
+
+
+NBYTES = (5 << 20) + 7
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("way", ["broker", "mirror"])
+def test_a_model_arrives_whole_by_either_way(way: Route) -> None:
+    needs.require("mosquitto")
+    row = mirror_measure(way, NBYTES, 1 << 20)
+
+    assert (row.way, row.bytes, row.units, row.page_bytes) == (way, NBYTES, 6, 0)
+    assert (row.broker_bytes, row.mirror_bytes) == ((NBYTES, 0) if way == "broker" else (0, NBYTES))
+    assert row.mirror_peak_bytes > 0 if way == "mirror" else row.mirror_peak_bytes == 0
+    assert min(row.device_peak_bytes, row.server_peak_bytes, row.broker_peak_bytes) > 1 << 20

@@ -1,8 +1,7 @@
 """Every public name says what it takes and gives: its options, shapes and types of arrays, its errors, and its source.
 
 It walks ``edgefl.__all__``, whatever is in it. Options that all algorithms or all codecs share are explained once, in the
-description of their kind.
-"""
+description of their kind."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -147,3 +147,19 @@ def test_gaps_are_seen() -> None:
     assert set(gaps("mean", mean)) == {"argument weight", "errors", "shapes and types of its arrays"}
     mean.__doc__ = "The mean of ``values``, float64 (n,), times ``weight``. ValueError for a negative one."
     assert list(gaps("mean", mean)) == []
+
+
+# -- names that the pages of the Python API render exist under the module that they name -------------------
+
+
+API_NAMES = [
+    name
+    for page in sorted((DOCS / "api").glob("*.md"))
+    for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("name", API_NAMES)
+def test_a_name_of_the_reference_exists(name: str) -> None:
+    found = resolve_name(name)
+    assert getattr(found, "__module__", name.rpartition(".")[0]) == name.rpartition(".")[0]

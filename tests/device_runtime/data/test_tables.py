@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import SeriesReader, TableReader
-from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.samples import ONE_CLASS, LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
 
 TABLE = DataSpec(
@@ -263,18 +263,21 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
         fitted(written(tmp_path / "d.csv", "age,height,age,buys\n1,2,3,yes\n"), TABLE)
 
 
-def test_a_class_number_of_thousands_of_digits_is_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "label", "told"),
+    [
+        ("9" * 5000, ONE_CLASS, r"class '9{59}\.\.\. is no number from 0 to 1"),
+        ("1e39", LabelSpec((), "float32"), "the label is '1e39', which is beyond what float32 holds"),
+    ],
+    ids=["class", "number"],
+)
+def test_numbers_of_a_label_are_those_of_its_type(
+    tmp_path: Path, number: str, label: LabelSpec, told: str
+) -> None:
     plain = spec(TableReader(columns=("a",), label="y"), (1,))
 
-    with pytest.raises(DataError, match=r"line 2: class '9{59}\.\.\. is no number from 0 to 1"):
-        fitted(written(tmp_path / "d.csv", f"a,y\n1,{'9' * 5000}\n"), plain)
-
-
-def test_numbers_of_a_label_are_those_of_its_type(tmp_path: Path) -> None:
-    plain = spec(TableReader(columns=("a",), label="y"), (1,))
-
-    with pytest.raises(DataError, match="line 2: the label is '1e39', which is beyond what float32 holds"):
-        fitted(written(tmp_path / "d.csv", "a,y\n1,1e39\n"), plain, LabelSpec((), "float32"))
+    with pytest.raises(DataError, match=rf"line 2: {told}"):
+        fitted(written(tmp_path / "d.csv", f"a,y\n1,{number}\n"), plain, label)
 
 
 def test_a_reader_of_other_samples_than_the_models_is_refused(tmp_path: Path) -> None:
