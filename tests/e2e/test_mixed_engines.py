@@ -119,6 +119,6 @@ def test_a_device_without_a_bundle_for_its_engine_declines(tmp_path: Path, start
     declined = [each for each in events if each["event"] == "declined"]
     assert closed == [("closed", 1)] * 2
     assert {(each["device"], each["reason"]) for each in declined} == {("executorch", "no-format")}
-    assert 'formats = ["onnx", "executorch"] in [export]' in declined[0]["text"]
+    assert "add the format to `formats` in [export]" in declined[0]["text"]
     assert "accepted" in [each["event"] for each in said["onnx"]]
     assert {"accepted", "failed"}.isdisjoint(each["event"] for each in said["executorch"])
