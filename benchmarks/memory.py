@@ -19,7 +19,7 @@ from benchmarks.options import Json, check_choice
 from benchmarks.repetition import run_blocks, running, worker_of
 from benchmarks.results import report
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Engines, Outputs
+from edgefl.cli.options import Engines, OutputsMode
 from edgefl.cli.output import errors
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Dataset
@@ -74,7 +74,7 @@ def memory(
     repeat: Annotated[int, typer.Option(min=1, help="repetitions, each with fresh processes")] = 3,
     engine: Engines = None,
     outputs: Annotated[
-        list[Outputs] | None,
+        list[OutputsMode] | None,
         typer.Option(help="of ExecuTorch programs, may be repeated: caller and planned; default: caller"),
     ] = None,
     as_json: Json = False,
@@ -93,7 +93,7 @@ def memory(
     report("memory", "peak memory in training, over the idle agent", rows, _memory_columns, as_json)
 
 
-def _outputs_of(engine: str, chosen: list[Outputs] | None) -> Sequence[str]:
+def _outputs_of(engine: str, chosen: list[OutputsMode] | None) -> Sequence[str]:
     """Return the values of ``--outputs`` for an engine; onnxruntime has no choice."""
     return [each.value for each in chosen] if chosen and engine == "executorch" else ["caller"]
 

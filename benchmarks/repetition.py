@@ -6,7 +6,7 @@ equally many steps, so that other load on the machine affects all of them.
 The parent writes lines of JSON such as ``{"steps": 5}`` and reads ``{"ms": [...], "cpu_ms": [...], "values": [...],
 "peak_over_idle_bytes": ..., "anonymous_bytes": ...}``. Values come from steps that return numbers. The first line from the
 worker reports that it is ready. Workers run in environments of other libraries too: this module imports the standard library
-and :mod:`edgefl_device.memory` alone.
+and :mod:`edgefl_device.host` alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from edgefl_device.memory import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
+from edgefl_device.host import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
 
 END_S = 10.0
 """Seconds a worker has to end by itself, then after SIGTERM, before it is killed."""

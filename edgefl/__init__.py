@@ -47,7 +47,7 @@ _EXPORTS = {
     "edgefl.api.export": ("export",),
     "edgefl.api.federation": ("Tier", "federation", "load_federation"),
     "edgefl.api.model": ("Model",),
-    "edgefl.api.plan": ("plan",),
+    "edgefl.api.compile": ("plan",),
     "edgefl.api.run": ("Run", "load_run", "run"),
     "edgefl.api.serve": ("Server",),
     "edgefl.api.simulate": ("simulate",),

@@ -31,6 +31,7 @@ from edgefl.api.bundle import Bundle as Bundle
 from edgefl.api.check import check as check
 from edgefl.api.check_data import check_data as check_data
 from edgefl.api.compile import compile as compile
+from edgefl.api.compile import plan as plan
 from edgefl.api.deploy import DeployOptions as DeployOptions
 from edgefl.api.deploy import deploy as deploy
 from edgefl.api.device import (
@@ -50,7 +51,6 @@ from edgefl.api.federation import Tier as Tier
 from edgefl.api.federation import federation as federation
 from edgefl.api.federation import load_federation as load_federation
 from edgefl.api.model import Model as Model
-from edgefl.api.plan import plan as plan
 from edgefl.api.run import Run as Run
 from edgefl.api.run import load_run as load_run
 from edgefl.api.run import run as run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.options import writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
-from edgefl.cli.paths import writable_folder
 from reproduce.catalog import NAMES, expand
 from reproduce.entry import checked_scale
 

@@ -62,10 +62,10 @@ def skip(reason: str) -> NoReturn:
 def skip_in_this_process() -> None:
     """Let modules, fixtures and tests skip when they open what a missing program would provide."""
     from benchmarks.browser import Browser
-    from edgefl_device.engine.executorch import binding
+    from edgefl_device.engine.executorch import program
 
     if not has_executorch_binding():
-        binding.binding = lambda *_: Path(require("c++"))  # type: ignore[attr-defined]
+        program.binding = lambda *_: Path(require("c++"))  # type: ignore[attr-defined]
     if find("chromium") is None:
         Browser.__enter__ = lambda _: skip(f"chromium is not installed: apt install {PACKAGES['chromium']}")  # type: ignore[method-assign]
 

@@ -12,7 +12,7 @@ from benchmarks.load.connection import Connection
 from benchmarks.load.sender import BlobFetch, UpdateSender
 from benchmarks.load.settings import Behaviour
 from benchmarks.load.state import FleetState, Got
-from benchmarks.load.updates import MessageSigner, OutgoingUpdate, garbage
+from benchmarks.load.updates import LoadSigner, OutgoingUpdate, garbage
 from edgefl.errors import ProtocolError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.envelope import peek
@@ -44,7 +44,7 @@ class GeneratedDevice:
     _host: Host
     name: str
     _mine: DeviceTopics = field(init=False)
-    _signer: MessageSigner = field(init=False)
+    _signer: LoadSigner = field(init=False)
     _sender: UpdateSender = field(init=False)
     _connection: Connection | None = None
     _greeted: bool = False
@@ -64,7 +64,7 @@ class GeneratedDevice:
     def __post_init__(self) -> None:
         state = self._state
         self._mine = state.topics.device(self.name)
-        self._signer = MessageSigner(state.load.seed, self.name)
+        self._signer = LoadSigner(state.load.seed, self.name)
         self._sender = UpdateSender(state.loop, state.counts, state.load.limits, self._mine, self._signer)
 
     def connect(self) -> None:

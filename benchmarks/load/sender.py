@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.load.connection import Connection, Loop, Timer
 from benchmarks.load.settings import Behaviour, LoadCounts
-from benchmarks.load.updates import MessageSigner, OutgoingUpdate
+from benchmarks.load.updates import LoadSigner, OutgoingUpdate
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, UpdateChunk
@@ -30,7 +30,7 @@ class UpdateSender:
     _counts: LoadCounts
     _limits: Limits
     _topics: DeviceTopics
-    _signer: MessageSigner
+    _signer: LoadSigner
     outgoing: OutgoingUpdate | None = None
     _connection: Connection | None = None
     _behaviour: Behaviour = "honest"

@@ -205,7 +205,7 @@ def _rest(fields: dict[str, object]) -> bytes:
 _EMPTY = len(_encoder.encode(b""))
 
 
-class MessageSigner:
+class LoadSigner:
     """Signer of a device's messages. The key follows from seed and name, so it protects nothing."""
 
     __slots__ = ("_key", "_numbers", "public")

@@ -19,7 +19,7 @@ from edgefl.system.processes import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial, TuningResult
 
 

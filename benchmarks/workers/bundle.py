@@ -21,10 +21,10 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
+from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.engine.select import open_engine
-from edgefl_device.memory import return_memory_early
+from edgefl_device.host import return_memory_early
 
 
 class PlainEngine(OnnxEngine):

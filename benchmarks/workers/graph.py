@@ -18,7 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl_device.data.samples import noise
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.memory import return_memory_early
+from edgefl_device.host import return_memory_early
 from edgefl_device.round.graph_loader import arrays_of_role
 
 _SEED = 0

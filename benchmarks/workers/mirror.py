@@ -124,9 +124,9 @@ def fetch(trial: MirrorTrial) -> FetchReport:
     from edgefl.wire.mqtt.messages import Round
     from edgefl.wire.mqtt.session import Session
     from edgefl.wire.mqtt.topics import Topics
+    from edgefl_device.host import peak_bytes
     from edgefl_device.link.fetch import Fetcher
     from edgefl_device.link.mirrors import Mirrors
-    from edgefl_device.memory import peak_bytes
     from edgefl_device.round.executor import with_page
     from edgefl_device.store.database import Store
 
@@ -173,7 +173,7 @@ def fetch(trial: MirrorTrial) -> FetchReport:
 def main(side: str, text: str) -> None:
     """Run one side and print its report."""
     if side == "device":
-        from edgefl_device.memory import return_memory_early
+        from edgefl_device.host import return_memory_early
 
         return_memory_early()
     trial = msgspec.json.decode(text, type=MirrorTrial)

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
 
     moments: list[float] = []
 
-    class Clock(TrainingProcessCallback):
+    class RoundClock(TrainingProcessCallback):
         def after_central_iteration(self, *_: object, **__: object) -> tuple[bool, Any]:
             moments.append(time.perf_counter())
             return False, Metrics()
@@ -74,7 +74,7 @@ def main(folder: Path) -> None:
             local_learning_rate=job.lr, local_num_epochs=1, local_batch_size=job.batch
         ),
         model_eval_params=NNEvalHyperParams(local_batch_size=None),
-        callbacks=[Clock()],
+        callbacks=[RoundClock()],
     )
     module.eval()
     with torch.no_grad():

@@ -18,9 +18,9 @@ import numpy.random as numpy_random
 
 from benchmarks.repetition import serve
 from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.engine.select import open_engine
-from edgefl_device.memory import return_memory_early
+from edgefl_device.host import return_memory_early
 
 
 def load(folder: Path, graph: Graph, engine: Engine) -> Callable[[], object]:

@@ -10,9 +10,8 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli import interrupts, reported_errors
-from edgefl.cli.options import Engine, help_of
+from edgefl.cli.options import EngineName, help_of, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
-from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl_conformance.results import CaseResult
@@ -20,7 +19,9 @@ if TYPE_CHECKING:
 
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="how the agent is started")],
-    engine: Annotated[Engine, typer.Option(help="runtime that runs the agent's graphs")] = Engine.onnx,
+    engine: Annotated[
+        EngineName, typer.Option(help="runtime that runs the agent's graphs")
+    ] = EngineName.onnx,
     only: Annotated[
         list[str] | None, typer.Option(help="cases or groups by name, * allowed; may be repeated")
     ] = None,
@@ -130,7 +131,8 @@ def vectors(
         "vectors"
     ),
     engine: Annotated[
-        list[Engine] | None, typer.Option(help="engine to run the rounds by; may be repeated; default: both")
+        list[EngineName] | None,
+        typer.Option(help="engine to run the rounds by; may be repeated; default: both"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the rows of the index")] = False,
 ) -> None:
@@ -151,7 +153,7 @@ def vectors(
     from edgefl_conformance.vectors.write import write_vectors
 
     with reporting("running the rounds"):
-        rows = write_vectors(out, tuple(each.value for each in engine or Engine))
+        rows = write_vectors(out, tuple(each.value for each in engine or EngineName))
     if as_json:
         print_json(rows)
         return

@@ -1,7 +1,7 @@
 """The device agent: connects, sends its hello, takes tasks, runs rounds, and keeps its store.
 
-Threads: the session's network thread fills the inbox; the caller's thread reads it (:meth:`Agent.run`); one thread runs the
-round and puts its end into the inbox; the outbox thread sends updates.
+Threads: the session's network thread fills the inbox; the caller's thread reads it (:meth:`DeviceAgent.run`); one thread
+runs the round and puts its outcome into the inbox; the outbox thread sends updates.
 """
 
 from __future__ import annotations
@@ -23,19 +23,24 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
 from edgefl_device.data import sources
 from edgefl_device.engine.base import Engine
-from edgefl_device.host import physical_memory
+from edgefl_device.host import physical_memory, reserve_stack, return_memory_early, trim_memory
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import Repeated, ServerTrust, SignedSession, load_signer
 from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.link.presence import HelloSender, NoticeLimiter, RoundSubscription
 from edgefl_device.link.status import FederationStatus
-from edgefl_device.memory import reserve_stack, return_memory_early, trim_memory
 from edgefl_device.policy import OwnerRules, SystemQueries, day_of
 from edgefl_device.profile.child import ProfilerProcess
 from edgefl_device.profile.request import BundleProfiler, ProfileService
 from edgefl_device.round.executor import RoundExecutor
-from edgefl_device.round.scheduler import AgentInbox, PageRead, ProgressMessages, RoundEnded, RoundScheduler
+from edgefl_device.round.scheduler import (
+    AgentInbox,
+    PageOutcome,
+    ProgressMessages,
+    RoundOutcome,
+    RoundScheduler,
+)
 from edgefl_device.sandbox import engine as sandbox
 from edgefl_device.store.database import Store
 
@@ -50,7 +55,7 @@ _POLL_S = 0.25
 """Longest wait for an event: deadlines and silence cause none."""
 
 
-class Agent:
+class DeviceAgent:
     """One device of a federation.
 
     Args:
@@ -182,7 +187,7 @@ class Agent:
         self._upkeep.trim_later(_QUIET_S)
         check_limit(event, self.config.broker)
         match event:
-            case RoundEnded() | PageRead():
+            case RoundOutcome() | PageOutcome():
                 self._upkeep.end_engine_later()
                 self._send(self.rounds.finish())
             case Connected():
@@ -282,7 +287,7 @@ class Agent:
 class _Upkeep:
     """Periodic tasks of the loop: memory, the engine's process, traffic counts, and reports of dropped messages."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: DeviceAgent) -> None:
         self._agent = agent
         self._trim_at = self._engine_ends_at = math.inf
         self._reported_drops = (0, 0)

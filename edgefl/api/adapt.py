@@ -22,8 +22,8 @@ from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Arrays
 from edgefl_device.config import AgentEvent, DeviceLog
 from edgefl_device.data.samples import LocalSource
-from edgefl_device.engine.select import open_engine
-from edgefl_device.personal.personalize import Adaptation, AdaptationReport, Personalizer, graphs_of
+from edgefl_device.engine import open_engine
+from edgefl_device.personal.personalize import Adaptation, PersonalizationReport, Personalizer, graphs_of
 from edgefl_device.personal.readonly_client import ReadOnlyClient, job_of
 from edgefl_device.round.executor import check_manifest_ref
 from edgefl_device.round.graph_loader import BlobSource
@@ -32,7 +32,7 @@ from edgefl_device.round.offline import offline_job, read_weights
 
 
 @dataclass(frozen=True)
-class Model:
+class DeviceModel:
     """A model as a device has it: which, how to call it, where its parts come from, and a folder for what is large."""
 
     job: Job
@@ -41,11 +41,11 @@ class Model:
     folder: Path
 
 
-def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> Model:
+def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> DeviceModel:
     """A bundle and a file of weights: a model's, or what an adaptation left."""
     manifest = bundle.manifest
     job, blobs = offline_job(bundle.contents, read_weights(weights), graphs_of(manifest), str(weights))
-    return Model(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
+    return DeviceModel(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
 
 
 def _print_event(event: AgentEvent) -> None:
@@ -65,7 +65,7 @@ def announced(
     engine: str = "onnx",
     agent: Path | None = None,
     report: Callable[[AgentEvent], None] = _print_event,
-) -> Iterator[Model]:
+) -> Iterator[DeviceModel]:
     """Yield the model that the federation announced last, whether or not a round is open.
 
     The connection ends with the block.
@@ -104,17 +104,17 @@ def announced(
         job = job_of(client.announced(), tier, engine)
         client.trust.check_bundle(job.bundle.sha256, job.signature, engine)
         check_manifest_ref(job.bundle, limits)
-        yield Model(job, decode_manifest(client.blobs.get(job.bundle)), client.blobs, place)
+        yield DeviceModel(job, decode_manifest(client.blobs.get(job.bundle)), client.blobs, place)
 
 
 def adapt(
-    model: Model,
+    model: DeviceModel,
     data: LocalSource,
     wanted: Adaptation = Adaptation(),
     *,
     engine: str = "onnx",
     threads: int = 1,
-) -> tuple[AdaptationReport, Arrays]:
+) -> tuple[PersonalizationReport, Arrays]:
     """Adapt a model to samples by a few steps: what that is worth on samples that it was not adapted to, and the adapted
     weights, float arrays by global name.
 

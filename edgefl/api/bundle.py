@@ -35,7 +35,7 @@ class Bundle:
     one that was read from a file. ``compiled``: just now, not taken from a file or the cache.
     """
 
-    contents: archive.Bundle
+    contents: archive.BundleArchive
     made_of: tuple[TierTraining, Exchange] | None = field(default=None, compare=False, repr=False)
     compiled: bool = field(default=False, compare=False)
 

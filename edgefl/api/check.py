@@ -16,12 +16,11 @@ from torch import nn
 from edgefl.algorithms.catalog import SGD
 from edgefl.api.bundle import Bundle
 from edgefl.api.check_data import samples_of
-from edgefl.api.choices import loss_of
 from edgefl.api.compile import compile
 from edgefl.api.device import train_round
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.progress import reporting
-from edgefl.api.training import CompileOptions, Target, Training
+from edgefl.api.training import CompileOptions, Target, Training, loss_of
 from edgefl.comparison.torch_side import torch_step_ms
 from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.losses import LossLike

@@ -20,7 +20,7 @@ from edgefl_device.config import Source
 from edgefl_device.data.check import DataReport, check
 from edgefl_device.data.samples import LocalData
 from edgefl_device.data.sources import load
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_device.round.executor import LoadedParts
 from edgefl_device.round.offline import MemoryBlobs
 

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from edgefl.algorithms.activations import stored
 from edgefl.api.bundle import Bundle
-from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
 from edgefl.api.progress import reporting
-from edgefl.api.training import CompileOptions, Training
+from edgefl.api.training import CompileOptions, Training, checked_argument, loss_of
 from edgefl.comparison.compare import compare
 from edgefl.contract.choice import SubmodelChoice, chosen
 from edgefl.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from edgefl.api.choices import checked_argument
 from edgefl.api.progress import reporting
+from edgefl.api.training import checked_argument
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import ConfigError

@@ -22,13 +22,13 @@ from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Array
-from edgefl_device.agent import Agent as _Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.config import AgentConfig, AgentEvent, Source
 from edgefl_device.data.problems import checked_policy
 from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_data
+from edgefl_device.engine import MOST_THREADS, open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.engine.select import MOST_THREADS, open_engine
 from edgefl_device.host import physical_memory
 from edgefl_device.policy import Policy, read_policy
 from edgefl_device.round.autotune import MemoryTuningStore, ProcessorTable
@@ -150,7 +150,7 @@ class Agent:
             if sandbox == "always" or (sandbox == "auto" and not vouched)
             else open_engine(limits.engine or "onnx", threads, config.folder, most)
         )
-        self._agent = _Agent(config, chosen, report)
+        self._agent = DeviceAgent(config, chosen, report)
 
     def run(self) -> None:
         """Serve until the training is done or :meth:`stop` is called.

@@ -12,7 +12,7 @@ from edgefl.api.bundle import Bundle
 from edgefl.api.federation import load_federation
 from edgefl.api.progress import reporting
 from edgefl.config import Federation, without_devices
-from edgefl.config.choices import Activations
+from edgefl.config.tables import Activations
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl.api.choices import checked_argument
+from edgefl.api.federation import with_demo_defaults
 from edgefl.api.model import Model
-from edgefl.api.training import Training
+from edgefl.api.training import Training, checked_argument
 from edgefl.config import DataTable, Federation, load, parse
-from edgefl.config.choices import Activations
-from edgefl.config.tables import ConfigTable
+from edgefl.config.tables import Activations, ConfigTable
 from edgefl.contract.choice import SubmodelChoice, chosen
 from edgefl.errors import ConfigError
-from edgefl.lab.demo import with_demo_defaults
 from edgefl.models.user_factory import absolute, address_of
 from edgefl.setup.data import data_table
 from edgefl.setup.federation_options import FederationOptions

@@ -7,10 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from edgefl.algorithms.catalog import TCBGD
-from edgefl.api.choices import checked_argument, loss_of
 from edgefl.api.model import DataSource, Factory, Model, dataset
 from edgefl.api.progress import reporting
-from edgefl.api.training import Training
+from edgefl.api.training import Training, checked_argument, loss_of
 from edgefl.objective.carrier import Thresholded
 from edgefl.submodels.submodel import Submodel
 from edgefl_export import fit

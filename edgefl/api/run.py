@@ -25,7 +25,7 @@ from edgefl.lab.lab import Lab, Restart, ServerEvent, discard, refuse_foreign
 from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, weights_of
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.places import found_from_anywhere, held
+from edgefl.setup.runs import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.system.files import FolderLock

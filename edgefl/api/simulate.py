@@ -21,8 +21,8 @@ from edgefl.errors import ConfigError
 from edgefl.lab.run_folder import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.processor import processor
+from edgefl.setup.runs import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.updates import update_sizes
 from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from edgefl.algorithms.catalog import SGD
-from edgefl.api.choices import codec_choice, loss_choice
+from edgefl.api.training import codec_choice, loss_choice
 from edgefl.codecs.catalog import Dense
 from edgefl.config import Federation
-from edgefl.config.choices import Activations
+from edgefl.config.tables import Activations
 from edgefl.contract.choice import AlgorithmChoice, Choice, CodecChoice, OptimizerChoice, chosen
 from edgefl.losses import LossLike
 from edgefl.models.user_factory import absolute

@@ -13,7 +13,7 @@ from edgefl.api.progress import reporting
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.tune import tune_bundle
+from edgefl_device.profile.measure.graph import tune_bundle
 from edgefl_device.round.autotune import Autotuner, TuningResult
 from edgefl_device.store.database import Store
 

@@ -37,7 +37,7 @@ def bare_app() -> typer.Typer:
     """``edgefl`` without its commands."""
     import typer
 
-    from edgefl.cli.help import version_option
+    from edgefl.cli.options import version_option
 
     return typer.Typer(
         name="edgefl",
@@ -124,7 +124,7 @@ def _run(arguments: list[str]) -> None:
 def _read(arguments: list[str], settings_pipe: SettingsPipe | None = None) -> None:
     """Read the options and run the command, or send its settings into the pipe of the process that runs it."""
     if arguments[:1] not in (["device"], ["dashboard"]):
-        from edgefl.cli.federation.beside import with_place
+        from edgefl.cli.federation.web import with_place
 
         arguments = with_place(arguments)
     _command_line(arguments)(arguments, obj=settings_pipe)
@@ -141,8 +141,7 @@ def _command_line(arguments: list[str]) -> typer.Typer:
 
         register(alone)
     else:
-        from edgefl.cli.help import ShortHelp
-        from edgefl.cli.options import help_of
+        from edgefl.cli.options import ShortHelp, help_of
 
         command = getattr(import_module(f"edgefl.cli.{_MODULES[name]}.{name}"), name)
         alone.command(help=help_of(command), cls=ShortHelp)(command)

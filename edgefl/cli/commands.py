@@ -7,10 +7,9 @@ from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.catalog import cache, inspection
 from edgefl.cli.device import agent, data, tune
 from edgefl.cli.federation import broker, dashboard, mirror, replay, run, server, simulate
-from edgefl.cli.help import ShortHelp
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
-from edgefl.cli.options import help_of
+from edgefl.cli.options import ShortHelp, help_of
 
 app = bare_app()
 for panel, groups, commands in (

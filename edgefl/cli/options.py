@@ -23,7 +23,7 @@ from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.text import unknown
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """Values of --engine, --format and --target."""
 
     onnx = "onnx"
@@ -37,7 +37,7 @@ class Activations(StrEnum):
     float16 = "float16"
 
 
-class Outputs(StrEnum):
+class OutputsMode(StrEnum):
     """Values of --outputs."""
 
     caller = "caller"
@@ -71,7 +71,7 @@ BadRowsOption = Annotated[
     BadRows, typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out")
 ]
 Engines = Annotated[
-    list[Engine] | None, typer.Option(help="may be repeated; default: those that are installed")
+    list[EngineName] | None, typer.Option(help="may be repeated; default: those that are installed")
 ]
 LocalData = Annotated[
     Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-from edgefl.config.broker import BrokerTable
 from edgefl.config.federation import Federation, without_devices
 from edgefl.config.reading import checked, load, parse
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable
-from edgefl.config.tables import AlgorithmTable, DataTable, ExportTable, TierTable
+from edgefl.config.tables import AlgorithmTable, BrokerTable, DataTable, ExportTable, TierTable
 
 __all__ = [
     "AggregateTable",

@@ -8,11 +8,9 @@ import msgspec
 from pydantic import Field, model_validator
 
 from edgefl.config import tables
-from edgefl.config.broker import BrokerTable
-from edgefl.config.choices import Activations
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable, ServerTable
 from edgefl.config.simulation import SimulationTable
-from edgefl.config.tables import ConfigTable
+from edgefl.config.tables import Activations, BrokerTable, ConfigTable
 from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.limits import Limits

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from edgefl.config.factories import defined_names, is_own
+from edgefl.config.names import defined_names, is_own
 from edgefl.errors import ConfigError
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works

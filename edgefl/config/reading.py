@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from edgefl.config.federation import Federation
 from edgefl.config.names import name_problems
 from edgefl.config.tables import TierTable
-from edgefl.config.toml import parse_toml
+from edgefl.config.text import parse_toml
 from edgefl.errors import ConfigError, DataError
 from edgefl.facts import shipped
 from edgefl.wire.text import nearest, similar

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from edgefl.config.choices import Activations, DatasetName, PartitionName
+from edgefl.config.tables import Activations, DatasetName, PartitionName
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs

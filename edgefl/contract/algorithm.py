@@ -30,7 +30,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from edgefl.config.choices import Activations
+from edgefl.config.tables import Activations
 from edgefl.contract.server import MEAN, Schedule, ServerOpt, constant
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.manifest import Draws

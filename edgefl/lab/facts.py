@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from edgefl.data.dataset import Dataset
-from edgefl.lab.recipes import layout_of, recipe_of
+from edgefl.lab.facts import layout_of, recipe_of
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.samples import data_spec
 from edgefl.submodels.cost import macs

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from edgefl.config import Federation, load
-from edgefl.config.broker import BrokerTable
+from edgefl.config.tables import BrokerTable
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab.agents import PYTHON, WEB, command_of

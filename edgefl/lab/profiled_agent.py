@@ -22,7 +22,7 @@ from edgefl.lab.broker import lab_broker
 from edgefl.lab.processes import AgentProcess
 from edgefl.lab.run_folder import PASSWORD
 from edgefl.system.processes import last_line
-from edgefl.wire.bundle.archive import Bundle, Signer
+from edgefl.wire.bundle.archive import BundleArchive, Signer
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.reports import DeviceReport, FleetReport, by_tier
@@ -57,7 +57,7 @@ class AgentProfiling:
 
 def profiled(
     command: Sequence[str],
-    bundle: Bundle,
+    bundle: BundleArchive,
     how: AgentProfiling,
     *,
     tell: Callable[[FleetReport], None] = lambda _: None,

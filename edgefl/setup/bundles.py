@@ -20,7 +20,7 @@ from edgefl.setup.tiers import completed
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
 from edgefl_export.artifact import Artifact
@@ -92,7 +92,7 @@ def outline_of(
     exchange: Exchange,
     *,
     progress: Progress = lambda _: None,
-) -> Bundle:
+) -> BundleArchive:
     """Return the bundle with its manifest and without its graphs: nothing is written or run.
 
     Arguments as of :func:`bundle_of`.

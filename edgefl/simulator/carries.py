@@ -11,7 +11,8 @@ from pathlib import Path
 from edgefl.errors import StoreError
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
-from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, choose
+from edgefl_device.round.carry import RoundToBegin, choose
+from edgefl_device.store.database import StoredCarry
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS standing(only INTEGER PRIMARY KEY CHECK (only = 1), data BLOB NOT NULL);

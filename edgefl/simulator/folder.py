@@ -16,7 +16,7 @@ from pydantic.main import IncEx
 from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
-from edgefl.setup.digests import code_of
+from edgefl.setup.runs import code_of
 from edgefl.simulator.carries import Carries
 from edgefl.simulator.results import FinishedRound, RoundRow, SimulationState
 from edgefl.system.files import PARTIAL, write_text

@@ -27,7 +27,7 @@ from edgefl.simulator.operations.folding import fold, pool_first
 from edgefl.simulator.operations.layout import channels_last, large_first
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
 from edgefl_export.capture.graph import Table, graph_of
@@ -146,7 +146,7 @@ class Functions:
         table: Device and precision.
     """
 
-    bundle: Bundle
+    bundle: BundleArchive
     named: Mapping[str, Function]
     wanted: int = 1
     table: SimulationTable = field(default_factory=SimulationTable)
@@ -154,7 +154,12 @@ class Functions:
 
     @classmethod
     def of(
-        cls, tier: TierTraining, exchange: Exchange, bundle: Bundle, wanted: int, table: SimulationTable
+        cls,
+        tier: TierTraining,
+        exchange: Exchange,
+        bundle: BundleArchive,
+        wanted: int,
+        table: SimulationTable,
     ) -> Functions:
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.algorithm.functions}
@@ -334,7 +339,7 @@ class SimulationPlan:
         """
         made: dict[str, dict[str, Functions]] = {}
 
-        def outline(tier: TierTraining, exchange: Exchange, _format: str) -> Bundle:
+        def outline(tier: TierTraining, exchange: Exchange, _format: str) -> BundleArchive:
             own = made.setdefault(exchange.name, {})
             if tier.name not in own:  # the same functions in every format
                 bundle = outline_of(federation, dataset, tier, exchange, progress=progress)

@@ -23,7 +23,7 @@ from edgefl.simulator.versions import Versions
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
-from edgefl_device.store.carry_choice import RoundToBegin
+from edgefl_device.round.carry import RoundToBegin
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.coordinator import attendance, states
 from edgefl_server.coordinator import machine as coordinator

@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
+_RESERVED_BYTES = 1 << 20
 PARTIAL = ".partial"
 """How the name of a file ends that is not whole yet."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -120,6 +121,21 @@ def write_text(path: Path, text: str) -> None:
     """Replace the content of ``path`` by ``text`` in UTF-8; its folder is made if there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
+
+
+def reserve_room(file: IO[bytes], size: int) -> None:
+    """Give ``file`` its ``size`` bytes on disk now: a disk that is full later would end the round."""
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a file system that cannot
+                raise
+    for start in range(0, size, _RESERVED_BYTES):
+        file.write(bytes(min(_RESERVED_BYTES, size - start)))
+    file.flush()
+    os.fsync(file.fileno())
 
 
 if sys.platform != "win32":

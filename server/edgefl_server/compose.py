@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgefl.setup.runs import run_digest
+
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
@@ -16,12 +18,11 @@ from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
-from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.training import check_versions, replaced_algorithm, tier_tables, tiers_of
 from edgefl.system.sizes import mebibytes
-from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.tensors import Arrays
 from edgefl_export.compiler.algorithm import check_lies_like_weights
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
@@ -62,7 +63,7 @@ def compose(
     return spec
 
 
-BundleFor = Callable[[TierTraining, Exchange, str], Bundle]
+BundleFor = Callable[[TierTraining, Exchange, str], BundleArchive]
 """The bundle of an exchange of a tier, in the format of that name."""
 
 
@@ -147,7 +148,7 @@ class _Bundles:
         self._cache = BundleCache.of_user()
         self._all: list[CompiledBundle] = []
 
-    def of(self, tier: TierTraining, exchange: Exchange, format: str) -> Bundle:
+    def of(self, tier: TierTraining, exchange: Exchange, format: str) -> BundleArchive:
         found = bundle_of(
             self._federation,
             self._dataset,

@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN, Schedule, ServerOpt, constant
 from edgefl.wire.blobs import Compression
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Arrays
@@ -71,15 +71,15 @@ class TierSpec:
     ``<name>/m``. ``sends``: what its updates hold, states by name and the weights as "".
     """
 
-    bundle: Bundle
+    bundle: BundleArchive
     place: Place
     form: Form = DENSE
     reads: tuple[str, ...] = ()
     sends: tuple[str, ...] = (server_state.WEIGHTS,)
-    further: tuple[Bundle, ...] = ()
+    further: tuple[BundleArchive, ...] = ()
 
     @property
-    def bundles(self) -> Mapping[str, Bundle]:
+    def bundles(self) -> Mapping[str, BundleArchive]:
         """The tier's bundles by format."""
         return {each.manifest.format: each for each in (self.bundle, *self.further)}
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from edgefl.setup.runs import run_digest
 from torch import Tensor, nn
 
 import edgefl
@@ -21,7 +22,6 @@ from edgefl.errors import ConfigError, DataError, ModelError
 from edgefl.models import losses
 from edgefl.objective.objective import Objective
 from edgefl.setup.bundles import request_of
-from edgefl.setup.digests import run_digest
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.federation_options import parse_loss
 from edgefl.setup.model import federation_model

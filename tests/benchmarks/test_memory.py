@@ -13,7 +13,7 @@ from edgefl.setup.bundles import bundle_of
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
-from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle, write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return path, plain_graph(path, settings, dataset, folder / "strong.plain")
 
 
-def _training(bundle: Bundle) -> tuple[str, bytes]:
+def _training(bundle: BundleArchive) -> tuple[str, bytes]:
     graph = bundle.manifest.graph(bundle.manifest.phases[0].graph)
     return graph.format, bundle.graph_bytes(graph.name)
 

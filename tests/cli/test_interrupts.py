@@ -34,7 +34,7 @@ main()
     ("module", "command"),
     [
         ("edgefl.system.processes", "broker --port 0"),
-        ("edgefl.cli.help", "simulate federation.toml"),
+        ("edgefl.cli.options", "simulate federation.toml"),
         ("edgefl.cli.device.process", "device --id a --data . --store st"),
         ("edgefl_server.torch_process.connection", "server --config federation.toml --out run"),
     ],

@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from edgefl.cli import app
 from edgefl.errors import BundleError, ConfigError, DataError, EdgeflError
-from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle, write_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl_device.profile import whole
 from edgefl_device.profile.measure.folder import BundleFolder
@@ -78,7 +78,7 @@ def measured_before(measured: Asked, monkeypatch: pytest.MonkeyPatch) -> list[tu
     """The command finds a profile that was measured once; these are the tiers and engines that it asks for."""
     asked: list[tuple[str, str]] = []
 
-    def profile(bundle: Bundle, settings: ProfileSettings, _watch: object = None) -> BundleProfile:
+    def profile(bundle: BundleArchive, settings: ProfileSettings, _watch: object = None) -> BundleProfile:
         listed, engine = bundle.manifest, settings.engine or bundle.manifest.graphs[0].format
         asked.append((listed.tier, engine))
         return msgspec.structs.replace(
@@ -155,7 +155,7 @@ def test_a_run_of_another_model_is_refused_before_anything_is_measured(strong: P
     run = made.journal(tmp_path / "run", [("strong", 1, '{"correct": 3}', "")])
     bundle = read_bundle(strong)
     other = msgspec.structs.replace(bundle.manifest, model="resnet20")
-    write_bundle(Bundle(other, bundle.blobs), strong)
+    write_bundle(BundleArchive(other, bundle.blobs), strong)
     options = ["--repeat", "100000000", "--run", str(run), "--html", str(tmp_path / "x.html")]
 
     done = runner().invoke(app, ["profile", str(strong), *options])

@@ -23,8 +23,8 @@ import numpy as np
 from edgefl.cli.device import process
 process.load()
 from edgefl_device.data.samples import LocalData
-from edgefl_device.engine.select import open_engine
-from edgefl_device.memory import return_memory_early, trim_memory
+from edgefl_device.engine import open_engine
+from edgefl_device.host import return_memory_early, trim_memory
 from edgefl_device.profile.measure.inputs import Inputs
 from edgefl_device.round.offline import train_round
 from edgefl.system.memory import status_bytes

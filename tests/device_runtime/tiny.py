@@ -22,7 +22,7 @@ from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
 
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port, Role
 from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.tensors import Array, Arrays
@@ -163,13 +163,13 @@ def coded_finish() -> tuple[Graph, bytes]:
 
 def make_bundle(
     prefix: Sequence[str] = ("stem", "mid"), steps: Sequence[int] = (STEPS,), codec: str = "dense"
-) -> Bundle:
+) -> BundleArchive:
     """``prefix`` units one chunk each; ``steps`` per phase, all of the same graph; any other ``codec`` codes."""
     return _bundle(tuple(prefix), tuple(steps), codec)
 
 
 @functools.cache
-def _bundle(prefix: tuple[str, ...], steps: tuple[int, ...], codec: str) -> Bundle:
+def _bundle(prefix: tuple[str, ...], steps: tuple[int, ...], codec: str) -> BundleArchive:
     last = finish() if codec == "dense" else coded_finish()
     made = [forward(unit) for unit in prefix] + [start(), train(), last]
     manifest = Manifest(
@@ -191,7 +191,7 @@ def _bundle(prefix: tuple[str, ...], steps: tuple[int, ...], codec: str) -> Bund
         codec_version=1,
         draws="walk",
     )
-    return Bundle(manifest, {graph.blob.sha256: data for graph, data in made})
+    return BundleArchive(manifest, {graph.blob.sha256: data for graph, data in made})
 
 
 def local(rows: int = ROWS) -> LocalData:
@@ -214,7 +214,7 @@ def weights() -> dict[str, Arrays]:
 class World:
     """What a server publishes for one round, and a source of blobs that counts."""
 
-    bundle: Bundle
+    bundle: BundleArchive
     units: dict[str, Arrays] = field(default_factory=weights)
     blobs: dict[str, bytes] = field(default_factory=dict)
     got: list[str] = field(default_factory=list)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.variants import folded
 from tests.device_runtime import tiny
 
@@ -30,7 +30,7 @@ def forms() -> dict[str, bytes]:
     return {name: bytes(each.SerializeToString()) for name, each in made.items()} | {"damaged": own[:50]}
 
 
-def with_forms(bundle: Bundle) -> Bundle:
+def with_forms(bundle: BundleArchive) -> BundleArchive:
     """``bundle``, said to need a byte, with the forms of its step."""
     own, blobs, variants = tiny.train()[1], dict(bundle.blobs), []
     for name, model in forms().items():

@@ -17,7 +17,7 @@ from torch import Tensor
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Port
 from tests.device_runtime import tiny
 
@@ -102,7 +102,7 @@ def train(*, delegated: bool = False) -> tuple[Graph, bytes]:
     return graph_of("train", data, listed.inputs, listed.outputs), data
 
 
-def make_bundle(prefix: Sequence[str] = ("stem", "mid"), *, delegated: bool = False) -> Bundle:
+def make_bundle(prefix: Sequence[str] = ("stem", "mid"), *, delegated: bool = False) -> BundleArchive:
     """The tiny bundle with the same ports, its graphs as algorithms."""
     listed = tiny.make_bundle(prefix).manifest
     made = {graph.name: _written(graph.name.partition(".")[0], delegated) for graph in listed.graphs}
@@ -110,4 +110,4 @@ def make_bundle(prefix: Sequence[str] = ("stem", "mid"), *, delegated: bool = Fa
         graph_of(graph.name, made[graph.name], graph.inputs, graph.outputs) for graph in listed.graphs
     )
     manifest = msgspec.structs.replace(listed, graphs=graphs)
-    return Bundle(manifest, {graph.blob.sha256: made[graph.name] for graph in graphs})
+    return BundleArchive(manifest, {graph.blob.sha256: made[graph.name] for graph in graphs})

@@ -24,10 +24,10 @@ from edgefl.lab.lab import Lab
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.mqtt.address import Address
-from edgefl_device.agent import Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.engine.select import open_engine
 from edgefl_server.compose import compose
 from edgefl_server.events import Event, RoundClosed
 from tests.e2e.runs import EDGEFL
@@ -145,14 +145,14 @@ def train(
 
 @dataclass
 class _Device:
-    agent: Agent
+    agent: DeviceAgent
     events: queue.SimpleQueue[AgentEvent]
     thread: threading.Thread
 
     @classmethod
     def start(cls, config: AgentConfig, engine: Engine) -> _Device:
         events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
-        agent = Agent(config, engine, events.put)
+        agent = DeviceAgent(config, engine, events.put)
         thread = threading.Thread(target=agent.run, daemon=True)
         thread.start()
         return cls(agent, events, thread)

@@ -194,7 +194,7 @@ def test_a_wav_is_classified_by_what_the_file_says(inside: bool, tmp_path: Path)
     deployed = made(module, data, preprocessing=inside)
     found, logits = classify(deployed.artifact.model, log_mels(path))
 
-    from edgefl_device.data.sounds import wave_of
+    from edgefl_device.data.media import wave_of
 
     expected = module(features(torch.from_numpy(wave_of(path, SOUND))[None]))[0]
     np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-3, atol=1e-3)

@@ -15,9 +15,9 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, encode
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_device.agent import Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.config import AgentConfig, AgentEvent
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from tests.device_runtime.agent.scripted import DEVICE, write_data
 from tests.fuzz.corpus import golden
 
@@ -32,7 +32,7 @@ def told() -> list[AgentEvent]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[Agent]:
+def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[DeviceAgent]:
     """An agent without a broker: what it would be sent is handed to it."""
     limits = Limits(store_bytes=STORE_BYTES, max_blob_bytes=STORE_BYTES, chunk_bytes=1024)
     config = AgentConfig(
@@ -46,13 +46,13 @@ def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[Agent]:
         until_done=False,
         limits=limits,
     )
-    made = Agent(config, open_engine("onnx"), told.append)
+    made = DeviceAgent(config, open_engine("onnx"), told.append)
     yield made
     made.profiles.stop()
     made.store.close()
 
 
-def test_no_message_ends_an_agent(agent: Agent, told: list[AgentEvent], tmp_path: Path) -> None:
+def test_no_message_ends_an_agent(agent: DeviceAgent, told: list[AgentEvent], tmp_path: Path) -> None:
     rng, topics = random.Random(7), Topics("f")
     mine, corpus = topics.device(DEVICE), golden("*.bin")
     named = (
@@ -73,7 +73,7 @@ def test_no_message_ends_an_agent(agent: Agent, told: list[AgentEvent], tmp_path
     assert all(len(event.text) < 5_000 for event in told), "what is told is bounded"
 
 
-def test_senseless_tasks_end_no_agent(agent: Agent) -> None:
+def test_senseless_tasks_end_no_agent(agent: DeviceAgent) -> None:
     rng, topics = random.Random(8), Topics("f")
     rounds, tasks = golden("round_*"), golden("task.bin")
     for _ in range(200):
@@ -87,7 +87,7 @@ def test_senseless_tasks_end_no_agent(agent: Agent) -> None:
             raise AssertionError(f"an announcement ends the agent: {error.message}") from error
 
 
-def test_acknowledgements_pile_up_nowhere(agent: Agent) -> None:
+def test_acknowledgements_pile_up_nowhere(agent: DeviceAgent) -> None:
     topic = Topics("f").device(DEVICE).acks
     for number in range(5_000):
         ack = Ack(round=1, nonce=f"{number:016x}", status="missing", missing=list(range(100)))

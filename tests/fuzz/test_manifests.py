@@ -13,7 +13,7 @@ import pytest
 
 from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl_device.round.control import Step
 from tests.device_runtime import tiny
@@ -71,7 +71,7 @@ def test_no_manifest_that_reads_well_raises_anything_but_errors_of_ours(codec: s
             outcomes["unread"] += 1
             continue
         with tempfile.TemporaryDirectory() as folder:
-            outcomes[_outcome(Device(Path(folder), Published(Bundle(manifest, bundle.blobs))))] += 1
+            outcomes[_outcome(Device(Path(folder), Published(BundleArchive(manifest, bundle.blobs))))] += 1
 
     assert outcomes["refused"] > 2 and outcomes["ran"] > 2, outcomes
 

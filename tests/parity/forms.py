@@ -12,8 +12,8 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.formats import Outputs
 from edgefl.wire.bundle.manifest import Graph
+from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.engine.select import open_engine
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports
 from edgefl_export.verify.graphs import Verification

@@ -20,7 +20,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import Batches, FittedData, LabelSpec, LocalData
@@ -29,7 +29,7 @@ from edgefl_device.round.control import RoundControl
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler, WeightResidency
 from edgefl_device.round.job import Job
 from edgefl_device.round.trainer import LocalTrainer, RoundResult
-from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Checkpoint
 from edgefl_export.compiler.request import FrozenChunk
 from tests.parity.forms import engine_of
 from tests.support.bundles import build_bundle
@@ -85,7 +85,7 @@ class Exported:
     submodel: OutputSide
     algorithm: Algorithm
     forward: tuple[Function, ...]
-    bundle: Bundle
+    bundle: BundleArchive
 
     @property
     def contents(self) -> dict[str, bytes]:
@@ -133,7 +133,11 @@ def _fitted(tier: Exported, data: LocalData) -> FittedData:
 
 
 def published(
-    bundle: Bundle, contents: Mapping[str, bytes], *, seed: int, hyper: Mapping[str, float] | None = None
+    bundle: BundleArchive,
+    contents: Mapping[str, bytes],
+    *,
+    seed: int,
+    hyper: Mapping[str, float] | None = None,
 ) -> tuple[Job, MemoryBlobs]:
     """Return a round in which the server publishes ``contents`` by unit, and the blobs that it names."""
     units = {name: describe(content, CHUNK_BYTES) for name, content in contents.items()}
@@ -154,7 +158,7 @@ def published(
 
 
 def device_round(
-    bundle: Bundle,
+    bundle: BundleArchive,
     contents: Mapping[str, bytes],
     engine: Engine,
     folder: Path,

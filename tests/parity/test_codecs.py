@@ -15,7 +15,7 @@ from edgefl.objective.objective import Objective
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels import catalog as kinds
 from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
 from edgefl.wire.update.decode import decode
@@ -139,7 +139,7 @@ class Tier:
         self.submodel = kinds.build(spec(), kind, **({} if kind == "output_side" else {"gamma": 0.25}))
         self.algorithm: Algorithm = algorithm_of(federation(codec, options), self.submodel)
         self.names = fetched(self.submodel, "tier")
-        self.bundle: Bundle = build_bundle(
+        self.bundle: BundleArchive = build_bundle(
             self.algorithm,
             self.names,
             model="fedbat_cnn",

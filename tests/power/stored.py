@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.database import Outgoing, PastRound, Store
+from edgefl_device.store.database import Checkpoint, Outgoing, PastRound, Store
 
 ROUNDS = 3
 LIMIT_BYTES = 1 << 30

@@ -16,7 +16,7 @@ import numpy as np
 
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, decompress, describe, split, verified
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
@@ -59,7 +59,7 @@ UNITS = ("stem", "body", "head")
 HELD = {"strong": UNITS, "weak": ("head",)}
 
 
-def bundle(tier: str) -> Bundle:
+def bundle(tier: str) -> BundleArchive:
     """A manifest with one graph that nobody runs."""
     blob = b"graph of " + tier.encode()
     graph = Graph(name="g", format="onnx", blob=describe(blob, 1024), inputs=(), outputs=())
@@ -82,7 +82,7 @@ def bundle(tier: str) -> Bundle:
         codec_version=1,
         draws="walk",
     )
-    return Bundle(manifest, {graph.blob.sha256: blob})
+    return BundleArchive(manifest, {graph.blob.sha256: blob})
 
 
 def names_of(tier: str) -> list[str]:

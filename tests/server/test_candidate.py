@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from edgefl.setup.runs import run_digest
 
 from edgefl.config import Federation, parse
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError
 from edgefl.setup.bundles import outline_of
 from edgefl.setup.candidate import candidate_of
-from edgefl.setup.digests import run_digest
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_export.compiler.request import Exchange, TierTraining
 from edgefl_server.compose import BundleFor, composed
 from edgefl_server.run_spec import RunSpec
@@ -35,7 +35,7 @@ def federation(**changes: Any) -> Federation:
 def outlines(federation: Federation) -> BundleFor:
     """Bundles without graphs: nothing is compiled."""
 
-    def of(tier: TierTraining, exchange: Exchange, _format: str) -> Bundle:
+    def of(tier: TierTraining, exchange: Exchange, _format: str) -> BundleArchive:
         return outline_of(federation, DATASET, tier, exchange)
 
     return of

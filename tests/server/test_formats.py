@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from edgefl.setup.runs import run_digest
 
 from edgefl.config import Federation, parse
 from edgefl.errors import ConfigError
-from edgefl.setup.digests import run_digest
 from edgefl.wire.bundle import archive
-from edgefl.wire.bundle.archive import Bundle, Signer
+from edgefl.wire.bundle.archive import BundleArchive, Signer
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.mqtt.messages import NO_FORMAT
 from edgefl.wire.mqtt.session import Session
@@ -25,12 +25,12 @@ from tests.server.fleet import MakeDevice, MakePlan, Serve, bundle, fetch, place
 from tests.server.service.test_service_participation import declining
 
 
-def written(tier: str, format: str) -> Bundle:
+def written(tier: str, format: str) -> BundleArchive:
     """The tier's bundle as if it were in this format; nobody runs it."""
     made = bundle(tier)
     (graph,) = made.manifest.graphs
     graph = msgspec.structs.replace(graph, format=format)
-    return Bundle(msgspec.structs.replace(made.manifest, graphs=(graph,)), made.blobs)
+    return BundleArchive(msgspec.structs.replace(made.manifest, graphs=(graph,)), made.blobs)
 
 
 def in_formats(plan: RunSpec, formats: dict[str, tuple[str, ...]]) -> RunSpec:

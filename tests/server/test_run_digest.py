@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from edgefl.setup.runs import run_digest
 
 from edgefl.config import parse
-from edgefl.setup.digests import run_digest
 from tests.server.test_compose import federation
 
 
@@ -37,13 +37,13 @@ def test_changed_source_is_another_configuration(tmp_path: Path, monkeypatch: py
     assert before == run_digest(own)
     source.write_text("def make(): return 1\n")
     changed = run_digest(own)
-    monkeypatch.setattr("edgefl.setup.digests.version", lambda: "999")
+    monkeypatch.setattr("edgefl.setup.runs.version", lambda: "999")
     assert len({before, changed, run_digest(own)}) == 3
 
 
 def test_a_run_goes_on_under_another_patch_of_the_same_release(monkeypatch: pytest.MonkeyPatch) -> None:
     def under(version: str) -> str:
-        monkeypatch.setattr("edgefl.setup.digests.version", lambda: version)
+        monkeypatch.setattr("edgefl.setup.runs.version", lambda: version)
         return run_digest(federation())
 
     assert under("1.2.3") == under("1.2.10")

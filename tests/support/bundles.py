@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgefl.contract.algorithm import Algorithm
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_export.compiler.compiler import Compiler, target_of
 from edgefl_export.compiler.request import CompileRequest
 from edgefl_export.target import Target
@@ -24,7 +24,7 @@ def build_bundle(
     format: str | Target = "onnx",
     on_progress: Callable[[str], None] = lambda _: None,
     **request: Any,
-) -> Bundle:
+) -> BundleArchive:
     """Compile :func:`request_of` these arguments."""
     target = target_of(format) if isinstance(format, str) else format
     return Compiler(target).compile(request_of(algorithm, units, **request), on_progress).bundle

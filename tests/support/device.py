@@ -10,7 +10,7 @@ from torch import Tensor
 import edgefl
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from tests.support.case import Batch
 
 

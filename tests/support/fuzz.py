@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from edgefl.api.choices import loss_of
 from edgefl.api.model import model_spec
+from edgefl.api.training import loss_of
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import EdgeflError
 from tests.support.case import Outcome

@@ -6,7 +6,7 @@ import msgspec
 
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Input, Manifest, PhaseSpec, Port
 from edgefl.wire.bundle.readers import TextReader
 
@@ -116,6 +116,6 @@ def example_manifest_executorch() -> Manifest:
     return msgspec.structs.replace(first, graphs=graphs)
 
 
-def example_bundle() -> Bundle:
+def example_bundle() -> BundleArchive:
     listed = example_manifest()
-    return Bundle(listed, {graph.blob.sha256: GRAPHS[graph.name] for graph in listed.graphs})
+    return BundleArchive(listed, {graph.blob.sha256: GRAPHS[graph.name] for graph in listed.graphs})

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from edgefl.wire import bits, tensors
-from edgefl.wire.bundle.archive import Bundle, read_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
 
@@ -32,7 +32,7 @@ class Material:
     """A bundle, and the initial tensors of a round by unit."""
 
     name: str
-    bundle: Bundle
+    bundle: BundleArchive
     units: dict[str, Arrays]
 
     @property
@@ -53,7 +53,7 @@ class Material:
     def changed(self, **fields: Any) -> Material:
         """Return the material with other fields of its manifest."""
         return replace(
-            self, bundle=Bundle(msgspec.structs.replace(self.manifest, **fields), self.bundle.blobs)
+            self, bundle=BundleArchive(msgspec.structs.replace(self.manifest, **fields), self.bundle.blobs)
         )
 
     def with_units(self, units: dict[str, Arrays]) -> Material:

@@ -18,8 +18,8 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.results import CaseFailed, expect, expect_equal
 from edgefl_device.data.samples import LocalData
+from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.engine.select import open_engine
 from edgefl_device.round import offline
 from edgefl_device.round.trainer import RoundResult
 

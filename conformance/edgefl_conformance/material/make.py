@@ -16,7 +16,7 @@ from edgefl.api.model import Model
 from edgefl.api.training import CompileOptions, Target, Training
 from edgefl.codecs.catalog import FedPAQ, TopK
 from edgefl.submodels.catalog import Importance, OutputSide
-from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl_conformance.material.bundles import FOLDER, SCALE, SHIFT
 
 _SMALL = {"size": 4, "classes": 3, "hidden": [12, 8]}
@@ -40,7 +40,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 """Arguments of :func:`edgefl.compile` by bundle."""
 
 
-def made(name: str, target: Target) -> Bundle:
+def made(name: str, target: Target) -> BundleArchive:
     """Compile the bundle ``name`` for ``target``. Its samples are bytes that the device converts to floats."""
     compiled = compile(
         **{"model": Model("mlp", options=_SMALL), **RECIPES[name]}, options=CompileOptions(target=target)
@@ -49,7 +49,7 @@ def made(name: str, target: Target) -> Bundle:
     data = msgspec.structs.replace(manifest.data, scale=SCALE, shift=SHIFT)
     graphs = tuple(msgspec.structs.replace(graph, variants=()) for graph in manifest.graphs)
     lean = msgspec.structs.replace(manifest, data=data, graphs=graphs, sources=None)
-    return Bundle(lean, {ref.sha256: compiled.blobs[ref.sha256] for ref in lean.blobs})
+    return BundleArchive(lean, {ref.sha256: compiled.blobs[ref.sha256] for ref in lean.blobs})
 
 
 def main() -> None:

@@ -21,8 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from edgefl.api.compile import compile
-from edgefl.api.plan import plan
+from edgefl.api.compile import compile, plan
 from edgefl.api.training import CompileOptions, Target
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import EdgeflError, ModelError

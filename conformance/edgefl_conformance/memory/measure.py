@@ -26,7 +26,7 @@ import numpy as np
 from edgefl.system.memory import status_bytes
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, split
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.mqtt.messages import Offer
 from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.play.broker import Broker
@@ -60,7 +60,7 @@ class RoundMemory(msgspec.Struct, frozen=True):
 
 def measured(
     command: Sequence[str],
-    bundle: Bundle,
+    bundle: BundleArchive,
     broker: Broker,
     folder: Path,
     *,
@@ -127,7 +127,7 @@ def _watched(pid: int) -> Iterator[list[int]]:
 class _MemoryHarness(RoundHarness):
     """An agent and one round of a bundle, with data and weights that are drawn for it."""
 
-    def __init__(self, setup: CampaignState, bundle: Bundle) -> None:
+    def __init__(self, setup: CampaignState, bundle: BundleArchive) -> None:
         super().__init__(setup, "memory")
         self._bundle = bundle
         self._inputs = Inputs(bundle.manifest)

@@ -18,9 +18,15 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
-from edgefl_device.data.problems import Problems, bad_values
-from edgefl_device.data.ranges import blocks, check_below, check_finite, check_range, converted
-from edgefl_device.data.spool import released
+from edgefl_device.data.problems import (
+    Problems,
+    bad_values,
+    blocks,
+    check_below,
+    check_finite,
+    check_range,
+    converted,
+)
 
 
 class SampleRows(Protocol):
@@ -298,21 +304,15 @@ class FittedData:
 
     def rows(self, indices: Array) -> Array:
         """Return a batch of spec.dtype, shape (len(indices), *spec.shape)."""
-        found = as_read(self.x[indices], self.spec)
-        released(self.x)
-        return found
+        return as_read(self.x[indices], self.spec)
 
     def labels(self, indices: Array) -> Array:
-        found = self.y[indices].astype(self.label.dtype, copy=False)
-        released(self.y)
-        return found
+        return self.y[indices].astype(self.label.dtype, copy=False)
 
     def other(self, name: str, indices: Array) -> Array:
         """Return rows of the input ``name``."""
         wanted = next(each.dtype for each in self.spec.others if each.name == name)
-        found = self.others[name][indices].astype(wanted, copy=False)
-        released(self.others[name])
-        return found
+        return self.others[name][indices].astype(wanted, copy=False)
 
     @cached_property
     def lengths(self) -> Array:

@@ -22,7 +22,8 @@ from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundR
 from edgefl.wire.images import SUFFIXES, UNREAD, check_library
 from edgefl.wire.records import RECORDS
 from edgefl_device.config import Policy, Source
-from edgefl_device.data import arrays, images, npy, series, sounds, tables, texts
+from edgefl_device.data import arrays
+from edgefl_device.data.media import read_images, read_sounds
 from edgefl_device.data.problems import Problems
 from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 from edgefl_device.data.samples import (
@@ -34,18 +35,20 @@ from edgefl_device.data.samples import (
     LocalSource,
     check_some,
 )
+from edgefl_device.data.tables import read_series, read_tables
+from edgefl_device.data.texts import read_texts
 
 _PIECE = 1 << 20
 _IMAGES = (*SUFFIXES, *UNREAD)
 _LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[FileEntry, ...]], ReadSamples]]] = {
-    type(None): ((".npy",), npy.read),
-    ImageReader: (_IMAGES, images.read),
-    TableReader: (RECORDS, tables.read),
-    SeriesReader: (RECORDS, series.read),
-    SoundReader: ((".wav",), sounds.read),
-    TextReader: (_LINES, texts.read),
+    type(None): ((".npy",), arrays.read_npy_files),
+    ImageReader: (_IMAGES, read_images),
+    TableReader: (RECORDS, read_tables),
+    SeriesReader: (RECORDS, read_series),
+    SoundReader: ((".wav",), read_sounds),
+    TextReader: (_LINES, read_texts),
 }
 """What each reader reads (none: arrays): the endings of files, and how they become samples."""
 _CONVERSIONS = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -110,17 +109,6 @@ def _file() -> IO[bytes]:
         f"the local data are larger than what is kept in memory, and no file can be made for them ({refused}): let "
         "XDG_CACHE_HOME or TMPDIR name a folder that can be written"
     ) from refused
-
-
-def released(array: object) -> None:
-    """Drop pages of a mapped array that were read from memory of this process; they come back when they are read again.
-    Nothing for other arrays, and where the system has no such call."""
-    while isinstance(array, np.ndarray):
-        if array.flags.writeable:
-            return  # what was changed in it, or through a view of it, is nowhere else
-        array = array.base
-    if isinstance(array, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        array.madvise(mmap.MADV_DONTNEED)
 
 
 def _folder() -> Path | None:

@@ -35,7 +35,7 @@ _SPLIT, _ROWS, _NOISE = range(3)
 
 
 @dataclass(frozen=True, eq=False)
-class UserShards:
+class SampleShards:
     """A user's samples as row numbers (int64) in one pool: ``train`` and ``test`` have none in common."""
 
     train: Array
@@ -64,7 +64,9 @@ def checked_protocol(name: str) -> Protocol:
     raise ConfigError(f"no protocol {name!r}; there are: {', '.join(get_args(Protocol))}", protocol=name)
 
 
-def split(protocol: Protocol, shards: UserShards, labels: Array, *, seed: int, user: int = 0) -> SupportSplit:
+def split(
+    protocol: Protocol, shards: SampleShards, labels: Array, *, seed: int, user: int = 0
+) -> SupportSplit:
     """Return support and query of a user from the ``labels`` of the pool.
 
     ``train_support``: the train shard and the test shard. ``split_test``: stratified halves of the test shard, the larger
@@ -84,11 +86,11 @@ def split(protocol: Protocol, shards: UserShards, labels: Array, *, seed: int, u
     return SupportSplit(protocol, support, shards.test)
 
 
-def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> UserShards:
+def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> SampleShards:
     """Return all samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below
     two."""
     train, test = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
-    return UserShards(train, test)
+    return SampleShards(train, test)
 
 
 def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, clip: bool = False) -> Array:

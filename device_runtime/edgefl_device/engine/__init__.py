@@ -1,1 +1,46 @@
-"""Engines run the graphs of a bundle; one file per runtime."""
+"""Engines run the graphs of a bundle; one module per runtime, imported when it is opened: a device installs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgefl.errors import ConfigError
+from edgefl.wire.bundle.formats import FORMATS
+
+if TYPE_CHECKING:
+    from edgefl_device.engine.base import Engine
+
+ENGINES: tuple[str, ...] = FORMATS
+"""Names of the engines; each runs the artifacts of the format of its name."""
+
+MOST_THREADS = 1024
+"""More is a slip of the hand, and ends the process of a runtime that cannot start them."""
+
+
+def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> Engine:
+    """Return the engine ``name`` with so many threads, which stores in the folder ``pages`` what graphs in segments
+    leave on the disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not
+    installed.
+
+    A graph may have up to ``most_threads`` where its engine lets each have its own (default: as many as ``threads``).
+    """
+    if not 1 <= threads <= MOST_THREADS:
+        raise ConfigError(
+            f"an engine cannot work with {threads} threads: choose 1 to {MOST_THREADS} by `threads`",
+            threads=threads,
+        )
+    if name == "onnx":
+        try:
+            from edgefl_device.engine.onnx import OnnxEngine
+        except ImportError as error:
+            raise ConfigError(
+                f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
+                "`pip install onnxruntime`, or use `engine` executorch"
+            ) from error
+        return OnnxEngine(threads, pages, most_threads)
+    if name == "executorch":
+        from edgefl_device.engine.executorch import ExecuTorchEngine
+
+        return ExecuTorchEngine(threads)
+    raise ConfigError(f"there is no engine {name!r}: use one of {', '.join(ENGINES)}", engine=name)

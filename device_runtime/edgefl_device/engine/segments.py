@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from edgefl.errors import BundleError, StoreError
+from edgefl.system.files import reserve_room
 from edgefl.system.sizes import size
 from edgefl.wire.bundle.graphs import Graph, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_device.disk import reserve
 from edgefl_device.engine.base import Outputs, State
 
 # Values of a training step that wait on the disk: written and read as memory, and in no process's memory between.
@@ -51,7 +51,7 @@ class Pages:
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the graph that it belongs to
             if self.nbytes:
-                reserve(self._file, self.nbytes)
+                reserve_room(self._file, self.nbytes)
         except OSError as error:
             raise StoreError(
                 f"no room for {size(self.nbytes)} that a training step keeps in {folder or tempfile.gettempdir()} "

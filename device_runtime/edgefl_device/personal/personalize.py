@@ -27,9 +27,9 @@ from edgefl.wire.metrics import LOSS, METRICS, Sums, added, measured
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import support
 from edgefl_device.data.samples import FittedData, LabelSpec, LocalSource
-from edgefl_device.data.support import UserShards
+from edgefl_device.data.support import SampleShards
 from edgefl_device.engine.base import Engine, LoadedGraph
-from edgefl_device.memory import trim_memory
+from edgefl_device.host import trim_memory
 from edgefl_device.round.control import RoundControl
 from edgefl_device.round.executor import LoadedParts, check_runtime
 from edgefl_device.round.forward import MultiStepForward, record_tag
@@ -73,7 +73,7 @@ CURVE = (0, 1, 2, 5, 10)
 """Numbers of steps that a curve shows besides the wanted one."""
 
 
-class AdaptationReport(msgspec.Struct, frozen=True, kw_only=True):
+class PersonalizationReport(msgspec.Struct, frozen=True, kw_only=True):
     """Result of personalization on one device. ``support`` and ``query`` are numbers of samples.
 
     ``repeated``: there were fewer samples than a batch, which was then drawn with replacement. ``leaks``: samples that
@@ -174,7 +174,9 @@ class Personalizer:
         self._loader = GraphLoader(engine, manifest, blobs, RoundProfiler())
         self._parts = LoadedParts(engine, manifest, blobs)
 
-    def run(self, job: Job, data: LocalSource, adaptation: Adaptation) -> tuple[AdaptationReport, Arrays]:
+    def run(
+        self, job: Job, data: LocalSource, adaptation: Adaptation
+    ) -> tuple[PersonalizationReport, Arrays]:
         """Return the report, and the adapted tensors of the trained units by their own names.
 
         DataError if the data do not fit the model or are too few for the protocol; BundleError if graphs, blobs and ports
@@ -190,7 +192,7 @@ class Personalizer:
         ends = np.arange(len(labels))
         step = self._manifest.graph(self._manifest.personalize)
         points_by_steps = {point.steps: point for point in points}
-        report = AdaptationReport(
+        report = PersonalizationReport(
             model=self._manifest.model,
             algorithm=self._manifest.program,
             tier=self._manifest.tier,
@@ -238,11 +240,11 @@ class Personalizer:
         labels = np.concatenate([pool.y for pool in pools])
         own, every = len(pools[0]), np.arange(len(labels))
         if adaptation.test is not None:
-            shards = UserShards(every[:own], every[own:])
+            shards = SampleShards(every[:own], every[own:])
         elif adaptation.protocol == "train_support":
             shards = support.held_out(labels, seed=adaptation.seed)
         else:
-            shards = UserShards(every[:0], every)
+            shards = SampleShards(every[:0], every)
         parts = support.split(adaptation.protocol, shards, labels, seed=adaptation.seed)
         return _taken(pools, parts.query), _taken(pools, parts.support)
 

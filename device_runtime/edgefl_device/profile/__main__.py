@@ -25,7 +25,7 @@ def main() -> None:
         confine(msgspec.json.decode(wanted.confinement, type=Confinement))
     from edgefl.errors import EdgeflError
     from edgefl.system.processes import end_with_input
-    from edgefl_device.memory import return_memory_early
+    from edgefl_device.host import return_memory_early
 
     if wanted.with_parent:
         end_with_input()
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _measured(wanted: argparse.Namespace) -> ProcessResult:
-    from edgefl_device.engine.select import open_engine
+    from edgefl_device.engine import open_engine
     from edgefl_device.profile.measure.folder import BundleFolder
     from edgefl_device.profile.measure.graph import profile_graph
     from edgefl_device.profile.measure.round import GRAPH, ROUND, ProcessResult, profile_round

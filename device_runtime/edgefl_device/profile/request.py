@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,14 +26,17 @@ import msgspec
 
 from edgefl.errors import BundleError, EdgeflError, IdentityError, RoundAborted, RoundDeclined
 from edgefl.wire.blobs import BlobRef
+from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl.wire.bundle.profiles import BundleProfile
+from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, TOO_LARGE, ProfileAnswer, declined
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import Repeated, SignedSession
 from edgefl_device.link.presence import NoticeLimiter
+from edgefl_device.profile.measure.meters import thinned
 from edgefl_device.round.executor import RoundExecutor, check_manifest_ref, check_runtime
 
 _MOST_WAITING = 4
@@ -284,8 +288,6 @@ class ProfileService:
         """Measure once. Without an answer at its end the request stays until the round is over."""
         nonce = asked.nonce
         try:
-            from edgefl_device.profile.answer import answer_with
-
             profile = self._profile(asked, fetcher)
             asked.answer = answer_with(nonce, profile, self._limits.chunk_bytes)
         except RoundAborted:
@@ -317,7 +319,7 @@ class ProfileService:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _profile(self, asked: _ActiveRequest, fetcher: Fetcher) -> BundleProfile:
-        from edgefl.wire.bundle.archive import Bundle, write_bundle
+        from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 
         trusted = self._trusted(asked.request)
         check_manifest_ref(trusted, self._limits)
@@ -330,7 +332,7 @@ class ProfileService:
         self._executor.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
-        write_bundle(Bundle(manifest, self._fetched(manifest, fetcher)), path)
+        write_bundle(BundleArchive(manifest, self._fetched(manifest, fetcher)), path)
         profile = self.profiler.measure(path, asked.request.repeat, asked.stop, asked.until)
         # Under the requested name: the file written here lacks fields of a later release.
         return msgspec.structs.replace(profile, bundle=trusted.sha256)
@@ -379,3 +381,26 @@ class ProfileService:
     def _send(self, answer: messages.ProfileAnswer) -> None:
         with suppress(ValueError):  # paho's own limit on messages that wait while the broker is away
             self._session.publish(self._mine.profiles, answer)
+
+
+def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer:
+    """Return an answer with ``profile`` of at most ``limit`` bytes; it declines if even the shortest form is too large."""
+    room = max(limit // 2, limit - ENVELOPE_BYTES)
+    for shorter in _shorter(profile):
+        data = profiles.encode(shorter)
+        if len(data) <= room:
+            return ProfileAnswer(nonce=nonce, state="done", profile=data)
+    return declined(nonce, TOO_LARGE)
+
+
+def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:
+    """Yield ``profile`` with less and less in it: without points of time, then ops, then the multi-step forward pass."""
+    yield profile
+    for most in (100, 50, 20):
+        timeline = msgspec.structs.replace(profile.timeline, moments=thinned(profile.timeline.moments, most))
+        yield msgspec.structs.replace(profile, timeline=timeline)
+    bare = msgspec.structs.replace(profile, timeline=MemoryTimeline(moments=(), spans=()))
+    for most in (12, 6, 3, 0):
+        graphs = tuple(msgspec.structs.replace(graph, ops=graph.ops[:most]) for graph in bare.graphs)
+        yield msgspec.structs.replace(bare, graphs=graphs)
+    yield msgspec.structs.replace(bare, graphs=graphs, io=())

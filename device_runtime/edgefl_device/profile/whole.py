@@ -16,14 +16,14 @@ import msgspec
 
 from edgefl.errors import BundleError, ConfigError, DataError, EdgeflError
 from edgefl.system.processes import sign_of_life
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.bundle.profiles import BundleProfile, GraphProfile, MachineInfo
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl_device.host import physical_memory
-from edgefl_device.profile.measure.energy import open_meter
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.graph import kinds
+from edgefl_device.profile.measure.meters import open_meter
 from edgefl_device.profile.measure.round import GRAPH, ROUND, ProcessResult
 from edgefl_device.sandbox.confine import Confinement
 from edgefl_device.sandbox.process import Complaints, command, environment
@@ -58,7 +58,7 @@ class ProfileSettings:
 
 
 def profile_bundle(
-    bundle: Bundle, settings: ProfileSettings, progress: Callable[[str], None] = lambda _: None
+    bundle: BundleArchive, settings: ProfileSettings, progress: Callable[[str], None] = lambda _: None
 ) -> BundleProfile:
     """Measure every graph of ``bundle`` and one short round. Some seconds for each.
 

@@ -26,8 +26,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, State
-from edgefl_device.host import processor, processor_features
-from edgefl_device.memory import trim_memory
+from edgefl_device.host import processor, processor_features, trim_memory
 from edgefl_device.round.control import RoundControl
 
 STEPS, MOST_STEPS, TRIAL_MS = 4, 12, 500.0

@@ -13,9 +13,72 @@ from edgefl.wire.tensors import Arrays
 from edgefl_device.config import DeviceLog
 from edgefl_device.round.graph_loader import check_port
 from edgefl_device.round.job import Job
-from edgefl_device.store import carry_choice
-from edgefl_device.store.carry_choice import CarryChoice, RoundToBegin, StoredCarry, VoidCarry
-from edgefl_device.store.database import Store
+from edgefl_device.store.database import Store, StoredCarry
+
+
+@dataclass(frozen=True)
+class RoundToBegin:
+    """Round to choose a carry for. ``name`` is the name of its carries, ``base`` the last completed round."""
+
+    run: str
+    name: str
+    round: int
+    base: int
+
+
+@dataclass(frozen=True)
+class VoidCarry:
+    """A carry that is of no use any more."""
+
+    carry: StoredCarry
+    why: str
+
+
+@dataclass(frozen=True)
+class CarryChoice:
+    """Decision about the carries in a store as a round begins."""
+
+    carry: StoredCarry | None
+    void: tuple[VoidCarry, ...]
+    superseded: tuple[StoredCarry, ...]
+
+
+def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) -> CarryChoice:
+    """Judge ``carries``, oldest first, for a round; one is good for ``exchanges`` completed rounds (0: for all).
+
+    The newest of a completed round is taken. Those before it are superseded as far as no rejection can bring them back.
+    """
+    void = [
+        VoidCarry(carry, f"it belongs to another run, {begun.run} goes on now")
+        for carry in foreign(carries, begun.run)
+    ]
+    own = [carry for carry in carries if carry.name == begun.name]
+    lost = abandoned(own, begun.base, None)
+    void += [VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost]
+    valid = [carry for carry in own if carry not in lost]
+    if valid and (why := _too_old(valid[-1], begun.base, exchanges)):
+        return CarryChoice(None, (*void, VoidCarry(valid[-1], why)), tuple(valid[:-1]))
+    settled = [place for place, carry in enumerate(valid) if not carry.waits]
+    superseded = tuple(valid[: settled[-1]]) if settled else ()
+    return CarryChoice(valid[-1] if valid else None, tuple(void), superseded)
+
+
+def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
+    """Return the carries of other runs: no round ever reads them again."""
+    return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
+
+
+def abandoned(carries: Sequence[StoredCarry], base: int, before: int | None) -> list[StoredCarry]:
+    """Return the carries of rounds after the last completed one, ``base``; with ``before``, of rounds before that one
+    only."""
+    return [carry for carry in carries if carry.round > base and (before is None or carry.round < before)]
+
+
+def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
+    """Return why the carry has expired; "" if it is valid."""
+    if not exchanges or base - carry.round < exchanges:
+        return ""
+    return f"it was good for {exchanges} completed round{'s' * (exchanges > 1)} after it, and round {base} is completed"
 
 
 @dataclass(frozen=True)
@@ -45,14 +108,14 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
     """
     ports = carry_ports(manifest)
     carries = store.carries()
-    choice = carry_choice.choose(
+    choice = choose(
         carries,
         RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base),
         manifest.carry_exchanges,
     )
     if not ports:
         # This round reads no carry; a later one may read those of this run.
-        others = carry_choice.foreign(carries, job.run)
+        others = foreign(carries, job.run)
         choice = CarryChoice(None, tuple(void for void in choice.void if void.carry in others), ())
     restored = RestoredCarry()
     misfit: tuple[VoidCarry, ...] = ()
@@ -90,7 +153,7 @@ def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
     Call it at every announcement: a device that sits the next rounds out cannot know later which ones were abandoned.
     """
     own = [carry for carry in store.carries() if carry.name.startswith(f"{announced.run}/")]
-    lost = carry_choice.abandoned(own, announced.base, announced.round) if announced.state == "open" else []
+    lost = abandoned(own, announced.base, announced.round) if announced.state == "open" else []
     void = tuple(VoidCarry(carry, f"round {carry.round} was abandoned") for carry in lost)
     _drop(store, CarryChoice(None, void, ()), (), log, "later rounds continue from what was kept before it")
 

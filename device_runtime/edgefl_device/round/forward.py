@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
+from types import TracebackType
 
+import msgspec
 import numpy as np
 
 from edgefl.errors import BundleError, RoundDeclined, StaleRecordError, StoreError
+from edgefl.system.files import reserve_room
+from edgefl.system.sizes import size
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.mqtt.messages import TOO_MUCH
+from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import FittedData
-from edgefl_device.memory import trim_memory
+from edgefl_device.host import trim_memory
 from edgefl_device.round.control import RoundControl, Step
 from edgefl_device.round.graph_loader import GraphLoader, RoundStore
 from edgefl_device.round.inputs import other_rows
 from edgefl_device.round.job import Job
-from edgefl_device.round.record import Record
 
 
 def record_tag(job: Job) -> str:
@@ -40,7 +47,7 @@ class MultiStepForward:
         self._store = store
         self._folder = folder
 
-    def record(self, job: Job, data: FittedData, control: RoundControl) -> Record:
+    def record(self, job: Job, data: FittedData, control: RoundControl) -> ActivationRecord:
         """Return the boundary activations, one row per sample. Chunks with a sealed record are not run again.
 
         Raises:
@@ -52,18 +59,18 @@ class MultiStepForward:
         first, source = self._sealed(job, data)
         for index in range(first, len(prefix)):
             following = self._run_chunk(index, job, source, data, control)
-            if isinstance(source, Record):
+            if isinstance(source, ActivationRecord):
                 source.delete()
             source = following
-        if not isinstance(source, Record):
+        if not isinstance(source, ActivationRecord):
             raise BundleError("a manifest without a prefix has no record; this is a fault of the runtime")
         return source
 
-    def _sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | Record]:
+    def _sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | ActivationRecord]:
         """Return the first chunk to run and its source: the last sealed record, or the samples."""
         for index in reversed(range(len(self._loader.manifest.prefix))):
             try:
-                record = Record.reopen(self._folder / f"record-{index}.bin", record_tag(job))
+                record = ActivationRecord.reopen(self._folder / f"record-{index}.bin", record_tag(job))
             except StaleRecordError:
                 continue
             if record.shape[0] == len(data):
@@ -72,8 +79,13 @@ class MultiStepForward:
         return 0, data
 
     def _run_chunk(
-        self, index: int, job: Job, source: FittedData | Record, data: FittedData, control: RoundControl
-    ) -> Record:
+        self,
+        index: int,
+        job: Job,
+        source: FittedData | ActivationRecord,
+        data: FittedData,
+        control: RoundControl,
+    ) -> ActivationRecord:
         """Fetch one chunk's units, run them over all rows in fixed groups, drop them."""
         loader, profiler, rows, tag = self._loader, self._loader.profiler, len(data), record_tag(job)
         chunk = loader.manifest.prefix[index]
@@ -93,7 +105,7 @@ class MultiStepForward:
             except StoreError as error:
                 raise RoundDeclined(TOO_MUCH, error.message, **error.details) from error
         with profiler.timed("write"):
-            record = Record.create(path, shape, out.dtype, tag)
+            record = ActivationRecord.create(path, shape, out.dtype, tag)
         group = flowing.shape[0]
         for start in range(0, rows, group):
             control.check()
@@ -102,7 +114,9 @@ class MultiStepForward:
             with profiler.timed("forward"):
                 batch = {each.name: other_rows(data, each, indices) for each in others}
                 batch[flowing.name] = (
-                    source.rows(indices, tag) if isinstance(source, Record) else source.rows(indices)
+                    source.rows(indices, tag)
+                    if isinstance(source, ActivationRecord)
+                    else source.rows(indices)
                 )
                 result = graph.run(feeds | batch, {}).arrays[out.name]
             control.worked(profiler.last_ms("forward"))
@@ -124,3 +138,150 @@ def _only(ports: Sequence[Port], graph: str) -> Port:
             f"graph {graph!r} should have one tensor in and one out, found {len(ports)}; export it again"
         )
     return ports[0]
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    version: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.shape[1:]) * np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.shape[0] * self.row_bytes
+
+    def check(self, version: str) -> None:
+        if self.version != version:
+            raise StaleRecordError(
+                f"the record belongs to {self.version}, the round trains {version}: "
+                "the frozen units have changed, run the forward pass again",
+                recorded=self.version,
+                wanted=version,
+            )
+
+
+class ActivationRecord:
+    """Rows of shape ``shape[1:]`` on disk; only rows that are read are ever in memory.
+
+    Read and written, not mapped: of a mapping, pages around each row become part of the process as well.
+    """
+
+    def __init__(self, path: Path, meta: _Meta) -> None:
+        self.path = path
+        self._meta = meta
+        self._file: FileIO = path.open("r+b", buffering=0)
+
+    @classmethod
+    def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> ActivationRecord:
+        """Return an empty record; it counts as written only after :meth:`seal`. StoreError if the disk has no room for
+        it."""
+        meta = _Meta(version, shape, dtype)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _meta_path(path).unlink(missing_ok=True)
+            with path.open("wb") as file:
+                reserve_room(file, meta.nbytes)
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            raise StoreError(
+                f"no room for a record of {size(meta.nbytes)} in {path.parent} ({error.strerror}): "
+                "free some space, or put the store elsewhere",
+                needed=meta.nbytes,
+                folder=str(path.parent),
+            ) from error
+        return cls(path, meta)
+
+    @classmethod
+    def reopen(cls, path: Path, version: str) -> ActivationRecord:
+        """Return the sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
+        try:
+            meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
+            whole = path.stat().st_size == meta.nbytes
+        except (OSError, TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
+            raise _not_whole(path) from error
+        if not whole:
+            raise _not_whole(path)
+        meta.check(version)
+        return cls(path, meta)
+
+    def check(self, version: str) -> None:
+        """Raise StaleRecordError unless the record belongs to ``version``."""
+        self._meta.check(version)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._meta.shape
+
+    def write(self, start: int, rows: Array) -> None:
+        """Write ``rows`` (n, *shape[1:]) as the record's rows from ``start`` on; StoreError if the disk is full."""
+        rest = _bytes_of(np.ascontiguousarray(rows, self._meta.dtype))
+        with self._writing():
+            self._file.seek(start * self._meta.row_bytes)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def seal(self) -> None:
+        """Flush the rows, then the tag that makes them valid. StoreError if the disk does not take them."""
+        with self._writing():
+            os.fsync(self._file.fileno())
+            _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(
+                f"the record {self.path} cannot be written ({error.strerror}): free some space, or put the store elsewhere",
+                path=str(self.path),
+            ) from error
+
+    def rows(self, indices: Array, version: str) -> Array:
+        """Return copies of the rows at ``indices``; StaleRecordError unless the record is of model ``version``."""
+        self.check(version)
+        picked: Array = np.empty((len(indices), *self.shape[1:]), self._meta.dtype)
+        size, room = self._meta.row_bytes, _bytes_of(picked)
+        for place, index in enumerate(indices):
+            self._file.seek(int(index) * size)
+            self._fill(room[place * size : (place + 1) * size])
+        return picked
+
+    def _fill(self, room: memoryview) -> None:
+        while room:
+            count = self._file.readinto(room)
+            if not count:
+                raise _not_whole(self.path)  # somebody has cut the file short
+            room = room[count:]
+
+    def delete(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+        _meta_path(self.path).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> ActivationRecord:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Return the memory of a contiguous array, byte by byte."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _not_whole(path: Path) -> StaleRecordError:
+    return StaleRecordError(f"there is no whole record at {path.name}; run the forward pass again")
+
+
+def _meta_path(path: Path) -> Path:
+    return path.with_suffix(".meta")

@@ -17,11 +17,11 @@ from edgefl.wire.bundle.manifest import Graph, Manifest, Port
 from edgefl.wire.patches import patched, widened
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
-from edgefl_device.memory import anonymous_bytes
+from edgefl_device.host import anonymous_bytes
 from edgefl_device.round.autotune import Autotuner, GraphVariants
 from edgefl_device.round.job import Job
 from edgefl_device.sandbox.engine import used_bytes
-from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Checkpoint
 
 
 class BlobSource(Protocol):

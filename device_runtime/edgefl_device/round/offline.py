@@ -15,7 +15,7 @@ from pathlib import Path
 from edgefl.errors import BundleError, DataError, ProtocolError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, decompress, describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
@@ -27,7 +27,7 @@ from edgefl_device.round.executor import LoadedParts, check_runtime
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
 from edgefl_device.round.trainer import LocalTrainer, RoundResult
-from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class WatchedControl(RoundControl):
 
 
 def train_round(
-    bundle: Bundle,
+    bundle: BundleArchive,
     weights: Mapping[str, Array],
     data: LocalSource,
     engine: Engine,
@@ -121,7 +121,7 @@ def train_round(
 
 
 def offline_job(
-    bundle: Bundle,
+    bundle: BundleArchive,
     weights: Mapping[str, Array],
     graphs: Sequence[Graph],
     source: str,

@@ -16,10 +16,10 @@ from edgefl.wire.mqtt.events import Event, Inbox
 from edgefl.wire.mqtt.messages import FAILED, WRONG_DATA, Decline, Progress, Round, Task
 from edgefl.wire.mqtt.reasons import failure_code
 from edgefl.wire.mqtt.topics import DeviceTopics
+from edgefl_device.host import anonymous_bytes
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
-from edgefl_device.memory import anonymous_bytes
 from edgefl_device.round.carry import drop_abandoned
 from edgefl_device.round.control import RoundControl, Step
 from edgefl_device.round.executor import RoundExecutor
@@ -32,7 +32,7 @@ _PROGRESS_PERIOD_S = 0.2
 
 
 @dataclass(frozen=True)
-class RoundEnded:
+class RoundOutcome:
     """End of a round's work, as its thread puts it into the inbox. ``error`` is None if an update is in the outbox."""
 
     job: Job
@@ -40,7 +40,7 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
-class PageRead:
+class PageOutcome:
     """End of reading a page of an announcement: the round with all that it offers, or the error."""
 
     page: BlobRef
@@ -48,13 +48,13 @@ class PageRead:
     result: Round | Exception
 
 
-AgentInbox = Inbox[Event | RoundEnded | PageRead]
+AgentInbox = Inbox[Event | RoundOutcome | PageOutcome]
 
 
 class RoundScheduler:
     """Runs one round at a time in a thread of its own; its methods are called on the agent's thread.
 
-    The thread's end arrives in ``inbox`` as :class:`RoundEnded` or :class:`PageRead`, and :meth:`finish` handles it.
+    The thread's end arrives in ``inbox`` as :class:`RoundOutcome` or :class:`PageOutcome`, and :meth:`finish` handles it.
 
     Args:
         executor: Runs a round.
@@ -87,7 +87,7 @@ class RoundScheduler:
         self._thread: threading.Thread | None = None
         self._job: Job | None = None
         self._reading: BlobRef | None = None
-        self._result: RoundEnded | PageRead | None = None
+        self._result: RoundOutcome | PageOutcome | None = None
         self._page: tuple[BlobRef, Round] | None = None
         """The last page that was read, and the announcement with all that it offers."""
         self._seen_open: deque[str] = deque(maxlen=_MOST_RUNS)
@@ -218,7 +218,7 @@ class RoundScheduler:
         self._thread = self._job = self._reading = self._result = None
         self._is_at_rest = False
         self._drop_abandoned()  # the last step may have been made after its round was over
-        if isinstance(result, PageRead):
+        if isinstance(result, PageOutcome):
             if isinstance(result.result, Round):
                 self._page = result.page, result.result
             elif not isinstance(result.result, RoundAborted):  # else another one is announced
@@ -337,7 +337,7 @@ class RoundScheduler:
         except Exception as raised:  # an engine's own exception must not end the agent
             error = raised.with_traceback(None)  # whose frames hold the round's arrays
         finally:
-            self._end(RoundEnded(job, error))
+            self._end(RoundOutcome(job, error))
 
     def _read_page(self, page: BlobRef, announced: Round) -> None:
         result: Round | Exception = RoundAborted("the page's thread ended")
@@ -346,9 +346,9 @@ class RoundScheduler:
         except EdgeflError as error:
             result = error
         finally:
-            self._end(PageRead(page, announced, result))
+            self._end(PageOutcome(page, announced, result))
 
-    def _end(self, result: RoundEnded | PageRead) -> None:
+    def _end(self, result: RoundOutcome | PageOutcome) -> None:
         self._result = result
         self._inbox.put(result)
 

@@ -11,13 +11,13 @@ from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import LoadedGraph, State
-from edgefl_device.memory import trim_memory
+from edgefl_device.host import trim_memory
 from edgefl_device.round.control import RoundControl, Step
 from edgefl_device.round.forward import MultiStepForward, record_tag
 from edgefl_device.round.graph_loader import GraphLoader, RoundStore, arrays_of_role
 from edgefl_device.round.inputs import RoundInputs, carry_inputs, check_complete
 from edgefl_device.round.job import Job
-from edgefl_device.store.checkpoint_rows import Checkpoint
+from edgefl_device.store.database import Checkpoint
 
 NO_CHECKPOINTS = 1 << 30
 """Steps between two checkpoints of a round that keeps none but the last."""

@@ -146,8 +146,8 @@ def main() -> None:
     from pathlib import Path
 
     from edgefl.errors import EdgeflError
-    from edgefl_device.engine.select import open_engine
-    from edgefl_device.memory import return_memory_early
+    from edgefl_device.engine import open_engine
+    from edgefl_device.host import return_memory_early
     from edgefl_device.sandbox.frames import EnginePipe, widen
 
     threading.Thread(target=_end_with, args=(parent,), name="parent", daemon=True).start()

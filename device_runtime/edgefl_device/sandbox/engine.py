@@ -15,8 +15,8 @@ from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import CRASHED
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.engine import ENGINES, MOST_THREADS
 from edgefl_device.engine.base import Engine, Outputs, State
-from edgefl_device.engine.select import ENGINES, MOST_THREADS
 from edgefl_device.sandbox.confine import Confinement
 from edgefl_device.sandbox.messages import (
     GraphLoaded,
@@ -168,7 +168,7 @@ def _numbers(process: EngineProcess, state: Mapping[str, Any]) -> dict[str, int]
 def open_sandboxed(
     name: str, threads: int, most_threads: int, *, pages: Path, memory_bytes: int, limits: Limits
 ) -> SandboxedEngine:
-    """Return the engine ``name``; ConfigError as of :func:`edgefl_device.engine.select.open_engine`.
+    """Return the engine ``name``; ConfigError as of :func:`edgefl_device.engine.open_engine`.
 
     ``pages`` is the one folder that its process writes in, ``memory_bytes`` what the device offers to training.
     """

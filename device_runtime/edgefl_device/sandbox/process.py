@@ -119,7 +119,7 @@ class EngineFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSettings:
-    """``engine``, ``threads`` and ``most_threads`` as :func:`edgefl_device.engine.select.open_engine` takes them; ``pages``
+    """``engine``, ``threads`` and ``most_threads`` as :func:`edgefl_device.engine.open_engine` takes them; ``pages``
     is the folder for what graphs keep on the disk. ``step_s``: the longest call. ``memory_bytes``, ``file_bytes`` and
     ``cpu_s`` bound the process; ``readable``: more files that it may read."""
 

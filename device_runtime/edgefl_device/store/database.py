@@ -14,16 +14,51 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.mqtt.messages import MALFORMED, with_last_bytes
 from edgefl.wire.mqtt.topics import NO_SHARD
 from edgefl.wire.tensors import Array, Piece
-from edgefl_device.store import checkpoint_rows
-from edgefl_device.store.carry_choice import StoredCarry
-from edgefl_device.store.checkpoint_rows import Checkpoint
 from edgefl_device.store.file import StoreFile, insert
+
+# The ids are never used again: what was replaced is missing to who still reads it, and never mixed with the new.
+_CHECKPOINT_SCHEMA = """
+CREATE TABLE IF NOT EXISTS checkpoint(
+  nonce TEXT PRIMARY KEY, step INTEGER NOT NULL, sums BLOB NOT NULL, basis TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS checkpoint_tensors(
+  id INTEGER PRIMARY KEY AUTOINCREMENT, nonce TEXT NOT NULL REFERENCES checkpoint ON DELETE CASCADE,
+  name TEXT NOT NULL, dtype TEXT NOT NULL, shape BLOB NOT NULL, data BLOB NOT NULL);
+"""
+
+_PIECE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Training state after ``step`` local steps; ``sums`` are running metric sums, ``basis`` says what the training began
+    with beside the task.
+
+    ``tensors`` are names and arrays, made one at a time and to be walked once: hold on to none that is not needed.
+    """
+
+    step: int
+    sums: dict[str, float]
+    tensors: Iterable[tuple[str, Array]]
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class StoredCarry:
+    """Carry in the store. ``name`` is "<run>/<algorithm>/<tier>"; ``waits``: its update was not acknowledged yet."""
+
+    id: int
+    name: str
+    nonce: str
+    round: int
+    waits: bool
+
 
 # In tables of large values ``data`` is the last column, so that finding a row does not read it. No row of ``carries`` is
 # ever rewritten, which would hold it in memory.
@@ -110,7 +145,7 @@ class Store(StoreFile):
     ) -> None:
         self._limit = limit_bytes
         self._history_rounds = history_rounds
-        super().__init__(folder, _SCHEMA + checkpoint_rows.SCHEMA, federation=federation, device=device)
+        super().__init__(folder, _SCHEMA + _CHECKPOINT_SCHEMA, federation=federation, device=device)
 
     # -- blobs -----------------------------------------------------------------------------------------------
 
@@ -234,7 +269,7 @@ class Store(StoreFile):
         """Store the current job, before any work; ``fresh`` drops what was computed for it."""
         with self._transaction() as db:
             if fresh:
-                checkpoint_rows.delete(db)
+                db.execute("DELETE FROM checkpoint")
             db.execute("INSERT OR REPLACE INTO job VALUES(1, ?)", (data,))
 
     def job(self) -> bytes | None:
@@ -243,26 +278,43 @@ class Store(StoreFile):
     def close_job(self) -> None:
         with self._transaction() as db:
             db.execute("DELETE FROM job")
-            checkpoint_rows.delete(db)
+            db.execute("DELETE FROM checkpoint")
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
         with self._transaction() as db:
-            checkpoint_rows.replace(db, nonce, checkpoint)
+            db.execute("DELETE FROM checkpoint")
+            db.execute(
+                "INSERT INTO checkpoint VALUES(?, ?, ?, ?)",
+                (nonce, checkpoint.step, msgspec.msgpack.encode(checkpoint.sums), checkpoint.basis),
+            )
+            for name, array in checkpoint.tensors:
+                shape = msgspec.msgpack.encode(array.shape)
+                row = {"nonce": nonce, "name": name, "dtype": array.dtype.str, "shape": shape}
+                data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                insert(db, "checkpoint_tensors", row, [data])
+                del array, data  # or they would live on while the next one is made
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         """Return the checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by
         then."""
-        with self._reading() as db:
-            stored = checkpoint_rows.find(db, nonce)
-        if stored is None:
+        heads = self._all("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", nonce)
+        if not heads:
             return None
-        tensors = ((row.name, self._tensor(row)) for row in stored.rows)
-        return Checkpoint(stored.step, stored.sums, tensors, stored.basis)
+        [(step, sums, basis)] = heads
+        query = "SELECT id, name, dtype, shape FROM checkpoint_tensors WHERE nonce = ? ORDER BY id"
+        rows = self._all(query, nonce)
+        tensors = ((name, self._tensor(key, dtype, shape)) for key, name, dtype, shape in rows)
+        return Checkpoint(step, msgspec.msgpack.decode(sums, type=dict[str, float]), tensors, basis)
 
-    def _tensor(self, row: checkpoint_rows.TensorRow) -> Array:
-        with self._reading() as db:
-            return checkpoint_rows.read(db, row)
+    def _tensor(self, key: int, dtype: str, shape: bytes) -> Array:
+        array = np.empty(msgspec.msgpack.decode(shape, type=tuple[int, ...]), dtype)
+        view = array.reshape(-1).view(np.uint8)
+        with self._reading() as db, db.blobopen("checkpoint_tensors", "data", key, readonly=True) as blob:
+            for start in range(0, array.nbytes, _PIECE_BYTES):
+                piece = blob.read(_PIECE_BYTES)
+                view[start : start + len(piece)] = np.frombuffer(piece, np.uint8)
+        return array
 
     # -- outbox ----------------------------------------------------------------------------------------------
 
@@ -288,7 +340,7 @@ class Store(StoreFile):
                 kept = {"name": carry_name, "nonce": outgoing.nonce, "round": outgoing.round}
                 insert(db, "carries", kept, [carry] if isinstance(carry, bytes) else carry)
             db.execute("DELETE FROM job")
-            checkpoint_rows.delete(db)
+            db.execute("DELETE FROM checkpoint")
 
     def outgoing(self) -> Outgoing | None:
         """Return the oldest waiting update; StoreError for one that cannot be read, which is dropped."""
@@ -332,7 +384,7 @@ class Store(StoreFile):
         with self._transaction(durable=True) as db:
             self._remember(db, past)
             db.execute("DELETE FROM job")
-            checkpoint_rows.delete(db)
+            db.execute("DELETE FROM checkpoint")
 
     def _remember(self, db: sqlite3.Connection, past: PastRound) -> None:
         row = (past.nonce, time.time(), msgspec.msgpack.encode(past))

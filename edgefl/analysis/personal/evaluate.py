@@ -30,7 +30,7 @@ from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl.wire.metrics import added
 from edgefl.wire.tensors import Array
 from edgefl_device.data import support
-from edgefl_device.data.support import UserShards
+from edgefl_device.data.support import SampleShards
 from edgefl_device.personal.personalize import AdaptationPoint, point_of
 
 EVALUATION_ROWS = 500
@@ -63,7 +63,7 @@ class User:
     number: int
     x: Tensor
     y: Tensor
-    shards: UserShards
+    shards: SampleShards
     name: str = ""
     group: str = ""
     others: Mapping[str, Tensor] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class User:
         size, every = len(train[1]), len(train[1]) + len(test[1])
         x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
         more = {name: torch.cat(both) for name, both in (others or {}).items()}
-        return cls(number, x, y, UserShards(np.arange(size), np.arange(size, every)), name, group, more)
+        return cls(number, x, y, SampleShards(np.arange(size), np.arange(size, every)), name, group, more)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edgefl.cli.options import existing, run_folder, writable_file
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import existing, run_folder, writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:

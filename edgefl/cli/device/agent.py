@@ -72,8 +72,8 @@ def device(
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
     engine: Annotated[
-        options.Engine, typer.Option(help="runtime that runs the graphs")
-    ] = options.Engine.onnx,
+        options.EngineName, typer.Option(help="runtime that runs the graphs")
+    ] = options.EngineName.onnx,
     threads: Annotated[
         int, typer.Option(min=0, help="most threads of the engine; 0: its processors where tuned, else 1")
     ] = 0,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import Seed, add_group
+from edgefl.cli.options import Seed, add_group, writable_file
 from edgefl.cli.output import console, human, print_json, print_table
-from edgefl.cli.paths import writable_file
 from edgefl.errors import DataError
 from edgefl.system.files import write_text
 

@@ -15,7 +15,7 @@ from edgefl.cli.options import (
     Broker,
     CaFile,
     CertFile,
-    Engine,
+    EngineName,
     InsecurePassword,
     KeyFile,
     LocalData,
@@ -23,17 +23,17 @@ from edgefl.cli.options import (
     address,
     checked_key,
     parse_limits,
+    writable_file,
 )
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import writable_file
 from edgefl.errors import ConfigError
 from edgefl.wire.text import metric_value
 
 if TYPE_CHECKING:
-    from edgefl.api.adapt import Model
+    from edgefl.api.adapt import DeviceModel
     from edgefl_device.config import Policy
     from edgefl_device.data.samples import LocalSource
-    from edgefl_device.personal.personalize import AdaptationReport
+    from edgefl_device.personal.personalize import PersonalizationReport
 
 Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
@@ -69,7 +69,7 @@ def personalize(
         Path | None,
         typer.Option(help="folder for what is fetched; default: ~/.edgefl/FEDERATION/ID/personalize"),
     ] = None,
-    engine: Annotated[Engine, typer.Option(help="runtime that runs the graphs")] = Engine.onnx,
+    engine: Annotated[EngineName, typer.Option(help="runtime that runs the graphs")] = EngineName.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
@@ -118,7 +118,7 @@ def personalize(
         seed=seed,
         test=_judging(data, test_data, policy),
     )
-    opened: AbstractContextManager[Model]
+    opened: AbstractContextManager[DeviceModel]
     if bundle or weights:
         if bundle is None or weights is None:
             raise ConfigError("--bundle and --weights go together: give both, or neither for the broker's")
@@ -169,7 +169,7 @@ def _write(path: Path, content: bytes) -> None:
     write_whole(path, content)
 
 
-def _show(report: AdaptationReport, out: Path | None) -> None:
+def _show(report: PersonalizationReport, out: Path | None) -> None:
     rows = [
         {
             "steps": point.steps,

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.cli import interrupts
-from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_limits
-from edgefl.cli.paths import writable_folder
+from edgefl.cli.options import CaFile, CertFile, KeyFile, parse_bytes, parse_limits, writable_folder
 
 if TYPE_CHECKING:
     from edgefl_server.lab_broker import LabBroker

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Database, Processor, ProcessorOption, add_group
+from edgefl.cli.options import Database, Processor, ProcessorOption, add_group, existing
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import existing
 
 if TYPE_CHECKING:
     from edgefl.analysis.replay import Replayed

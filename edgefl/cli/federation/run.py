@@ -12,12 +12,19 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli import interrupts
-from edgefl.cli.federation.beside import Dashboard, page_beside
-from edgefl.cli.federation.web import PAGES, Web, WebBroker, WebCertFile, WebKeyFile, WebOptions, web_beside
-from edgefl.cli.help import HelpAll
-from edgefl.cli.options import Engine, ModelName, Seed
+from edgefl.cli.federation.web import (
+    PAGES,
+    Dashboard,
+    Web,
+    WebBroker,
+    WebCertFile,
+    WebKeyFile,
+    WebOptions,
+    page_beside,
+    web_beside,
+)
+from edgefl.cli.options import EngineName, HelpAll, ModelName, Seed, writable_folder
 from edgefl.cli.output import console, errors, print_json
-from edgefl.cli.paths import writable_folder
 from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
@@ -65,7 +72,7 @@ def run(
         ),
     ] = None,
     engine: Annotated[
-        Engine | None,
+        EngineName | None,
         typer.Option(
             rich_help_panel=MACHINE, help="runtime of every device; default: as each tier of the file says"
         ),

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from edgefl.cli.federation.beside import Dashboard
-from edgefl.cli.federation.web import Web, WebBroker, WebCertFile, WebKeyFile
+from edgefl.cli.federation.web import Dashboard, Web, WebBroker, WebCertFile, WebKeyFile
 from edgefl.cli.isolated import SettingsPipe
 from edgefl.cli.options import (
     Broker,
@@ -20,8 +19,8 @@ from edgefl.cli.options import (
     PasswordFile,
     Processor,
     ProcessorOption,
+    writable_folder,
 )
-from edgefl.cli.paths import writable_folder
 from edgefl.wire.mqtt.address import Address, read_secret
 
 

@@ -96,7 +96,7 @@ def _page(settings: ServerSettings) -> AbstractContextManager[None]:
     """Serve the fleet's page, if --dashboard is given."""
     if not settings.dashboard:
         return nullcontext()
-    from edgefl.cli.federation.beside import page_beside
+    from edgefl.cli.federation.web import page_beside
 
     return page_beside(settings.dashboard, Path(settings.out), settings.database)
 

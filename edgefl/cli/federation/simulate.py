@@ -10,9 +10,8 @@ import typer
 
 from edgefl.api.progress import reporting, round_text
 from edgefl.cli import interrupts
-from edgefl.cli.options import Processor, ProcessorOption, Seed
+from edgefl.cli.options import Processor, ProcessorOption, Seed, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
-from edgefl.cli.paths import writable_folder
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulated
@@ -98,7 +97,7 @@ def simulate(
         import torch  # noqa: F401
     from edgefl.api.federation import with_options
     from edgefl.api.simulate import prepare_simulation
-    from edgefl_device.memory import return_memory_late
+    from edgefl_device.host import return_memory_late
 
     federation = with_options(config, options)
     with reporting("reading the data and spreading it over the clients"):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edgefl.cli.options import add_group
+from edgefl.cli.options import add_group, writable_file
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import writable_file
 from edgefl.errors import ConfigError
 from edgefl.wire.mqtt.topics import checked_name
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Engines, ModelOptions
+from edgefl.cli.options import Engines, ModelOptions, existing
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import existing
 from edgefl.errors import ConfigError
 from edgefl.system.forks import processes_for
 from edgefl.system.memory import built_to_stay

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.api.progress import reporting
+from edgefl.cli.options import existing, writable_file
 from edgefl.cli.output import console, print_json, print_table
-from edgefl.cli.paths import existing, writable_file
 from edgefl.errors import ConfigError, ExportError
 from edgefl.system.memory import built_to_stay
 from edgefl.system.sizes import size
@@ -221,7 +221,7 @@ def _share(text: str | None) -> float | None:
 
 
 def _options(texts: list[str]) -> dict[str, Any]:
-    from edgefl.config.toml import parse_toml
+    from edgefl.config.text import parse_toml
 
     try:
         return parse_toml("\n".join(texts))

@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Activations, Engine, ModelName, ModelOptions, Outputs, parse_memory_budget
+from edgefl.cli.options import (
+    Activations,
+    EngineName,
+    ModelName,
+    ModelOptions,
+    OutputsMode,
+    parse_memory_budget,
+    writable_folder,
+)
 from edgefl.cli.output import errors, print_json, print_table
-from edgefl.cli.paths import writable_folder
 from edgefl.errors import ConfigError
 from edgefl.system.forks import processes_for
 from edgefl.system.memory import built_to_stay
@@ -20,7 +27,7 @@ from edgefl.system.sizes import size
 if TYPE_CHECKING:
     from edgefl.api.export import Exported
     from edgefl.api.training import Target
-    from edgefl.config.choices import Activations as ActivationsName
+    from edgefl.config.tables import Activations as ActivationsName
     from edgefl.wire.bundle.formats import Outputs as OutputsName
 
 
@@ -33,11 +40,11 @@ def export(
     option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[
-        list[Engine] | None,
+        list[EngineName] | None,
         typer.Option(help="of the bundles; may be repeated; default: as the file says, or onnx"),
     ] = None,
     outputs: Annotated[
-        Outputs | None,
+        OutputsMode | None,
         typer.Option(
             help="of ExecuTorch programs: in the caller's memory, or in that which the program planned"
         ),
@@ -92,7 +99,7 @@ def export(
     from edgefl.setup.federation_options import FederationOptions
     from edgefl.setup.torch_start import without_dynamo
     from edgefl.wire.bundle.formats import check_outputs
-    from edgefl_device.memory import return_memory_late
+    from edgefl_device.host import return_memory_late
 
     named = FederationOptions(model=model, model_options=option or ()).settings
     forms = _names(format)
@@ -165,7 +172,7 @@ def _telling(rows: list[dict[str, Any]]) -> set[str]:
     return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
 
 
-def _names(formats: list[Engine] | None) -> tuple[str, ...]:
+def _names(formats: list[EngineName] | None) -> tuple[str, ...]:
     """Return the formats in the given order, without repetitions."""
     return tuple(dict.fromkeys(each.value for each in formats or ()))
 

@@ -232,7 +232,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def read_device(path: Path) -> Wishes:
     """The wishes in a TOML file; ConfigError that names what is wrong with it."""
-    from edgefl.config.toml import parse_toml
+    from edgefl.config.text import parse_toml
 
     try:
         wishes = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), Wishes, strict=False)
@@ -267,7 +267,7 @@ def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
     """Every submodel of ``spec`` beside the device, trained by the federation's algorithm."""
-    from edgefl.api.plan import plan
+    from edgefl.api.compile import plan
     from edgefl.api.training import Training
     from edgefl.setup.model import process_bytes
 

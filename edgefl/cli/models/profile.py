@@ -16,14 +16,14 @@ from edgefl.cli.options import (
     Broker,
     CaFile,
     CertFile,
-    Engine,
+    EngineName,
     InsecurePassword,
     KeyFile,
     PasswordFile,
     address,
+    writable_file,
 )
 from edgefl.cli.output import console, errors, print_json, print_table
-from edgefl.cli.paths import writable_file
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def profile(
             metavar="BUNDLE...", help="bundles or a folder of them, a federation file (.toml), or a model"
         ),
     ] = None,
-    engine: Annotated[Engine | None, typer.Option(help="default: the one that runs the bundle")] = None,
+    engine: Annotated[EngineName | None, typer.Option(help="default: the one that runs the bundle")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="samples a step; fixed in a bundle")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="counted calls of each graph")] = 20,
     threads: Annotated[int, typer.Option(min=1, help="of the engine")] = 1,

@@ -23,7 +23,7 @@ from edgefl_server.profiling.reports import DeviceReport, FleetReport, merged, r
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
-    from edgefl.wire.bundle.archive import Bundle as BundleArchive
+    from edgefl.wire.bundle.archive import BundleArchive
     from edgefl.wire.bundle.profiles import BundleProfile
     from edgefl.wire.mqtt.address import Address
     from edgefl_server.profiling.reports import DeviceReport, FleetReport

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from edgefl.config.toml import parse_toml
+from edgefl.config.text import parse_toml
 from edgefl.errors import ConfigError
 
 LinkFault = Literal["delay", "reorder", "bandwidth", "duplicate", "reset", "half_open", "stall"]

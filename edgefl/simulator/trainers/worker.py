@@ -13,7 +13,7 @@ import torch
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, EdgeflError
-from edgefl.setup.digests import code_of
+from edgefl.setup.runs import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.trainers.local_rounds import LocalRounds, Portion, Report, RoundTask
@@ -31,7 +31,7 @@ from edgefl_server.workers.protocol import Stop
 class WorkerSetup:
     """Input for building a worker's functions.
 
-    ``code``: digests of the simulation's code (:func:`edgefl.setup.digests.code_of`).
+    ``code``: digests of the simulation's code (:func:`edgefl.setup.runs.code_of`).
     """
 
     federation: Federation

@@ -25,7 +25,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
 
 
 @dataclass(frozen=True)
-class Bundle:
+class BundleArchive:
     """A manifest and the blobs that it lists, keyed by SHA-256."""
 
     manifest: Manifest
@@ -49,7 +49,7 @@ class Bundle:
         return self.blobs[self.manifest.graph(name).blob.sha256]
 
 
-def file_of(bundle: Bundle) -> bytes:
+def file_of(bundle: BundleArchive) -> bytes:
     """Return the bytes of a zip file with the bundle. Equal bundles give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -60,13 +60,13 @@ def file_of(bundle: Bundle) -> bytes:
     return buffer.getvalue()
 
 
-def write_bundle(bundle: Bundle, path: Path) -> None:
+def write_bundle(bundle: BundleArchive, path: Path) -> None:
     """Write the bundle to the file ``path`` atomically. Creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, file_of(bundle))
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path) -> BundleArchive:
     """Read a bundle from a file and verify the digest of each blob.
 
     Raises:
@@ -78,7 +78,7 @@ def read_bundle(path: Path) -> Bundle:
             ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
             for ref in manifest.blobs
         }
-    return Bundle(manifest, blobs)
+    return BundleArchive(manifest, blobs)
 
 
 def read_manifest(path: Path) -> Manifest:

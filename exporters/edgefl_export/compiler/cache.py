@@ -22,7 +22,7 @@ from edgefl.errors import BundleError
 from edgefl.system.files import PARTIAL, write_whole
 from edgefl.system.sizes import GIB, size
 from edgefl.wire import folders
-from edgefl.wire.bundle.archive import Bundle, file_of, read_bundle, read_manifest
+from edgefl.wire.bundle.archive import BundleArchive, file_of, read_bundle, read_manifest
 from edgefl.wire.bundle.manifest import Manifest
 
 FOLDER = "EDGEFL_CACHE"
@@ -37,7 +37,7 @@ _ABANDONED_S = 3600.0
 class CompiledBundle:
     """A bundle, and whether it came from the cache or was compiled just now."""
 
-    bundle: Bundle
+    bundle: BundleArchive
     from_cache: bool
 
 
@@ -73,7 +73,7 @@ class BundleCache:
             return cls(Path(own))
         return cls(folders.cache("compiled bundles", f"{FOLDER} to a folder") / "bundles")
 
-    def find(self, digest: str) -> Bundle | None:
+    def find(self, digest: str) -> BundleArchive | None:
         """Return the bundle of this digest, which counts as used now; None if there is none, or only a damaged one."""
         path = self._path(digest)
         try:
@@ -84,7 +84,7 @@ class BundleCache:
             os.utime(path)
         return bundle
 
-    def keep(self, digest: str, bundle: Bundle) -> None:
+    def keep(self, digest: str, bundle: BundleArchive) -> None:
         """Write a bundle, and remove the least recently used ones beyond the limit.
 
         Does nothing if the folder cannot be written, as on a full disk or in a home of somebody else's.

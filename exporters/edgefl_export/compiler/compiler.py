@@ -9,7 +9,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.errors import ConfigError, ExportError
 from edgefl.system.memory import collecting_later
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.formats import FORMATS, Outputs
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.readers import TextReader
@@ -100,7 +100,7 @@ class Compiler:
             blobs[tokenizer.sha256] = request.tokenizer
         manifest = build_manifest(request, [graph.entry for graph in graphs], sources, tokenizer)
         check_wiring(manifest)
-        bundle = Bundle(manifest, blobs)
+        bundle = BundleArchive(manifest, blobs)
         if self.cache is not None and digest:
             self.cache.keep(digest, bundle)
         return CompiledBundle(bundle, from_cache=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from edgefl.contract.algorithm import Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.errors import BundleError, ExportError
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import batch_size, ports, trained_entries
@@ -47,7 +47,7 @@ class BundleCheck:
 
 
 def verify_bundle(
-    bundle: Bundle,
+    bundle: BundleArchive,
     request: CompileRequest,
     seed: int = 0,
     *,

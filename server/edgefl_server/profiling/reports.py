@@ -12,7 +12,7 @@ import msgspec
 from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.files import write_text
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.coordinator.roster import TierRule, tier_of
@@ -78,13 +78,13 @@ class Row:
         return self.report.state in FINAL
 
 
-Offered = Mapping[str, Mapping[str, Bundle]]
+Offered = Mapping[str, Mapping[str, BundleArchive]]
 """Bundles by tier and format."""
 
 
-def by_tier(bundles: Iterable[Bundle]) -> Offered:
+def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
     """Return ``bundles`` by tier and format. ConfigError if there are none, or several for the same."""
-    bundles_by_tier: dict[str, dict[str, Bundle]] = {}
+    bundles_by_tier: dict[str, dict[str, BundleArchive]] = {}
     for bundle in bundles:
         tier, kind = bundle.manifest.tier, bundle.manifest.format
         formats = bundles_by_tier.setdefault(tier, {})

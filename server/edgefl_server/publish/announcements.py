@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.mqtt.envelope import Seal, bare
@@ -183,7 +183,7 @@ def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
     return [ref for refs in units.values() for ref in refs]
 
 
-def offer_bundle(publisher: Publisher, bundle: Bundle) -> BlobRef:
+def offer_bundle(publisher: Publisher, bundle: BundleArchive) -> BlobRef:
     """Publish a bundle and return the reference of its manifest."""
     graphs = tuple(
         msgspec.structs.replace(

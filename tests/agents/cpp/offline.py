@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.config import Policy
 from edgefl_device.data.samples import LabelSpec
 from edgefl_device.data.sources import load
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_device.round.offline import train_round
 from tests.agents.cpp.build import program
 from tests.support.commands import run_command
@@ -42,12 +42,12 @@ class Place:
     """A folder with a bundle, weights and data in it, as a device would have them."""
 
     folder: Path
-    bundle: Bundle
+    bundle: BundleArchive
     weights: Arrays
     data: Path
 
     @classmethod
-    def of(cls, folder: Path, bundle: Bundle, weights: Mapping[str, Array], data: Path) -> Place:
+    def of(cls, folder: Path, bundle: BundleArchive, weights: Mapping[str, Array], data: Path) -> Place:
         write_bundle(bundle, folder / "bundle.zip")
         masks = {p.label: p.mask for g in bundle.manifest.of_round for p in g.inputs_of("weights") if p.mask}
         (folder / "weights").write_bytes(tensors.dump(weights, masks))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import DataError
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Input
 from edgefl.wire.bundle.readers import Reader, SeriesReader, SoundReader, TableReader, TextReader
 from tests.agents.cpp.offline import Place, assert_same, random_weights
@@ -51,16 +51,16 @@ JSON = """{"age": 1, "height": "2.5", "north": true, "east": -0, "buys": "no"}
 """
 
 
-def bundle_of(reader: Reader, *graphs: tuple[Graph, bytes], others: tuple[Input, ...] = ()) -> Bundle:
+def bundle_of(reader: Reader, *graphs: tuple[Graph, bytes], others: tuple[Input, ...] = ()) -> BundleArchive:
     """The tiny bundle with one frozen unit; ``graphs`` come beside its own, or in place of one of the same name."""
     made = tiny.make_bundle(["stem"])
     data = msgspec.structs.replace(made.manifest.data, names=NAMES, reader=reader, others=others)
     named = {graph.name: graph for graph in (*made.manifest.graphs, *(graph for graph, _ in graphs))}
     manifest = msgspec.structs.replace(made.manifest, data=data, graphs=tuple(named.values()))
-    return Bundle(manifest, {**made.blobs, **{graph.blob.sha256: blob for graph, blob in graphs}})
+    return BundleArchive(manifest, {**made.blobs, **{graph.blob.sha256: blob for graph, blob in graphs}})
 
 
-def table() -> Bundle:
+def table() -> BundleArchive:
     """Columns as x, and others beside it, which the frozen unit adds."""
     weight, place = tiny.port("weights.stem.w", (3, 3)), tiny.port("batch.0.place", (tiny.BATCH, 3))
     inputs, record = (weight, tiny.X, place), tiny.port("record.x", (tiny.BATCH, 3))
@@ -73,14 +73,14 @@ def table() -> Bundle:
     return bundle_of(TABLE, (graph, blob), others=(Input(name="place", shape=(3,), dtype="float32"),))
 
 
-def heard() -> Bundle:
+def heard() -> BundleArchive:
     """Sounds as what a graph makes of their samples."""
     wave, record = tiny.port("batch.0.x", (1, 3)), tiny.port("record.x", (1, 3))
     blob = tiny.onnx_bytes([tiny.node("Tanh", "batch.0.x", "out.record.x")], (wave,), (record,))
     return bundle_of(SOUND, (tiny.graph_of("features", blob, (wave,), (record,)), blob))
 
 
-def place_of(folder: Path, bundle: Bundle, data: Path) -> Place:
+def place_of(folder: Path, bundle: BundleArchive, data: Path) -> Place:
     return Place.of(folder, bundle, random_weights(bundle.manifest), data)
 
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph
 from tests.agents.cpp.offline import Place, Told, random_data, random_weights
 from tests.device_runtime import tiny, tiny_pte
@@ -28,11 +28,11 @@ WRONG: dict[str, dict[str, Any]] = {
 }
 
 
-def bundle_of(form: str) -> Bundle:
+def bundle_of(form: str) -> BundleArchive:
     return tiny_pte.make_bundle(()) if form == "executorch" else tiny.make_bundle(())
 
 
-def with_train(bundle: Bundle, data: bytes | None = None, **changes: Any) -> Bundle:
+def with_train(bundle: BundleArchive, data: bytes | None = None, **changes: Any) -> BundleArchive:
     """``bundle`` with another entry of its step, and other bytes of it, where they are given."""
     blobs = dict(bundle.blobs)
     if data is not None:
@@ -43,10 +43,10 @@ def with_train(bundle: Bundle, data: bytes | None = None, **changes: Any) -> Bun
         return msgspec.structs.replace(graph, **changes) if graph.name == "train" else graph
 
     manifest = msgspec.structs.replace(bundle.manifest, graphs=tuple(map(changed, bundle.manifest.graphs)))
-    return Bundle(manifest, {ref.sha256: blobs[ref.sha256] for ref in manifest.blobs})
+    return BundleArchive(manifest, {ref.sha256: blobs[ref.sha256] for ref in manifest.blobs})
 
 
-def told(folder: Path, bundle: Bundle) -> Told:
+def told(folder: Path, bundle: BundleArchive) -> Told:
     manifest = tiny.make_bundle(()).manifest
     data = random_data(manifest, folder / "data.npz")
     return Place.of(folder, bundle, random_weights(manifest), data).in_cpp()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.graphs import Segment, joined
 from edgefl.wire.bundle.manifest import SEGMENTED, PhaseSpec
 from tests.device_runtime import tiny
@@ -25,7 +25,7 @@ PAGE = port("page.h", (tiny.BATCH, COLUMNS))
 UPDATE = port("update.head.w", (WIDTH, COLUMNS))
 
 
-def make_bundle(steps: int = 3) -> Bundle:
+def make_bundle(steps: int = 3) -> BundleArchive:
     first = onnx_bytes(
         [
             node("MatMul", f"{X.name} {W.name}", f"out.{PAGE.name}"),
@@ -66,4 +66,4 @@ def make_bundle(steps: int = 3) -> Bundle:
         phases=(PhaseSpec(name="p", graph="train", steps=steps),),
         graphs=tuple(graph for graph, _ in made),
     )
-    return Bundle(manifest, {describe(data, CHUNK).sha256: data for _, data in made})
+    return BundleArchive(manifest, {describe(data, CHUNK).sha256: data for _, data in made})

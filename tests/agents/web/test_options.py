@@ -16,8 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from edgefl.cli.federation import web as options
-from edgefl.cli.federation.beside import with_place
-from edgefl.cli.federation.web import WebOptions
+from edgefl.cli.federation.web import WebOptions, with_place
 from edgefl.config import load
 from edgefl.errors import ConfigError
 from edgefl.lab.broker import free_port

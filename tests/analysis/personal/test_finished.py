@@ -17,7 +17,7 @@ from edgefl.cli import app
 from edgefl.data.dataset import write_client
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire import tensors
-from edgefl_device.data.support import UserShards
+from edgefl_device.data.support import SampleShards
 from tests.analysis.personal.conftest import Leave
 from tests.cli.runner import runner
 
@@ -86,7 +86,7 @@ def test_an_algorithm_that_does_not_personalize_gets_the_plain_step(leave: Leave
 def test_a_user_whose_test_shard_is_too_small_is_named_and_left_out(leave: Leave) -> None:
     finished = FinishedRun.open(leave())
     first, *others = finished.users
-    few = replace(first, shards=UserShards(first.shards.train, first.shards.test[:1]))
+    few = replace(first, shards=SampleShards(first.shards.train, first.shards.test[:1]))
     vars(finished)["users"] = (few, *others)
 
     report = finished.report(EvaluationSetting(0.3, (), 8, "split_test"))

@@ -16,7 +16,7 @@ from edgefl.submodels.catalog import build
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_device.round.job import Job
 from edgefl_export.compiler.request import FrozenChunk
 from tests.analysis.personal.users import personal
@@ -35,7 +35,7 @@ class Tier:
     submodel: Submodel
     algorithm: Algorithm
     prefix: tuple[FrozenChunk, ...]
-    bundle: Bundle
+    bundle: BundleArchive
     form: str
     blobs: dict[str, bytes]
 

@@ -16,7 +16,7 @@ from edgefl.wire.blobs import split
 from edgefl.wire.mqtt.messages import Ack, Message, Status
 from edgefl.wire.mqtt.session import Session
 from edgefl_device import agent
-from edgefl_device.agent import Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, Store
@@ -78,7 +78,7 @@ def no_goodbye() -> None:
     def gone(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Agent._shut_down = gone  # type: ignore[method-assign]
+    DeviceAgent._shut_down = gone  # type: ignore[method-assign]
 
 
 def no_will() -> None:

@@ -17,8 +17,7 @@ from edgefl_device.data.samples import Batches, FittedData, Pass
 from edgefl_device.round import executor, scheduler, trainer
 from edgefl_device.round.carry import RestoredCarry
 from edgefl_device.round.job import Job
-from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.database import Store
+from edgefl_device.store.database import Checkpoint, Store
 from tests.conformance.wrong.update import changed
 
 

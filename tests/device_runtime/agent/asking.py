@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.errors import RoundAborted
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.archive import Bundle, read_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Seal, bare, peek
@@ -30,7 +30,7 @@ NONCE = "00112233aabbccdd"
 class Scripted:
     """A measurement that waits for the test; what it was asked is in ``files`` and ``repeats``."""
 
-    files: list[Bundle] = field(default_factory=list)
+    files: list[BundleArchive] = field(default_factory=list)
     repeats: list[int] = field(default_factory=list)
     go: threading.Event = field(default_factory=threading.Event)
     fails: Exception | None = None
@@ -55,7 +55,7 @@ class Asker:
         self.topics = ProfileTopics(server.topics.federation, NONCE)
         server.session.subscribe(self.server.topics.profile_filters[2:3])
 
-    def publish(self, bundle: Bundle) -> BlobRef:
+    def publish(self, bundle: BundleArchive) -> BlobRef:
         for data in bundle.blobs.values():
             publish_blob(self.server.session, self.topics, data, tiny.CHUNK)
         return publish_blob(self.server.session, self.topics, bundle.encoded, tiny.CHUNK)

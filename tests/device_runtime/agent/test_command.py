@@ -10,7 +10,7 @@ from edgefl.cli import app
 from edgefl.cli.options import parse_bytes
 from edgefl.errors import ConfigError
 from edgefl.wire import folders
-from edgefl_device.agent import Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.round.autotune import Autotuner, ProcessorTable
 from tests.cli.runner import runner
 from tests.device_runtime.agent.scripted import write_data
@@ -55,11 +55,11 @@ def test_only_tune_measures_and_the_default_takes_the_processors_table(
 ) -> None:
     tuners: list[object] = []
 
-    def run(agent: Agent) -> None:
+    def run(agent: DeviceAgent) -> None:
         tuners.append(agent.rounds.executor.tuner)
         agent.store.close()
 
-    monkeypatch.setattr(Agent, "run", run)
+    monkeypatch.setattr(DeviceAgent, "run", run)
     data = write_data(tmp_path)
     arguments = [
         "device",

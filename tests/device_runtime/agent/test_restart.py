@@ -16,7 +16,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Ack, Offer, Round
 from edgefl.wire.mqtt.session import Session
-from edgefl_device.agent import Agent
+from edgefl_device.agent import DeviceAgent
 from edgefl_device.config import AgentConfig, AgentEvent
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.job import decode_job
@@ -108,7 +108,7 @@ def test_a_kept_job_follows_a_changed_announcement_of_its_round(
     offline.store.close()
 
 
-def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
+def offline_agent(folder: Path, announced: Round | None = None) -> DeviceAgent:
     """An agent on the store of the one before, that never connects."""
     config = AgentConfig(
         federation=federation_of(folder),
@@ -117,7 +117,7 @@ def offline_agent(folder: Path, announced: Round | None = None) -> Agent:
         data=write_data(folder),
         folder=folder / "state",
     )
-    agent = Agent(config, OnnxEngine(), lambda _: None)
+    agent = DeviceAgent(config, OnnxEngine(), lambda _: None)
     agent.rounds.announced = announced
     return agent
 

@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError, DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
-from edgefl_device.data import ranges
+from edgefl_device.data import problems
 from edgefl_device.data.samples import LabelSpec, LocalData
 from edgefl_device.data.sources import load as load_any
 from edgefl_device.data.support import (
@@ -197,7 +197,7 @@ def test_numbers_as_labels_are_taken_unless_they_are_not_finite(tmp_path: Path) 
 def test_values_that_are_not_finite_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, scanned: int
 ) -> None:
-    monkeypatch.setattr(ranges, "_SCANNED", scanned)
+    monkeypatch.setattr(problems, "_SCANNED", scanned)
     x = np.zeros((40, 2, 3), np.float32)
     x[17, 1, 2] = x[17, 0, 0] = x[30, 0, 0] = np.nan
     y = np.zeros(40, np.int64)

@@ -11,10 +11,10 @@ import pytest
 
 from edgefl.cli import app
 from edgefl.errors import ConfigError
+from edgefl_device.engine import ENGINES, open_engine
 from edgefl_device.engine.executorch import build
-from edgefl_device.engine.executorch.binding import load
 from edgefl_device.engine.executorch.build import Wheel
-from edgefl_device.engine.select import ENGINES, open_engine
+from edgefl_device.engine.executorch.program import load
 from tests.cli.runner import runner
 
 WHEEL = build.find_wheel()

@@ -19,7 +19,7 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.memory import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
+from edgefl_device.host import anonymous_bytes, resident_bytes, return_memory_early, trim_memory
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, WIDTH, V, W, X, Y, node, onnx_bytes, port
 

@@ -12,7 +12,7 @@ import pytest
 from edgefl.cli import app
 from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl_device.personal.personalize import graphs_of
 from edgefl_device.round.offline import offline_job, read_weights
 from tests.analysis.personal.tiers import Tier
@@ -93,7 +93,7 @@ def test_too_few_samples_to_split_are_refused(tier: Tier, tmp_path: Path) -> Non
 def test_a_bundle_without_such_a_graph_says_so(tier: Tier, tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(tier.bundle.manifest, personalize="")
     options = _files(tier, tmp_path)
-    write_bundle(Bundle(manifest, tier.bundle.blobs), tmp_path / "tier.efl")
+    write_bundle(BundleArchive(manifest, tier.bundle.blobs), tmp_path / "tier.efl")
 
     with pytest.raises(BundleError, match="no graph that personalizes"):
         run(options, tmp_path, "--data", str(samples(tmp_path / "data.npz", tier, 40)))

@@ -16,7 +16,7 @@ import pytest
 from edgefl.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.archive import Bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl_device.engine.base import LoadedGraph, Outputs
@@ -134,7 +134,9 @@ def test_a_damaged_graph_is_one_clear_error() -> None:
         msgspec.structs.replace(graph, blob=ref) if graph.name == "start" else graph
         for graph in manifest.graphs
     )
-    damaged = Bundle(msgspec.structs.replace(manifest, graphs=graphs), {**bundle.blobs, ref.sha256: broken})
+    damaged = BundleArchive(
+        msgspec.structs.replace(manifest, graphs=graphs), {**bundle.blobs, ref.sha256: broken}
+    )
     with pytest.raises(BundleError, match=r"round was not measured.*cannot load graph 'start'"):
         profile_bundle(damaged, ProfileSettings(repeat=1))
 

@@ -18,12 +18,18 @@ from edgefl.wire.bundle.sources import Node
 from edgefl.wire.mqtt import messages
 from edgefl_device.profile.answer import answer_with
 from edgefl_device.profile.measure import ops
-from edgefl_device.profile.measure.energy import Battery, NoMeter, RaplCounters, open_meter
 from edgefl_device.profile.measure.graph import summary
 from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.meters import (
+    Battery,
+    MemorySampler,
+    NoMeter,
+    RaplCounters,
+    open_meter,
+    thinned,
+)
 from edgefl_device.profile.measure.onnx_trace import read
 from edgefl_device.profile.measure.ops import NodeTime
-from edgefl_device.profile.measure.sampler import MemorySampler, thinned
 from tests.device_runtime import tiny
 from tests.wire.bundle.example_profile import example_profile
 
@@ -170,7 +176,7 @@ def test_a_long_watch_keeps_its_peak_and_little_memory(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         MemorySampler, "_anonymous", lambda _: asked.append(1) or (9 << 20 if len(asked) == 50 else 1 << 20)
     )
-    monkeypatch.setattr("edgefl_device.profile.measure.sampler._PERIOD_S", 0.0)
+    monkeypatch.setattr("edgefl_device.profile.measure.meters._PERIOD_S", 0.0)
     with MemorySampler() as sampler:
         wait_for(lambda: len(asked) > 20_000)
 

@@ -10,7 +10,7 @@ import pytest
 from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.archive import Bundle, Signer
+from edgefl.wire.bundle.archive import BundleArchive, Signer
 from edgefl.wire.limits import Limits
 from edgefl_device.policy import Policy
 from tests.device_runtime import tiny
@@ -163,7 +163,7 @@ def test_a_bundle_that_needs_more_memory_is_declined(
         msgspec.structs.replace(graph, planned_bytes=3 << 30 if graph.name == "train" else 1)
         for graph in bundle.manifest.graphs
     )
-    large = Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), {})
+    large = BundleArchive(msgspec.structs.replace(bundle.manifest, graphs=graphs), {})
     agent = ready(start_scripted, asker)
 
     asker.ask(asker.publish(large))

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from onnx import TensorProto
 
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, PhaseSpec
 from edgefl.wire.tensors import Array
 from edgefl_device.data import samples as local_data
@@ -51,7 +51,7 @@ def sweep_graph() -> tuple[Graph, bytes]:
     return graph_of("sweep", data, inputs, outputs), data
 
 
-def sweeping(prefix: Sequence[str] = (), phases: Sequence[int | None] = (None, 4)) -> Bundle:
+def sweeping(prefix: Sequence[str] = (), phases: Sequence[int | None] = (None, 4)) -> BundleArchive:
     """A bundle whose ``phases`` are numbers of training steps, or None for a pass over the data."""
     bundle, (graph, data) = tiny.make_bundle(prefix), sweep_graph()
     listed = [
@@ -63,7 +63,7 @@ def sweeping(prefix: Sequence[str] = (), phases: Sequence[int | None] = (None, 4
     manifest = msgspec.structs.replace(
         bundle.manifest, phases=tuple(listed), graphs=(*bundle.manifest.graphs, graph)
     )
-    return Bundle(manifest, bundle.blobs | {graph.blob.sha256: data})
+    return BundleArchive(manifest, bundle.blobs | {graph.blob.sha256: data})
 
 
 def expected(world: World, job: Job, rows: int) -> tuple[Array, Array, dict[str, float], int]:

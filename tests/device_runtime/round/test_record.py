@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from edgefl.errors import StaleRecordError, StoreError
-from edgefl_device.round.record import Record
+from edgefl_device.round.forward import ActivationRecord
 
 ROWS = np.random.default_rng(0).standard_normal((7, 2, 3)).astype(np.float32)
 
 
-def written(path: Path, version: str = "v1", *, seal: bool = True) -> Record:
-    record = Record.create(path, ROWS.shape, "float32", version)
+def written(path: Path, version: str = "v1", *, seal: bool = True) -> ActivationRecord:
+    record = ActivationRecord.create(path, ROWS.shape, "float32", version)
     record.write(0, ROWS[:4])
     record.write(4, ROWS[4:])
     if seal:
@@ -45,7 +45,7 @@ def test_rows_are_copies_that_outlive_the_record(tmp_path: Path) -> None:
 def test_a_sealed_record_is_reopened_with_the_same_rows(tmp_path: Path) -> None:
     written(tmp_path / "r.bin").close()
 
-    with Record.reopen(tmp_path / "r.bin", "v1") as record:
+    with ActivationRecord.reopen(tmp_path / "r.bin", "v1") as record:
         assert record.shape == ROWS.shape
         np.testing.assert_array_equal(record.rows(np.arange(7), "v1"), ROWS)
 
@@ -63,14 +63,14 @@ def test_i20_a_record_of_another_model_version_is_not_reopened(tmp_path: Path) -
     written(tmp_path / "r.bin", "v1").close()
 
     with pytest.raises(StaleRecordError, match="run the forward pass again"):
-        Record.reopen(tmp_path / "r.bin", "v2")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v2")
 
 
 def test_a_half_written_record_is_not_reopened(tmp_path: Path) -> None:
     written(tmp_path / "r.bin", seal=False).close()
 
     with pytest.raises(StaleRecordError, match="no whole record"):
-        Record.reopen(tmp_path / "r.bin", "v1")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v1")
 
 
 def test_writing_anew_unseals_the_record_before(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_writing_anew_unseals_the_record_before(tmp_path: Path) -> None:
     written(tmp_path / "r.bin", seal=False).close()
 
     with pytest.raises(StaleRecordError):
-        Record.reopen(tmp_path / "r.bin", "v1")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v1")
 
 
 @pytest.mark.parametrize("keep", [0, 1, 4, ROWS.nbytes - 4, ROWS.nbytes + 4])
@@ -88,7 +88,7 @@ def test_a_record_whose_file_has_another_size_is_not_reopened(tmp_path: Path, ke
         file.truncate(keep)
 
     with pytest.raises(StaleRecordError, match="no whole record"):
-        Record.reopen(tmp_path / "r.bin", "v1")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v1")
 
 
 def test_a_record_whose_file_is_gone_is_not_reopened(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_record_whose_file_is_gone_is_not_reopened(tmp_path: Path) -> None:
     (tmp_path / "r.bin").unlink()
 
     with pytest.raises(StaleRecordError):
-        Record.reopen(tmp_path / "r.bin", "v1")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v1")
 
 
 @pytest.mark.parametrize("meta", [b"", b"\x93\xa2v1", b"garbage", b"\x93\xa2v1\x91\x07\xa7nothing"])
@@ -105,7 +105,7 @@ def test_a_record_with_a_damaged_tag_is_not_reopened(tmp_path: Path, meta: bytes
     (tmp_path / "r.meta").write_bytes(meta)
 
     with pytest.raises(StaleRecordError):
-        Record.reopen(tmp_path / "r.bin", "v1")
+        ActivationRecord.reopen(tmp_path / "r.bin", "v1")
 
 
 def test_a_deleted_record_leaves_nothing(tmp_path: Path) -> None:
@@ -116,14 +116,14 @@ def test_a_deleted_record_leaves_nothing(tmp_path: Path) -> None:
 
 def test_rows_of_other_types_survive(tmp_path: Path) -> None:
     values = np.arange(6, dtype=np.int64).reshape(6, 1)
-    with Record.create(tmp_path / "r.bin", values.shape, "int64", "v") as record:
+    with ActivationRecord.create(tmp_path / "r.bin", values.shape, "int64", "v") as record:
         record.write(0, values)
         np.testing.assert_array_equal(record.rows(np.array([5, 1]), "v"), values[[5, 1]])
 
 
 def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path: Path) -> None:
     script = (
-        "import resource, sys; from pathlib import Path; from edgefl_device.round.record import Record;"
+        "import resource, sys; from pathlib import Path; from edgefl_device.round.forward import Record;"
         "from edgefl.errors import StoreError;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: Record.create(Path(sys.argv[1]) / 'r.bin', (1 << 20, 2), 'float32', 'v')\n"
@@ -140,7 +140,7 @@ def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path:
 
 @pytest.mark.parametrize("part", ["rows", "tag"])
 def test_a_disk_that_refuses_later_is_told_with_the_path(tmp_path: Path, part: str) -> None:
-    record = Record.create(tmp_path / "r.bin", (2, 3), "float32", "v")
+    record = ActivationRecord.create(tmp_path / "r.bin", (2, 3), "float32", "v")
     if part == "rows":
         record.close()
         record._file = FileIO("/dev/full", "r+")

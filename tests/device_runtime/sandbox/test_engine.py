@@ -18,7 +18,7 @@ import pytest
 from edgefl.errors import BundleError, ConfigError, RoundDeclined
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_device.round import offline
 from edgefl_device.sandbox import engine as sandbox
 from edgefl_device.sandbox.engine import SandboxedEngine, open_sandboxed

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.wire.tensors import Array
-from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.database import Store
+from edgefl_device.store.database import Checkpoint, Store
 
 TENSORS = {
     "state.weights.w": np.arange(6, dtype=np.float32).reshape(2, 3),

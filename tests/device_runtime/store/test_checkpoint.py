@@ -13,8 +13,7 @@ import pytest
 
 from edgefl.errors import StoreError
 from edgefl.wire.tensors import Array
-from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.database import Store
+from edgefl_device.store.database import Checkpoint, Store
 from tests.device_runtime.store.stores import TENSORS, checkpoint, open_store, step_of
 
 
@@ -140,7 +139,7 @@ def test_a_checkpoint_keeps_no_tensor_alive_that_it_has_written(store: Store) ->
 def test_memory_of_a_checkpoint_is_that_of_a_tensor(tmp_path: Path) -> None:
     script = (
         "import sys; import numpy as np; from pathlib import Path; from edgefl_device.store.database import *\n"
-        "from edgefl_device.memory import *\n"
+        "from edgefl_device.host import *\n"
         "return_memory_early(); s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5)\n"
         "def use(number):\n"
         "    made = ((f't{i}', np.full(1 << 17, i, float)) for i in range(number))\n"

@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from edgefl.system.files import PARTIAL
-from edgefl.wire.bundle.archive import Bundle, file_of
+from edgefl.wire.bundle.archive import BundleArchive, file_of
 from edgefl_export.compiler import cache as module
 from edgefl_export.compiler.cache import BundleCache, cache_summary, short_path
 from tests.device_runtime import tiny
 
 
 @pytest.fixture(scope="module")
-def bundle() -> Bundle:
+def bundle() -> BundleArchive:
     return tiny.make_bundle(prefix=())
 
 
@@ -29,11 +29,11 @@ def cache(tmp_path: Path) -> BundleCache:
     return BundleCache(tmp_path / "kept")
 
 
-def named(bundle: Bundle, tier: str) -> Bundle:
-    return Bundle(msgspec.structs.replace(bundle.manifest, tier=tier), bundle.blobs)
+def named(bundle: BundleArchive, tier: str) -> BundleArchive:
+    return BundleArchive(msgspec.structs.replace(bundle.manifest, tier=tier), bundle.blobs)
 
 
-def test_find_returns_the_bundle_that_was_kept(cache: BundleCache, bundle: Bundle) -> None:
+def test_find_returns_the_bundle_that_was_kept(cache: BundleCache, bundle: BundleArchive) -> None:
     assert cache.find("a" * 64) is None
     cache.keep("a" * 64, bundle)
     assert cache.find("a" * 64) == bundle and cache.find("b" * 64) is None
@@ -42,7 +42,7 @@ def test_find_returns_the_bundle_that_was_kept(cache: BundleCache, bundle: Bundl
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:100], lambda data: b"", lambda data: data[:-40] + bytes(40)]
 )
-def test_a_damaged_file_counts_as_none(cache: BundleCache, bundle: Bundle, damage: object) -> None:
+def test_a_damaged_file_counts_as_none(cache: BundleCache, bundle: BundleArchive, damage: object) -> None:
     cache.keep("a", bundle)
     [path] = cache.folder.iterdir()
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
@@ -53,7 +53,7 @@ def test_a_damaged_file_counts_as_none(cache: BundleCache, bundle: Bundle, damag
     assert cache.find("a") == bundle
 
 
-def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: Bundle) -> None:
+def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: BundleArchive) -> None:
     room = int(2.5 * len(file_of(bundle)))
     small = replace(cache, limit=room)
     for age, tier in enumerate(("old", "older")):
@@ -69,7 +69,7 @@ def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: Bundle
     assert [path.stem for path in small.folder.iterdir()] == ["large"], "one bundle stays, whatever its size"
 
 
-def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: Bundle) -> None:
+def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: BundleArchive) -> None:
     assert cache.clear() == cache.nbytes == 0 and cache.entries() == []
     cache.keep("a", bundle)
     (cache.folder / "mine.txt").write_text("left alone")
@@ -78,7 +78,7 @@ def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: B
     assert [path.name for path in cache.folder.iterdir()] == ["mine.txt"]
 
 
-def test_several_writers_at_once_leave_one_whole_bundle(cache: BundleCache, bundle: Bundle) -> None:
+def test_several_writers_at_once_leave_one_whole_bundle(cache: BundleCache, bundle: BundleArchive) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: cache.keep("a", bundle), range(40)))
     assert cache.find("a") == bundle
@@ -86,7 +86,7 @@ def test_several_writers_at_once_leave_one_whole_bundle(cache: BundleCache, bund
 
 
 def test_what_a_killed_process_left_is_removed_in_time(
-    cache: BundleCache, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    cache: BundleCache, bundle: BundleArchive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache.folder.mkdir()
     left, fresh = (cache.folder / f"{name}{PARTIAL}" for name in ("left", "fresh"))

@@ -18,7 +18,7 @@ from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import BundleError, ConfigError, EdgeflError, ExportError
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
 from edgefl_export.compiler.verify import verify_bundle
 from tests.support.bundles import request_of
@@ -63,17 +63,17 @@ def exported(config: Path) -> Path:
     return config.parent / "weak.efl"
 
 
-def rewritten(exported: Path, change: Callable[[Bundle], Bundle], out: Path) -> Path:
+def rewritten(exported: Path, change: Callable[[BundleArchive], BundleArchive], out: Path) -> Path:
     """The bundle after ``change``, in a file whose digests are all right."""
     write_bundle(change(read_bundle(exported)), out / "changed.efl")
     return out / "changed.efl"
 
 
-def with_manifest(**changes: object) -> Callable[[Bundle], Bundle]:
-    return lambda bundle: Bundle(msgspec.structs.replace(bundle.manifest, **changes), bundle.blobs)
+def with_manifest(**changes: object) -> Callable[[BundleArchive], BundleArchive]:
+    return lambda bundle: BundleArchive(msgspec.structs.replace(bundle.manifest, **changes), bundle.blobs)
 
 
-def with_graph(bundle: Bundle, name: str, model: bytes) -> Bundle:
+def with_graph(bundle: BundleArchive, name: str, model: bytes) -> BundleArchive:
     """The bundle with other bytes for one graph, and a manifest that vouches for them."""
     ref = describe(model, CHUNK)
     graphs = tuple(
@@ -81,10 +81,10 @@ def with_graph(bundle: Bundle, name: str, model: bytes) -> Bundle:
         for graph in bundle.manifest.graphs
     )
     manifest: Manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
-    return Bundle(manifest, {**bundle.blobs, ref.sha256: model})
+    return BundleArchive(manifest, {**bundle.blobs, ref.sha256: model})
 
 
-def with_another_constant(bundle: Bundle) -> Bundle:
+def with_another_constant(bundle: BundleArchive) -> BundleArchive:
     """Momentum 0.8 becomes 0.808 in the graph of the steps."""
     model = onnx.load_from_string(bundle.graph_bytes("train"))
     changed = 0
@@ -127,7 +127,7 @@ def test_a_changed_constant_is_caught(exported: Path, config: Path, tmp_path: Pa
 
 
 def test_a_graph_that_does_something_else_is_caught(exported: Path, config: Path, tmp_path: Path) -> None:
-    def swapped(bundle: Bundle) -> Bundle:
+    def swapped(bundle: BundleArchive) -> BundleArchive:
         return with_graph(bundle, "finish", bundle.graph_bytes("start"))
 
     ran = edgefl("verify", rewritten(exported, swapped, tmp_path), config, "--json")
@@ -155,10 +155,10 @@ def test_other_numbers_are_told(
 
 def inputs_changed(
     name: str, change: Callable[[tuple[Port, ...]], tuple[Port, ...]]
-) -> Callable[[Bundle], Bundle]:
+) -> Callable[[BundleArchive], BundleArchive]:
     """Another list of inputs in the manifest for graph ``name``, whose bytes stay."""
 
-    def changed(bundle: Bundle) -> Bundle:
+    def changed(bundle: BundleArchive) -> BundleArchive:
         graphs = tuple(
             msgspec.structs.replace(graph, inputs=change(graph.inputs)) if graph.name == name else graph
             for graph in bundle.manifest.graphs
@@ -183,7 +183,7 @@ def test_an_input_that_the_manifest_omits_is_told(exported: Path, config: Path, 
 
 
 def test_an_input_that_the_graph_does_not_read_is_told(exported: Path, config: Path, tmp_path: Path) -> None:
-    def without_learning_rate(bundle: Bundle) -> Bundle:
+    def without_learning_rate(bundle: BundleArchive) -> BundleArchive:
         model = onnx.load_from_string(bundle.graph_bytes("train"))
         (port,) = [value for value in model.graph.input if value.name == "hyper.lr"]
         model.graph.initializer.append(numpy_helper.from_array(np.float32(0.1), "hyper.lr"))
@@ -205,7 +205,9 @@ def test_a_port_of_another_role_is_told(exported: Path) -> None:
     graph = Graph(name="f", format="onnx", blob=blob, inputs=(port,), outputs=())
     manifest = msgspec.structs.replace(read_bundle(exported).manifest, graphs=(graph,))
 
-    check = verify_bundle(Bundle(manifest, {blob.sha256: b""}), request_of(algorithm, (), data=manifest.data))
+    check = verify_bundle(
+        BundleArchive(manifest, {blob.sha256: b""}), request_of(algorithm, (), data=manifest.data)
+    )
 
     assert check.graphs[0].problem == (
         "input 'weights.w' is state float32[3] in the manifest and float32[3] in torch"
@@ -241,7 +243,7 @@ def test_a_tier_that_the_file_does_not_have_is_told(exported: Path, config: Path
 
 
 def test_a_graph_without_function_is_told(exported: Path, config: Path, tmp_path: Path) -> None:
-    def extra(bundle: Bundle) -> Bundle:
+    def extra(bundle: BundleArchive) -> BundleArchive:
         graphs = bundle.manifest.graphs
         more = msgspec.structs.replace(graphs[-1], name="personalize")
         return with_manifest(graphs=(*graphs, more))(bundle)

@@ -26,8 +26,8 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import folded, unfolded
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
-from edgefl_device.engine.executorch.binding import NativeProgram as Loaded
-from edgefl_device.engine.executorch.places import places
+from edgefl_device.engine.executorch.program import NativeProgram as Loaded
+from edgefl_device.engine.executorch.program import places
 from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph

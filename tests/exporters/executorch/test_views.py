@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_export.capture.trace import capture
 from edgefl_export.executorch.check.programs import load, verify
 from edgefl_export.executorch.graph import to_kernel_ops

@@ -22,12 +22,12 @@ from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import Mask
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Arrays
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.request import fetched
 from edgefl_export.onnx.model import to_onnx
@@ -191,7 +191,7 @@ def simulate(
 # -- rounds on the device runtime ------------------------------------------------------------------------------
 
 
-def bundle_of(submodel: Submodel, tier: str, **options: Any) -> Bundle:
+def bundle_of(submodel: Submodel, tier: str, **options: Any) -> BundleArchive:
     """The tier's bundle, its algorithm ``tcbgd``."""
     spec = submodel.spec
     return build_bundle(
@@ -204,12 +204,12 @@ def bundle_of(submodel: Submodel, tier: str, **options: Any) -> Bundle:
 
 
 @cache
-def small_bundle(gamma: float) -> Bundle:
+def small_bundle(gamma: float) -> BundleArchive:
     """The small net's bundle of one size, made once."""
     return bundle_of(importance(small_net(), gamma=gamma), f"size-{gamma:g}", steps=STEPS, lr=LR)
 
 
-def blobs_for(bundle: Bundle, placement: Placement, weights: Arrays) -> dict[str, bytes]:
+def blobs_for(bundle: BundleArchive, placement: Placement, weights: Arrays) -> dict[str, bytes]:
     """What the server publishes of a round for this bundle, by the names the device fetches."""
     if placement.payload:
         return {bundle.manifest.suffix[0]: tensors.dump(placement.payload, placement.masks)}
@@ -217,7 +217,7 @@ def blobs_for(bundle: Bundle, placement: Placement, weights: Arrays) -> dict[str
 
 
 def train_on_device(
-    bundle: Bundle, published: Mapping[str, bytes], data: LocalData, seed: int, folder: Path
+    bundle: BundleArchive, published: Mapping[str, bytes], data: LocalData, seed: int, folder: Path
 ) -> Arrays:
     """The update of one round, by the device runtime, from the bundle's graphs and the published bytes."""
     manifest = bundle.manifest

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgefl.cli.federation.beside import DEFAULT, page_beside, with_place
+from edgefl.cli.federation.web import DEFAULT, page_beside, with_place
 from edgefl.errors import ConfigError, StoreError
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import FolderSource

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.reports import FleetReport, by_tier, tier_for
@@ -60,7 +60,7 @@ def test_each_device_gets_the_bundle_of_its_tier(phones: MakePhone, profile: Pro
 
 
 def test_two_bundles_for_the_same_tier_are_refused() -> None:
-    other = Bundle(msgspec.structs.replace(WEAK.manifest, batch=99), WEAK.blobs)
+    other = BundleArchive(msgspec.structs.replace(WEAK.manifest, batch=99), WEAK.blobs)
 
     with pytest.raises(ConfigError, match="several bundles are for tier 'weak' in format onnx"):
         by_tier([WEAK, other])
@@ -69,9 +69,9 @@ def test_two_bundles_for_the_same_tier_are_refused() -> None:
 
 @pytest.mark.parametrize(("memory", "tier"), [(10, ""), (100, "weak"), (1000, "strong")])
 def test_a_device_without_a_tier_gets_the_largest_that_fits_its_memory(memory: int, tier: str) -> None:
-    def needs(held: Bundle, size: int) -> Bundle:
+    def needs(held: BundleArchive, size: int) -> BundleArchive:
         graphs = tuple(msgspec.structs.replace(graph, planned_bytes=size) for graph in held.manifest.graphs)
-        return Bundle(msgspec.structs.replace(held.manifest, graphs=graphs), held.blobs)
+        return BundleArchive(msgspec.structs.replace(held.manifest, graphs=graphs), held.blobs)
 
     hello = Hello(agent="", memory_bytes=memory, cores=1, samples=1, engines={})
 

@@ -12,9 +12,11 @@ from edgefl.wire.blobs import verified
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
-from edgefl_device.engine.executorch.binding import Native, NativeError, NativeProgram
 from edgefl_device.engine.executorch.build import Wheel, find_wheel
-from edgefl_device.engine.executorch.places import (
+from edgefl_device.engine.executorch.program import (
+    Native,
+    NativeError,
+    NativeProgram,
     ValueLocation,
     checked,
     new_buffer,

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgefl.system.files import naming
 from edgefl.wire.blobs import BlobRef, decompress, describe
 from edgefl.wire.bundle import sources
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.limits import Limits
@@ -28,7 +28,7 @@ class BundleFolder:
         """When blobs were last asked for together (``time.perf_counter``): the start of a chunk."""
 
     @classmethod
-    def unpacked(cls, bundle: Bundle, path: Path) -> BundleFolder:
+    def unpacked(cls, bundle: BundleArchive, path: Path) -> BundleFolder:
         """Write ``bundle`` into ``path``, and return the folder."""
         folder = cls(path)
         with naming(path):

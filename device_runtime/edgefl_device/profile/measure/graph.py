@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgefl.wire.bundle.manifest import Graph, Manifest
@@ -12,12 +13,13 @@ from edgefl.wire.bundle.profiles import CallTimes, GraphProfile, How, Kind, Peak
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, State
-from edgefl_device.memory import anonymous_bytes, trim_memory
+from edgefl_device.host import anonymous_bytes, trim_memory
 from edgefl_device.profile.measure import ops
-from edgefl_device.profile.measure.energy import open_meter
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.meters import open_meter
 from edgefl_device.profile.measure.ops import Trace
+from edgefl_device.round.autotune import Autotuner, StepTrial, TuningResult
 
 WARM = 2
 """Calls before those that count: engines plan and allocate in the first."""
@@ -153,3 +155,34 @@ def state_before(
         running.feeds = inputs.feeds(earlier)
         running.once(engine.load(earlier, folder.get(earlier.blob)))
     return running.state
+
+
+def tune_bundle(
+    engine: Engine, folder: BundleFolder, tuner: Autotuner, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, TuningResult]:
+    """Try every step that has several forms or numbers of threads, and replace older results.
+
+    Args:
+        engine: Engine for the bundle's format.
+        folder: The unpacked bundle.
+        tuner: Stores the results.
+        progress: Receives the name of each graph before it is tried.
+
+    Returns:
+        The result of each graph that was tried.
+    """
+    manifest = folder.manifest
+    results: dict[str, TuningResult] = {}
+    steps = {phase.graph for phase in manifest.phases} | {
+        bucket.graph for phase in manifest.phases for bucket in phase.shorter
+    }
+    for graph in manifest.graphs:
+        if graph.variants or (graph.name in steps and len(engine.thread_counts) > 1):
+            progress(graph.name)
+            inputs = Inputs(manifest)
+            feeds = inputs.feeds(graph)
+            state = state_before(engine, folder, manifest, graph, inputs)
+            result = tuner.choose(StepTrial(engine, graph, folder, feeds, state))
+            if result is not None:
+                results[graph.name] = result
+    return results

@@ -18,10 +18,10 @@ from edgefl.wire.bundle.profiles import ChunkProfile, GraphProfile, MemoryTimeli
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
-from edgefl_device.memory import anonymous_bytes, trim_memory
+from edgefl_device.host import anonymous_bytes, trim_memory
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.inputs import Inputs
-from edgefl_device.profile.measure.sampler import MemorySampler
+from edgefl_device.profile.measure.meters import MemorySampler
 from edgefl_device.round.control import RoundControl
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job

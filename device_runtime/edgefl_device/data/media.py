@@ -1,4 +1,4 @@
-"""WAV files in a folder for each class."""
+"""Images (through Pillow, extra ``images``) and WAV files, in a folder for each class."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import BinaryIO
 
 import numpy as np
 
-from edgefl.wire.bundle.readers import SoundReader
+from edgefl.errors import DataError
+from edgefl.wire.bundle.readers import ImageReader, SoundReader
+from edgefl.wire.images import PictureError, library, pixels_of
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
-from edgefl_device.data.ranges import converted
+from edgefl_device.data.problems import converted
 from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 
 _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
@@ -25,7 +27,7 @@ _UNKNOWN_BYTES = 0x7FFF0000
 """An algorithm that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
 
 
-def read(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return samples of WAV files, whole or as the features that the bundle's graph computes."""
     reader = reading.reader
     assert isinstance(reader, SoundReader)
@@ -146,3 +148,33 @@ def _numbers(content: bytes, width: int, kind: int) -> Array:
     else:
         found = np.frombuffer(content, f"<i{width}").astype(np.float64)
     return found / _FULL[width]
+
+
+_MODES = {1: "L", 3: "RGB"}
+
+
+def read_images(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+    shape, reader = reading.spec.shape, reading.reader
+    assert isinstance(reader, ImageReader)
+    if len(shape) != 3 or shape[0] not in _MODES:
+        raise DataError(
+            f"{reading.source}: images become samples of shape (1, H, W) or (3, H, W), the model takes {shape}: give arrays "
+            "(.npz)",
+            expected=shape,
+        )
+    pillow = library()
+    _, height, width = shape
+    mode = _MODES[shape[0]]
+
+    def decode(path: Path) -> Array:
+        try:
+            pixels = pixels_of(pillow, path, mode, (width, height))
+        except PictureError as error:
+            raise BadRow(str(error)) from error
+        channels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
+        if reader.white == 255:
+            return np.ascontiguousarray(channels)
+        scaled: Array = (channels.astype(np.uint16) * reader.white + 127) // 255
+        return scaled.astype(np.uint8)
+
+    return reading.decoded(reading.by_folder(entries), decode)
