@@ -10,7 +10,7 @@ using namespace edgefl;
 
 namespace {
 
-std::string declined(Guard& guard) {
+std::string declined(RoundControl& guard) {
   try {
     guard.between();
   } catch (const RoundDeclined& error) {
@@ -24,7 +24,7 @@ std::string declined(Guard& guard) {
 TEST_CASE("nothing is in the way of a step unless the owner puts it there") {
   const Limits limits;
   Owner owner;
-  Guard guard(limits, owner, [] { return false; });
+  RoundControl guard(limits, owner, [] { return false; });
   guard.worked(5);
   CHECK(declined(guard) == "");
   owner.forbid("it is not charging");
@@ -39,12 +39,12 @@ TEST_CASE("a step, and a round, that take too long are declined") {
   Limits limits;
   limits.max_step_s = 1.0;
   Owner owner;
-  Guard guard(limits, owner, [] { return false; });
+  RoundControl guard(limits, owner, [] { return false; });
   guard.worked(1500);
   CHECK(declined(guard) == "too-much-work");
   CHECK(declined(guard) == "");
   limits.max_round_s = 1e-9;
-  Guard brief(limits, owner, [] { return false; });
+  RoundControl brief(limits, owner, [] { return false; });
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   CHECK(declined(brief) == "too-much-work");
 }
@@ -55,7 +55,7 @@ TEST_CASE("a paused device stands still until it may go on, and its pause is no 
   Owner owner;
   owner.pause(true);
   std::atomic<bool> went_on{false};
-  Guard guard(limits, owner, [] { return false; });
+  RoundControl guard(limits, owner, [] { return false; });
   std::thread working([&] {
     guard.between();
     went_on = true;
@@ -73,13 +73,13 @@ TEST_CASE("a pause, and a rest, end with the round") {
   Owner owner;
   owner.pause(true);
   std::atomic<bool> over{false};
-  Guard guard(limits, owner, [&] { return over.load(); });
+  RoundControl guard(limits, owner, [&] { return over.load(); });
   std::thread ending([&] { over = true; });
   CHECK_THROWS_AS(guard.between(), RoundAborted);
   ending.join();
   owner.pause(false);
   owner.set_duty(0.001);
-  Guard resting(limits, owner, [calls = 0]() mutable { return ++calls > 2; });
+  RoundControl resting(limits, owner, [calls = 0]() mutable { return ++calls > 2; });
   resting.worked(1e6);
   CHECK_THROWS_AS(resting.between(), RoundDeclined);  // that step alone was too long
   resting.worked(500);

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <unistd.h>
 
-#include "round/feeds.h"
+#include "round/inputs.h"
 #include "round/record.h"
 
 using namespace edgefl;
@@ -41,14 +41,14 @@ TEST_CASE("a batch of no rows is refused, by whatever it is drawn") {
   phase.shorter = {{1, "step"}};
   manifest.phases = {phase};
   const auto data = local(manifest);
-  Feeds feeds(manifest, 7, *data, {}, nullptr);
+  RoundInputs feeds(manifest, 7, *data, {}, nullptr);
   Tensors found;
   CHECK_THROWS_WITH_AS(feeds.give_batches(step, step, 0, found), doctest::Contains("'batch.0.x' reads a batch of no rows"), BundleError);
 }
 
 TEST_CASE("a record takes no more rows than it is given") {
   const std::string path = (std::filesystem::temp_directory_path() / ("edgefl-record-" + std::to_string(getpid()) + ".bin")).string();
-  const auto record = Record::create(path, {8, 3}, DType::f32, "tag");
+  const auto record = ActivationRecord::create(path, {8, 3}, DType::f32, "tag");
   CHECK_NOTHROW(record->write(0, Tensor(DType::f32, {4, 3}), 4));
   CHECK_THROWS_WITH_AS(record->write(4, Tensor(DType::f32, {1, 3}), 4), doctest::Contains("gives (1, 3) where 4 rows are wanted"), BundleError);
   record->remove();

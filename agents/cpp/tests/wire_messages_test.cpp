@@ -117,7 +117,7 @@ TEST_CASE("announcements, whole and in pages") {
 
 TEST_CASE("signed messages, byte by byte") {
   const KeyFile file;
-  Speaker speaker(file.path, 0, [](int64_t) {}, 0);
+  MessageSigner speaker(file.path, 0, [](int64_t) {}, 0);
   const Topics topics("demo", "phone-7");
   const int64_t at = int64_t{1} << 40;
   CHECK(hex(speaker.public_key()) == "03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8");
@@ -173,13 +173,13 @@ TEST_CASE("numbers grow, though the clock went back a day, or a store was set ba
     kept = number;
     ++saves;
   };
-  Sequence before(0, save, now);
+  MessageCounter before(0, save, now);
   const int64_t last = before.next(2) + 1;
   CHECK(before.next() == last + 1);
   CHECK(saves == 1);
-  Sequence after(kept, save, now - day);
+  MessageCounter after(kept, save, now - day);
   CHECK(after.next() > last + 1);
-  Sequence forgot(0, save, now + day);
+  MessageCounter forgot(0, save, now + day);
   CHECK(forgot.next() > last + 1);
 }
 

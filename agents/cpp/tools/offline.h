@@ -9,7 +9,7 @@
 
 #include "data/files/mapped_file.h"
 #include "data/files/zip.h"
-#include "round/runner.h"
+#include "round/trainer.h"
 #include "wire/manifest.h"
 
 namespace edgefl {

@@ -9,7 +9,7 @@ import type { Job, Outgoing } from "../src/store/rows";
 import { Store } from "../src/store/store";
 import { describe as described, split } from "../src/wire/blobs";
 import { StoreError } from "../src/wire/errors";
-import { Gate } from "../src/worker/conditions";
+import { ConditionsMonitor } from "../src/worker/conditions";
 import { holdDevice } from "../src/worker/lock";
 
 let count = 0;
@@ -168,7 +168,7 @@ describe("a device", () => {
 
   it("stands still while it is hidden, on a low battery, or asked to; and work waits for its end", async () => {
     const told: (string | null)[] = [];
-    const gate = new Gate({}, { hidden: true }, (reason) => void told.push(reason));
+    const gate = new ConditionsMonitor({}, { hidden: true }, (reason) => void told.push(reason));
     let open = false;
     const waiting = gate.open().then(() => (open = true));
     gate.see({ hidden: false, battery: 0.1, charging: false });
@@ -182,7 +182,7 @@ describe("a device", () => {
   });
 
   it("goes on while hidden where its page says so", () => {
-    expect(new Gate({ pauseHidden: false }, { hidden: true }, () => undefined).reason).toBeNull();
+    expect(new ConditionsMonitor({ pauseHidden: false }, { hidden: true }, () => undefined).reason).toBeNull();
   });
 });
 

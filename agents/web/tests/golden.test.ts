@@ -7,7 +7,7 @@ import { fromGaps } from "../src/wire/bits";
 import { BlobRef, checkRef } from "../src/wire/blobs";
 import { unpacked } from "../src/wire/compression";
 import { hex, utf8 } from "../src/wire/digests";
-import { Sequence, Speaker, unwrap, verified } from "../src/wire/envelope";
+import { MessageCounter, MessageSigner, unwrap, verified } from "../src/wire/envelope";
 import { BundleError, ProtocolError } from "../src/wire/errors";
 import { keyPair } from "../src/wire/keys";
 import { decodeManifest, Manifest } from "../src/wire/bundle/manifest";
@@ -120,16 +120,16 @@ describe("envelopes", () => {
     expect(written(kind, verified(kind, topic, envelope))).toEqual(bytes(bare));
     expect(() => verified(kind, `${topic}x`, envelope)).toThrow(/does not hold/);
     const secret = Uint8Array.from({ length: 32 }, (_, place) => place);
-    const speaker = new Speaker(keyPair(secret), new Sequence(0n, () => undefined));
+    const speaker = new MessageSigner(keyPair(secret), new MessageCounter(0n, () => undefined));
     expect(hex(speaker.seal(topic, kind, read(kind, bytes(bare)), 1n << 40n))).toBe(hex(bytes(name)));
     expect(topics.clientId(speaker.keys.sign(utf8("edgefl/v1/client-id")))).toBe("EXpwWIbPnCIdJvXTsMebJKC");
   });
 
   it("takes numbers that grow, also over a restart with a clock that stands", () => {
     let kept = 0n;
-    const first = new Sequence(0n, (number) => (kept = number), () => 0);
+    const first = new MessageCounter(0n, (number) => (kept = number), () => 0);
     const last = first.next(2n) + 1n;
-    const second = new Sequence(kept, () => undefined, () => 0);
+    const second = new MessageCounter(kept, () => undefined, () => 0);
     expect(second.next() > last).toBe(true);
   });
 });

@@ -48,27 +48,27 @@ Agent::Agent(const AgentConfig& config, Say report)
     } catch (const StoreError&) {  // a full disk: the clock keeps the next process ahead of this one
     }
   };
-  speaker_ = std::make_unique<Speaker>(config_.folder + "/device.key", kept ? std::atoll(kept->c_str()) : 0, save, clock_us());
+  speaker_ = std::make_unique<MessageSigner>(config_.folder + "/device.key", kept ? std::atoll(kept->c_str()) : 0, save, clock_us());
   std::vector<Bytes> keys = config_.server_keys;
   if (config_.token && keys.empty()) keys.push_back(config_.token->server);
   trust_ = std::make_unique<ServerTrust>(*store_, keys, tell);
   const std::string id = client_id(speaker_->client_secret(), "device", config_.federation, config_.device, config_.broker.readable_ids);
   session_ = std::make_unique<Session>(config_.broker, id, limits, [this] { return last_will(); });
   mirrors_ = std::make_unique<Mirrors>(limits, own_mirrors(config_.mirrors), config_.other_mirrors, config_.broker.ca_file, [tell](const std::string& text) { tell("mirror", text, {}); });
-  fetcher_ = std::make_unique<Fetcher>(*session_, topics_, *store_, limits, [this] { return desk_->is_over(); }, *mirrors_);
+  fetcher_ = std::make_unique<Fetcher>(*session_, topics_, *store_, limits, [this] { return scheduler_->is_over(); }, *mirrors_);
   progress_ = std::make_unique<ProgressMessages>(*session_, topics_, *fetcher_, *speaker_);
   outbox_ = std::make_unique<Outbox>(*session_, topics_, *store_, limits, *speaker_, tell, [this](const PastRound& past, const Ack& ack) { settled(past, ack); });
-  desk_ = std::make_unique<RoundDesk>(*store_, *outbox_, engine_->format(), limits.retry_pause_s, stopping_, desk_host());
-  work_.reset(new Work{config_.device, limits, memory_bytes_, *engine_, *config_.data, *fetcher_, *store_, *trust_, owner_,
+  scheduler_ = std::make_unique<RoundScheduler>(*store_, *outbox_, engine_->format(), limits.retry_pause_s, stopping_, scheduler_host());
+  work_.reset(new RoundExecutor{config_.device, limits, memory_bytes_, *engine_, *config_.data, *fetcher_, *store_, *trust_, owner_,
                        [this](const Job& job, int64_t rows, int64_t steps, const std::string& skipped) {
                          const std::string text = "round " + std::to_string(job.round) + " as " + job.tier + ": " + std::to_string(rows) + " samples, " + std::to_string(steps) + " steps";
                          say("round", skipped.empty() ? text : text + "; " + skipped, {{"round", job.round}});
                        },
-                       [this](const Job& job, const StepReport& step) { progress_->watch(job, step); }, [this] { return desk_->is_over(); },
-                       desk_host().dropped, [this](const std::string& text) { say("memory", text, {}); }});
-  listening_ = std::make_unique<Listening>(*session_, topics_.current_round(), [this] { return desk_->is_idle(); });
-  greeting_ = std::make_unique<Greeting>(hello(), limits, [this] { return owner_.conditions(); }, [this](const Hello& hello) { publish(topics_.hello(), hello, true); });
-  surroundings_ = std::make_unique<Surroundings>(config_.federation, config_.device, config_.broker, limits, tell);
+                       [this](const Job& job, const StepReport& step) { progress_->watch(job, step); }, [this] { return scheduler_->is_over(); },
+                       scheduler_host().dropped, [this](const std::string& text) { say("memory", text, {}); }});
+  listening_ = std::make_unique<Listening>(*session_, topics_.current_round(), [this] { return scheduler_->is_idle(); });
+  hello_sender_ = std::make_unique<HelloSender>(hello(), limits, [this] { return owner_.conditions(); }, [this](const Hello& hello) { publish(topics_.hello(), hello, true); });
+  federation_status_ = std::make_unique<FederationStatus>(config_.federation, config_.device, config_.broker, limits, tell);
 }
 
 Agent::~Agent() {
@@ -94,8 +94,8 @@ Hello Agent::hello() const {
   return hello;
 }
 
-DeskHost Agent::desk_host() {
-  DeskHost host;
+SchedulerHost Agent::scheduler_host() {
+  SchedulerHost host;
   host.work = [this](const Job& job) { work_->run(job); };
   host.read = [this](const Round& announced) { return read_page(announced); };
   host.send = [this](const Decline& decline) { publish(topics_.declines(), decline); };
@@ -130,23 +130,23 @@ void Agent::run() {
 void Agent::turn(double wait_s) {
   try {
     if (const auto event = session_->inbox().get(wait_s)) handle(*event);
-    if (desk_->collect()) {
+    if (scheduler_->collect()) {
       give_memory_back();
       rest_at_ = monotonic_s() + kRestS;
     }
-    desk_->begin();
+    scheduler_->begin();
     const bool connected = session_->connected();
-    surroundings_->step(connected && !desk_->heard());
-    surroundings_->left_out(connected ? desk_->round_without_us() : 0, [this] { return desk_->took_part(); });
-    greeting_->step(connected);
-    if (!desk_->busy() && rest_at_ > 0 && monotonic_s() > rest_at_) {
+    federation_status_->step(connected && !scheduler_->heard());
+    federation_status_->left_out(connected ? scheduler_->round_without_us() : 0, [this] { return scheduler_->took_part(); });
+    hello_sender_->step(connected);
+    if (!scheduler_->busy() && rest_at_ > 0 && monotonic_s() > rest_at_) {
       engine_->rest();
       give_memory_back();
       rest_at_ = 0;
     }
     tell_dropped();
-    working_ = desk_->busy();
-    done_ = desk_->is_done();
+    working_ = scheduler_->busy();
+    done_ = scheduler_->is_done();
     trouble_.clear();
   } catch (const StoreError& error) {  // a full disk: what it was for comes again
     trouble("store", error.what());
@@ -164,11 +164,11 @@ bool Agent::end(double within_s) {
   if (ended_) return true;
   stopping_ = true;
   const double until = monotonic_s() + within_s;
-  surroundings_->leave();
+  federation_status_->leave();
   outbox_->leave();
   fetcher_->poke();
-  if (!desk_->join(std::max(within_s - kGoodbyeS, within_s / 2))) return false;
-  desk_->collect();
+  if (!scheduler_->join(std::max(within_s - kGoodbyeS, within_s / 2))) return false;
+  scheduler_->collect();
   ended_ = true;
   outbox_->stop();
   engine_->rest();
@@ -181,8 +181,8 @@ bool Agent::end(double within_s) {
 void Agent::handle(const Event& event) {
   switch (event.kind) {
     case Event::Kind::up: return greet();
-    case Event::Kind::down: return surroundings_->offline(event);
-    case Event::Kind::refused: return surroundings_->denied(event);
+    case Event::Kind::down: return federation_status_->offline(event);
+    case Event::Kind::refused: return federation_status_->denied(event);
     case Event::Kind::message: return route(event);
     case Event::Kind::woken: return;
   }
@@ -198,11 +198,11 @@ Will Agent::last_will() {
 void Agent::greet() {
   listening_->begin();
   session_->publish(topics_.status(), speaker_->seal(topics_.status(), Status{true}, online_at_), 1, true);
-  greeting_->greet();
+  hello_sender_->greet();
   fetcher_->poke();
   outbox_->send_again();
   say("online", "connected to " + config_.broker.text() + " as " + config_.device, {{"samples", config_.data->size()}});
-  desk_->declare();
+  scheduler_->declare();
 }
 
 void Agent::route(const Event& event) {
@@ -226,17 +226,17 @@ void Agent::take(const std::string& topic, const Event& event) {
   if (topic == topics_.current_round()) {
     const Round announced = trust_->open<Round>(topic, event.payload);
     mirrors_->announced(announced);
-    surroundings_->announced(announced);
-    desk_->announce(announced);
+    federation_status_->announced(announced);
+    scheduler_->announce(announced);
     listening_->heard(announced);
   } else if (topic == topics_.tasks()) {
-    desk_->assign(trust_->open<Task>(topic, event.payload));
+    scheduler_->assign(trust_->open<Task>(topic, event.payload));
     listening_->begin();
   } else if (topic == topics_.acks()) {
     Ack ack = trust_->open<Ack>(topic, event.payload);
     if (!ack.nonce.empty()) return outbox_->deliver(std::move(ack));
-    surroundings_->answered(ack);
-    greeting_->answered(ack);
+    federation_status_->answered(ack);
+    hello_sender_->answered(ack);
   }
 }
 

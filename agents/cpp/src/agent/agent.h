@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "agent/rounds/desk.h"
+#include "agent/rounds/scheduler.h"
 #include "agent/owner.h"
 #include "agent/progress.h"
-#include "agent/rounds/work.h"
-#include "link/greeting.h"
-#include "link/surroundings.h"
+#include "agent/rounds/executor.h"
+#include "link/presence.h"
+#include "link/status.h"
 
 namespace edgefl {
 
@@ -64,7 +64,7 @@ class Agent {
   void take(const std::string& topic, const Event& event);
   Will last_will();
   Hello hello() const;
-  DeskHost desk_host();
+  SchedulerHost scheduler_host();
   Round read_page(const Round& announced);
   void settled(const PastRound& past, const Ack& ack);
   void trouble(const std::string& event, const std::string& text);
@@ -85,19 +85,19 @@ class Agent {
   Owner owner_;
   std::unique_ptr<Engine> engine_;
   std::unique_ptr<Store> store_;
-  std::unique_ptr<Speaker> speaker_;
+  std::unique_ptr<MessageSigner> speaker_;
   std::unique_ptr<ServerTrust> trust_;
   std::unique_ptr<Session> session_;
   std::unique_ptr<Mirrors> mirrors_;
   std::unique_ptr<Fetcher> fetcher_;
   std::unique_ptr<ProgressMessages> progress_;
   std::unique_ptr<Outbox> outbox_;
-  std::unique_ptr<Work> work_;
-  std::unique_ptr<RoundDesk> desk_;
+  std::unique_ptr<RoundExecutor> work_;
+  std::unique_ptr<RoundScheduler> scheduler_;
   std::unique_ptr<Listening> listening_;
-  std::unique_ptr<Greeting> greeting_;
-  std::unique_ptr<Surroundings> surroundings_;
-  Notices refusals_;
+  std::unique_ptr<HelloSender> hello_sender_;
+  std::unique_ptr<FederationStatus> federation_status_;
+  NoticeLimiter refusals_;
   std::atomic<int64_t> online_at_{0};
   std::pair<int64_t, int64_t> limited_told_{0, 0};
   double tell_dropped_at_ = 0, rest_at_ = 0;

@@ -46,9 +46,9 @@ Conditions Owner::conditions() const {
   return told;
 }
 
-Guard::Guard(const Limits& limits, const Owner& owner, std::function<bool()> aborted) : limits_(limits), owner_(owner), aborted_(std::move(aborted)), began_(monotonic_s()) {}
+RoundControl::RoundControl(const Limits& limits, const Owner& owner, std::function<bool()> aborted) : limits_(limits), owner_(owner), aborted_(std::move(aborted)), began_(monotonic_s()) {}
 
-void Guard::between() {
+void RoundControl::between() {
   if (aborted_()) throw RoundAborted("the round ended before this device was done");
   const double took = worked_s_, now = monotonic_s();
   worked_s_ = 0;
@@ -62,7 +62,7 @@ void Guard::between() {
   if (aborted_()) throw RoundAborted("the round ended before this device was done");
 }
 
-void Guard::rest(double until) const {
+void RoundControl::rest(double until) const {
   for (double left = until - monotonic_s(); left > 0 && !aborted_(); left = until - monotonic_s()) sleep_s(std::min(left, kSliceS));
 }
 

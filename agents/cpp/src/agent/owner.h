@@ -33,10 +33,10 @@ class Owner {
 };
 
 // Between the steps of one round.
-class Guard {
+class RoundControl {
  public:
   // `aborted` ends a rest or a pause.
-  Guard(const Limits& limits, const Owner& owner, std::function<bool()> aborted);
+  RoundControl(const Limits& limits, const Owner& owner, std::function<bool()> aborted);
   void worked(double ms) { worked_s_ = ms / 1e3; }
   // RoundAborted if the round is over; RoundDeclined if the last step, or the round, took too long, or the owner forbids the
   // next; rests, or waits while the device is paused.

@@ -8,7 +8,7 @@
 #include "agent/rounds/job.h"
 #include "link/fetch.h"
 #include "link/session.h"
-#include "round/runner.h"
+#include "round/trainer.h"
 #include "wire/mqtt/envelope.h"
 
 namespace edgefl {
@@ -16,7 +16,7 @@ namespace edgefl {
 // At most five messages a second, or as the task says. Any thread.
 class ProgressMessages {
  public:
-  ProgressMessages(Session& session, const Topics& topics, const Fetcher& fetcher, Speaker& speaker) : session_(session), topic_(topics.progress()), fetcher_(fetcher), speaker_(speaker) {}
+  ProgressMessages(Session& session, const Topics& topics, const Fetcher& fetcher, MessageSigner& speaker) : session_(session), topic_(topics.progress()), fetcher_(fetcher), speaker_(speaker) {}
   void watch(const Job& job, const StepReport& step);
   void failed(int64_t round, const std::string& tier, const std::exception& error);  // an attempt ended; there will be another
 
@@ -25,7 +25,7 @@ class ProgressMessages {
   Session& session_;
   const std::string topic_;
   const Fetcher& fetcher_;
-  Speaker& speaker_;
+  MessageSigner& speaker_;
   std::mutex lock_;
   double last_ = -1e9;
 };

@@ -38,7 +38,7 @@ PastRound past_of(const Outgoing& outgoing, const Ack& ack) {
   return past;
 }
 
-Outbox::Outbox(Session& session, const Topics& topics, Store& store, const Limits& limits, Speaker& speaker, Say say,
+Outbox::Outbox(Session& session, const Topics& topics, Store& store, const Limits& limits, MessageSigner& speaker, Say say,
                std::function<void(const PastRound&, const Ack&)> settled)
     : session_(session), topics_(topics), store_(store), limits_(limits), speaker_(speaker), say_(std::move(say)), settled_(std::move(settled)),
       room_(std::max(limits.chunk_bytes / 2, limits.chunk_bytes - kEnvelopeBytes)) {}

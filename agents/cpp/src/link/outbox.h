@@ -22,7 +22,7 @@ namespace edgefl {
 // One thread that empties the store's outbox, oldest first. `settled` is told each final word, on that thread.
 class Outbox {
  public:
-  Outbox(Session& session, const Topics& topics, Store& store, const Limits& limits, Speaker& speaker, Say say, std::function<void(const PastRound&, const Ack&)> settled);
+  Outbox(Session& session, const Topics& topics, Store& store, const Limits& limits, MessageSigner& speaker, Say say, std::function<void(const PastRound&, const Ack&)> settled);
   ~Outbox() { stop(); }
   void start();
   void leave();             // begins to end; `stop` waits
@@ -47,7 +47,7 @@ class Outbox {
   const Topics topics_;
   Store& store_;
   const Limits limits_;
-  Speaker& speaker_;
+  MessageSigner& speaker_;
   const Say say_;
   const std::function<void(const PastRound&, const Ack&)> settled_;
   const int64_t room_;  // bytes of a chunk

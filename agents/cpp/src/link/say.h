@@ -17,9 +17,9 @@ using Details = std::vector<std::pair<std::string, Detail>>;
 using Say = std::function<void(const std::string& event, const std::string& text, const Details& details)>;
 
 // Each thing is due once in so many seconds; how often one was not is counted. For one thread.
-class Notices {
+class NoticeLimiter {
  public:
-  explicit Notices(double every_s) : every_s_(every_s) {}
+  explicit NoticeLimiter(double every_s) : every_s_(every_s) {}
 
   bool due(const std::string& what, double now) {
     const auto found = again_at_.find(what);

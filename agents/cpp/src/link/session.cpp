@@ -37,8 +37,8 @@ int most_bytes_of(const mosquitto_property* properties) {
 }
 
 // No exception goes through the library: what there is no memory for is lost, as on the way.
-template <typename Work>
-void quietly(void* session, Work work) noexcept {
+template <typename RoundExecutor>
+void quietly(void* session, RoundExecutor work) noexcept {
   try {
     work(of(session));
   } catch (const std::exception&) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "engine/memory.h"
-#include "round/feeds.h"
+#include "round/inputs.h"
 
 namespace edgefl {
 namespace {
@@ -24,8 +24,8 @@ std::string path_of(const RoundRequest& request, size_t index) {
 
 // One chunk: its units are fetched, run over all rows in fixed groups, and dropped. The last group is filled by wrap-around,
 // so that batch statistics are those of a full group. `source`: the record before it; null: the data.
-std::unique_ptr<Record> chunk(size_t index, RoundGraphs& graphs, const RoundRequest& request, const FittedData& data,
-                              const Record* source, const RoundHost& host, std::vector<double>& took) {
+std::unique_ptr<ActivationRecord> chunk(size_t index, GraphLoader& graphs, const RoundRequest& request, const FittedData& data,
+                              const ActivationRecord* source, const RoundHost& host, std::vector<double>& took) {
   const Chunk& listed = request.manifest->prefix[index];
   const Graph& spec = graphs.spec(listed.graph);
   std::vector<const Port*> flowing, others, records;
@@ -46,7 +46,7 @@ std::unique_ptr<Record> chunk(size_t index, RoundGraphs& graphs, const RoundRequ
   Shape shape = out.shape;
   shape.front() = rows;
   if (host.room) host.room(elements(shape) * static_cast<int64_t>(dtype_bytes(out.dtype)));
-  auto record = Record::create(path_of(request, index), shape, out.dtype, request.record_tag);
+  auto record = ActivationRecord::create(path_of(request, index), shape, out.dtype, request.record_tag);
   for (int64_t start = 0; start < rows; start += group) {
     if (host.between) host.between();
     Indices indices(static_cast<size_t>(group));
@@ -71,13 +71,13 @@ std::unique_ptr<Record> chunk(size_t index, RoundGraphs& graphs, const RoundRequ
 
 }  // namespace
 
-std::unique_ptr<Record> run_forward(RoundGraphs& graphs, const RoundRequest& request, const FittedData& data,
+std::unique_ptr<ActivationRecord> run_forward(GraphLoader& graphs, const RoundRequest& request, const FittedData& data,
                                     const RoundHost& host, std::vector<double>& took) {
   const size_t chunks = request.manifest->prefix.size();
-  std::unique_ptr<Record> source;
+  std::unique_ptr<ActivationRecord> source;
   size_t first = 0;
   for (size_t index = chunks; index-- > 0 && first == 0;) {
-    source = Record::reopen(path_of(request, index), request.record_tag);
+    source = ActivationRecord::reopen(path_of(request, index), request.record_tag);
     if (source && source->count() != data.size()) source.reset();  // the local data have changed since
     if (source) first = index + 1;
   }

@@ -4,14 +4,14 @@
 #include <memory>
 #include <vector>
 
-#include "round/graphs.h"
+#include "round/graph_loader.h"
 #include "round/record.h"
-#include "round/runner.h"
+#include "round/trainer.h"
 
 namespace edgefl {
 
 // The boundary activations, one row per sample. Chunks whose record is sealed already are not run again.
-std::unique_ptr<Record> run_forward(RoundGraphs& graphs, const RoundRequest& request, const FittedData& data,
+std::unique_ptr<ActivationRecord> run_forward(GraphLoader& graphs, const RoundRequest& request, const FittedData& data,
                                     const RoundHost& host, std::vector<double>& took);
 
 }  // namespace edgefl

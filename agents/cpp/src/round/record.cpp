@@ -39,18 +39,18 @@ void make_room(int file, int64_t nbytes, const std::string& path) {
 
 }  // namespace
 
-std::unique_ptr<Record> Record::create(const std::string& path, const Shape& shape, DType dtype, const std::string& tag) {
+std::unique_ptr<ActivationRecord> ActivationRecord::create(const std::string& path, const Shape& shape, DType dtype, const std::string& tag) {
   unlink(meta_path(path).c_str());
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   if (file < 0) not_written(path, errno);
-  std::unique_ptr<Record> made(new Record(path, shape, dtype, tag, file));
+  std::unique_ptr<ActivationRecord> made(new ActivationRecord(path, shape, dtype, tag, file));
   made->file_ = -1;
   make_room(file, static_cast<int64_t>(made->row_bytes()) * shape.front(), path);
   made->file_ = file;
   return made;
 }
 
-std::unique_ptr<Record> Record::reopen(const std::string& path, const std::string& tag) {
+std::unique_ptr<ActivationRecord> ActivationRecord::reopen(const std::string& path, const std::string& tag) {
   std::ifstream meta(meta_path(path), std::ios::binary);
   std::stringstream text;
   text << meta.rdbuf();
@@ -65,7 +65,7 @@ std::unique_ptr<Record> Record::reopen(const std::string& path, const std::strin
   if (file < 0) return nullptr;
   struct stat facts {};
   try {
-    std::unique_ptr<Record> made(new Record(path, shape, dtype_of(kind), tag, file));
+    std::unique_ptr<ActivationRecord> made(new ActivationRecord(path, shape, dtype_of(kind), tag, file));
     const bool whole = fstat(file, &facts) == 0 && facts.st_size == static_cast<int64_t>(made->row_bytes()) * shape.front();
     return whole && made->facts() == text.str() ? std::move(made) : nullptr;
   } catch (const ProtocolError&) {
@@ -74,25 +74,25 @@ std::unique_ptr<Record> Record::reopen(const std::string& path, const std::strin
   }
 }
 
-Record::Record(std::string path, Shape shape, DType dtype, std::string tag, int file)
+ActivationRecord::ActivationRecord(std::string path, Shape shape, DType dtype, std::string tag, int file)
     : path_(std::move(path)), shape_(std::move(shape)), dtype_(dtype), tag_(std::move(tag)), file_(file) {}
 
-Record::~Record() {
+ActivationRecord::~ActivationRecord() {
   if (file_ >= 0) close(file_);
 }
 
-size_t Record::row_bytes() const {
+size_t ActivationRecord::row_bytes() const {
   return static_cast<size_t>(elements(Shape(shape_.begin() + 1, shape_.end()))) * dtype_bytes(dtype_);
 }
 
 // All of what makes a record valid, as its second file has it.
-std::string Record::facts() const {
+std::string ActivationRecord::facts() const {
   std::string text = std::string(kMark) + "\n" + std::string(dtype_name(dtype_)) + " " + std::to_string(shape_.size());
   for (const int64_t size : shape_) text += " " + std::to_string(size);
   return text + "\n" + tag_ + "\n";
 }
 
-void Record::write(int64_t start, const Tensor& rows, int64_t count) {
+void ActivationRecord::write(int64_t start, const Tensor& rows, int64_t count) {
   size_t left = row_bytes() * static_cast<size_t>(count), done = 0;
   if (left > rows.nbytes()) throw BundleError("a frozen chunk gives " + shown(rows.shape) + " where " + std::to_string(count) + " rows are wanted: export the bundle again");
   auto at = static_cast<off_t>(row_bytes() * static_cast<size_t>(start));
@@ -106,7 +106,7 @@ void Record::write(int64_t start, const Tensor& rows, int64_t count) {
   }
 }
 
-void Record::seal() {
+void ActivationRecord::seal() {
   if (fsync(file_) != 0) not_written(path_, errno);
   std::ofstream meta(meta_path(path_), std::ios::binary | std::ios::trunc);
   meta << facts();
@@ -114,7 +114,7 @@ void Record::seal() {
   if (!meta) not_written(path_, errno);
 }
 
-Tensor Record::rows(const Indices& indices) const {
+Tensor ActivationRecord::rows(const Indices& indices) const {
   Shape shape = shape_;
   shape.front() = static_cast<int64_t>(indices.size());
   Tensor picked(dtype_, shape);
@@ -132,7 +132,7 @@ Tensor Record::rows(const Indices& indices) const {
   return picked;
 }
 
-void Record::remove() {
+void ActivationRecord::remove() {
   unlink(path_.c_str());
   unlink(meta_path(path_).c_str());
 }

@@ -11,16 +11,16 @@
 
 namespace edgefl {
 
-class Record {
+class ActivationRecord {
  public:
   // An empty record of `shape`, whose first axis are its rows; it counts as written only after seal(). StoreError if the
   // disk has no room for it.
-  static std::unique_ptr<Record> create(const std::string& path, const Shape& shape, DType dtype, const std::string& tag);
+  static std::unique_ptr<ActivationRecord> create(const std::string& path, const Shape& shape, DType dtype, const std::string& tag);
   // The sealed record at `path`; null if there is none that belongs to `tag` and is whole.
-  static std::unique_ptr<Record> reopen(const std::string& path, const std::string& tag);
-  ~Record();
-  Record(const Record&) = delete;
-  Record& operator=(const Record&) = delete;
+  static std::unique_ptr<ActivationRecord> reopen(const std::string& path, const std::string& tag);
+  ~ActivationRecord();
+  ActivationRecord(const ActivationRecord&) = delete;
+  ActivationRecord& operator=(const ActivationRecord&) = delete;
 
   int64_t count() const { return shape_.front(); }
   // The first `count` of them, from row `start` on; BundleError if there are fewer.
@@ -30,7 +30,7 @@ class Record {
   void remove();                                                 // its files
 
  private:
-  Record(std::string path, Shape shape, DType dtype, std::string tag, int file);
+  ActivationRecord(std::string path, Shape shape, DType dtype, std::string tag, int file);
   size_t row_bytes() const;
   std::string facts() const;
 

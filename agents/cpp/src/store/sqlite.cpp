@@ -176,7 +176,7 @@ void StoreFile::own(const std::string& federation, const std::string& device) {
   });
 }
 
-void StoreFile::transaction(const Work& work, bool durable) const {
+void StoreFile::transaction(const RoundExecutor& work, bool durable) const {
   const std::lock_guard<std::recursive_mutex> guard(lock_);
   const auto back = [&](const char* sql) { sqlite3_exec(db_, sql, nullptr, nullptr, nullptr); };
   try {
@@ -196,7 +196,7 @@ void StoreFile::transaction(const Work& work, bool durable) const {
   if (durable) back("PRAGMA synchronous=NORMAL");
 }
 
-void StoreFile::reading(const Work& work) const {
+void StoreFile::reading(const RoundExecutor& work) const {
   const std::lock_guard<std::recursive_mutex> guard(lock_);
   try {
     work(db_);

@@ -51,10 +51,10 @@ class StoreFile {
   ~StoreFile();
 
  protected:
-  using Work = std::function<void(sqlite3*)>;
+  using RoundExecutor = std::function<void(sqlite3*)>;
   // All of it or nothing; `durable`: on the disk when it returns.
-  void transaction(const Work& work, bool durable = false) const;
-  void reading(const Work& work) const;
+  void transaction(const RoundExecutor& work, bool durable = false) const;
+  void reading(const RoundExecutor& work) const;
   std::string folder_;
 
  private:

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "round/runner.h"
+#include "round/trainer.h"
 #include "store/sqlite.h"
 #include "wire/blob_ref.h"
 #include "wire/tensor.h"

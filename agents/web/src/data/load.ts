@@ -4,9 +4,9 @@ import { type Arr, fromBytes, isDtype } from "../wire/arrays";
 import { DataError } from "../wire/errors";
 import { readNpz } from "./npz";
 import { Photos } from "./photos";
-import { type Local, LocalArrays } from "./samples";
+import { type LocalSamples, LocalArrays } from "./samples";
 
-export async function load(data: Data): Promise<Local> {
+export async function load(data: Data): Promise<LocalSamples> {
   switch (data.kind) {
     case "npz": return LocalArrays.of(readNpz(new Uint8Array(data.bytes), "the .npz"), "the .npz");
     case "url": return LocalArrays.of(readNpz(await fetched(data.url), data.url), data.url);

@@ -4,7 +4,7 @@ import { DataError } from "../wire/errors";
 import type { DataSpec } from "../wire/bundle/manifest";
 import { fittedLabels, type LabelSpec } from "./labels";
 import { resized } from "./resize";
-import { FittedData, type Local, type Rows } from "./samples";
+import { FittedData, type LocalSamples, type Rows } from "./samples";
 
 export interface Photo {
   name: string;
@@ -17,7 +17,7 @@ const MOST_BYTES = 64 << 20;
 /** Of a photo as it is decoded, so that none takes the memory of the training. */
 const MOST_PIXELS = 2 ** 26;
 
-export class Photos implements Local {
+export class Photos implements LocalSamples {
   readonly source = "the photos";
   readonly count: number;
   /** What the last bundle made of them: the next round's is most often like it, and decoding takes long. */

@@ -15,7 +15,7 @@ export interface RowSource {
 }
 
 /** The samples of a device, before a bundle says how they are read. */
-export interface Local {
+export interface LocalSamples {
   source: string;
   count: number;
   /** The data as the manifest wants them; DataError says what differs. */
@@ -23,7 +23,7 @@ export interface Local {
 }
 
 /** Arrays as they lie in a file. */
-export class LocalArrays implements Local {
+export class LocalArrays implements LocalSamples {
   readonly count: number;
 
   constructor(

@@ -1,7 +1,7 @@
 /** Who speaks: this device's own key, and the keys of the server that it listens to. */
 import type { Store } from "../store/store";
 import { fromHex, hex } from "../wire/digests";
-import { Sequence, Speaker, unwrap, verified, type Envelope } from "../wire/envelope";
+import { MessageCounter, MessageSigner, unwrap, verified, type Envelope } from "../wire/envelope";
 import { BundleError, IdentityError, Repeated } from "../wire/errors";
 import { FOREVER, keyPair, knownAfter, newSecret, sameStatement, shown, signsBundle, type Succession } from "../wire/keys";
 import { type Kind, read, Round } from "../wire/messages";
@@ -19,13 +19,13 @@ interface Trusted {
 }
 
 /** The number of the last message by topic and key, and which key signed the last announcement. */
-interface Heard {
+interface LastNumbers {
   numbers: Record<string, Record<string, bigint>>;
   announcer: string;
 }
 
 /** This device's voice; its key is made at the first start. */
-export async function speakerOf(store: Store): Promise<Speaker> {
+export async function speakerOf(store: Store): Promise<MessageSigner> {
   let secret = store.fact<Uint8Array>(KEY);
   if (secret === undefined) {
     secret = newSecret();
@@ -33,7 +33,7 @@ export async function speakerOf(store: Store): Promise<Speaker> {
   }
   // Where the disk is full, the clock keeps the next process ahead of this one.
   const save = (number: bigint) => void store.keepFact(NUMBERS, number).catch(() => undefined);
-  return new Speaker(keyPair(secret), new Sequence(store.fact<bigint>(NUMBERS) ?? 0n, save));
+  return new MessageSigner(keyPair(secret), new MessageCounter(store.fact<bigint>(NUMBERS) ?? 0n, save));
 }
 
 export type Say = (event: "server-key", text: string) => void;
@@ -41,7 +41,7 @@ export type Say = (event: "server-key", text: string) => void;
 /** The keys of the server, and what it said last. `pinned` (hexadecimal): those that the device was given. */
 export class ServerTrust {
   private trusted: Trusted;
-  private readonly heard: Heard;
+  private readonly heard: LastNumbers;
   private known: Map<string, bigint>;
   private announced = false;
   private bare = false;
@@ -53,7 +53,7 @@ export class ServerTrust {
     private readonly now: () => number = Date.now,
   ) {
     this.trusted = store.fact<Trusted>(TRUST) ?? { first: "", statements: [] };
-    this.heard = store.fact<Heard>(HEARD) ?? { numbers: {}, announcer: "" };
+    this.heard = store.fact<LastNumbers>(HEARD) ?? { numbers: {}, announcer: "" };
     if (pinned.length && !pinned.includes(this.trusted.first)) {
       this.trusted = { ...this.trusted, first: pinned[0]! };
       this.keep();

@@ -15,18 +15,18 @@ const MOST_FAILED = 2;
 const MOST_LACKS = 3;
 
 /** How a mirror did lately. */
-interface Standing {
+interface MirrorRecord {
   faults: number;
   leftUntil: number;
   told: string;
 }
 
-class Lacks extends Error {}
+class BlobMissing extends Error {}
 
 export class Mirrors {
   private named: string[] = [];
   private only = false;
-  private readonly standings = new Map<string, Standing>();
+  private readonly standings = new Map<string, MirrorRecord>();
   private received = 0;
 
   constructor(
@@ -85,7 +85,7 @@ export class Mirrors {
         lacks = 0;
       } catch (error) {
         if (error instanceof RoundAborted || aborted()) throw new RoundAborted("the round ended while its blobs were fetched");
-        if (error instanceof Lacks && ++lacks < MOST_LACKS) continue;
+        if (error instanceof BlobMissing && ++lacks < MOST_LACKS) continue;
         this.leave(mirror, `blob ${ref.sha256.slice(0, 12)}: ${said(error)}`);
         return false;
       }
@@ -96,13 +96,13 @@ export class Mirrors {
   /** Chunks `first` to `last` (not included) of a blob. */
   private async stretch(mirror: string, ref: BlobRef, first: number, last: number, store: BlobStore, aborted: () => boolean): Promise<void> {
     const [start, stop] = [first * ref.chunk, Math.min(last * ref.chunk, ref.size)];
-    const patience = new Patience(1000 * this.limits.fetch_timeout_s, this.only ? 0 : this.limits.mirror_bytes_s);
+    const patience = new MinimumRate(1000 * this.limits.fetch_timeout_s, this.only ? 0 : this.limits.mirror_bytes_s);
     try {
       const answer = await this.get(`${mirror}/${ref.sha256}`, {
         headers: { Range: `bytes=${start}-${stop - 1}` }, redirect: "error", credentials: "omit", cache: "no-store",
         referrerPolicy: "no-referrer", signal: patience.signal,
       });
-      if (answer.status === 404 || answer.status === 410) throw new Lacks("it has not this blob");
+      if (answer.status === 404 || answer.status === 410) throw new BlobMissing("it has not this blob");
       if (answer.status !== 200 && answer.status !== 206) throw new Error(`it answers ${answer.status}`);
       let skip = answer.status === 200 ? start : 0;
       let [index, held] = [first, new Uint8Array(Math.min(ref.chunk, ref.size - start))];
@@ -142,7 +142,7 @@ export class Mirrors {
 }
 
 /** Ends a request whose next chunk does not come, or that gives too little. */
-class Patience {
+class MinimumRate {
   private readonly control = new AbortController();
   private timer: ReturnType<typeof setTimeout>;
   private began = performance.now();

@@ -1,7 +1,7 @@
 /** What is told now and then: whoever can write to a device may write the same a million times. */
 const MOST = 256;
 
-export class Notices {
+export class NoticeLimiter {
   private readonly againAt = new Map<string, number>();
 
   constructor(private readonly everyS: number) {}

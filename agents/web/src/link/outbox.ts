@@ -3,7 +3,7 @@ import type { Outgoing, PastRound } from "../store/rows";
 import type { Store } from "../store/store";
 import { split } from "../wire/blobs";
 import { hexDigest } from "../wire/digests";
-import type { Speaker } from "../wire/envelope";
+import type { MessageSigner } from "../wire/envelope";
 import { ProtocolError, said } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import { type Ack, read, Update, UpdateChunk } from "../wire/messages";
@@ -44,7 +44,7 @@ export class Outbox {
     private readonly topics: Topics,
     private readonly store: Store,
     private readonly limits: Limits,
-    private readonly speaker: Speaker,
+    private readonly speaker: MessageSigner,
     private readonly settled: (outgoing: Outgoing, ack: Ack) => Promise<void>,
     private readonly troubled: (text: string) => void,
   ) {}

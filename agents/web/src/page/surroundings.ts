@@ -1,5 +1,5 @@
 /** What only a page sees: whether anybody looks at it, the battery, the kind of link. */
-import type { Surroundings } from "../worker/messages";
+import type { DeviceConditions } from "../worker/messages";
 
 interface Battery extends EventTarget {
   level: number;
@@ -12,11 +12,11 @@ interface Connection extends EventTarget {
 type Known = Navigator & { getBattery?: () => Promise<Battery>; connection?: Connection };
 
 /** Tells `post` how things are whenever something changes; what it gives says how they are now. */
-export async function watch(post: (now: Surroundings) => void): Promise<() => Surroundings> {
+export async function watch(post: (now: DeviceConditions) => void): Promise<() => DeviceConditions> {
   const known = navigator as Known;
   const battery = await known.getBattery?.().catch(() => undefined); // refused, or no secure context
   const link = known.connection;
-  const now = (): Surroundings => ({
+  const now = (): DeviceConditions => ({
     hidden: document.visibilityState === "hidden",
     ...(battery ? { battery: battery.level, charging: battery.charging } : {}),
     ...(link && (link.type || link.saveData) ? { metered: link.saveData === true || link.type === "cellular" } : {}),

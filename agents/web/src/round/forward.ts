@@ -7,11 +7,11 @@ import { type Arr, bytesOf, type Dtype, rowsOf } from "../wire/arrays";
 import { BundleError } from "../wire/errors";
 import { type Graph, inputsOf, labelOf, outputsOf, type Port } from "../wire/bundle/graphs";
 import { graphOf, type Manifest } from "../wire/bundle/manifest";
-import type { Costs } from "./costs";
-import { otherRows } from "./feeds";
-import { checkPort, type Graphs } from "./graphs";
+import type { RoundProfiler } from "./profiler";
+import { otherRows } from "./inputs";
+import { checkPort, type GraphLoader } from "./graph_loader";
 import { weightsOf } from "./job";
-import type { Settings } from "./settings";
+import type { TrainerSettings } from "./control";
 
 /** Rows of a record that stay in memory: training draws them in random order. */
 const CACHE_BYTES = 32 << 20;
@@ -24,11 +24,11 @@ export function recordTag(job: Job): string {
 
 export class MultiStepForward {
   constructor(
-    private readonly graphs: Graphs,
+    private readonly graphs: GraphLoader,
     private readonly manifest: Manifest,
     private readonly store: Store,
-    private readonly costs: Costs,
-    private readonly settings: Settings,
+    private readonly costs: RoundProfiler,
+    private readonly settings: TrainerSettings,
   ) {}
 
   /** The boundary activations, one row per sample. Chunks whose record is sealed already are not run again. */

@@ -4,7 +4,7 @@ import { BundleError } from "../wire/errors";
 import type { Limits } from "../wire/limits";
 import type { Round } from "../wire/messages";
 import { mebibytes } from "./bounds";
-import type { Blobs } from "./graphs";
+import type { Blobs } from "./graph_loader";
 
 /** The announcement with all that it offers; BundleError if that is more than a device reads, or cannot be had. */
 export async function readPages(announced: Round, blobs: Blobs, limits: Limits): Promise<Round> {

@@ -2,12 +2,12 @@
 import type { Fetcher } from "../link/fetch";
 import type { Session } from "../link/session";
 import type { Job } from "../store/rows";
-import type { Speaker } from "../wire/envelope";
+import type { MessageSigner } from "../wire/envelope";
 import { failureCode } from "../wire/errors";
 import { Progress } from "../wire/messages";
 import type { Topics } from "../wire/topics";
 import type { ProgressEvent } from "../worker/messages";
-import type { Step } from "./settings";
+import type { Step } from "./control";
 
 const PERIOD_MS = 200;
 
@@ -19,7 +19,7 @@ export class ProgressMessages {
     private readonly session: Pick<Session, "publish" | "connected">,
     private readonly topics: Topics,
     private readonly fetcher: Pick<Fetcher, "receivedBytes">,
-    private readonly speaker: Speaker,
+    private readonly speaker: MessageSigner,
     private readonly peakBytes: () => number,
     private readonly sentBytes: () => number,
     private readonly post: (event: ProgressEvent) => void,

@@ -7,12 +7,12 @@ import { inputsOf, labelOf, type Port } from "../wire/bundle/graphs";
 import { graphOf, type Manifest } from "../wire/bundle/manifest";
 import type { Round } from "../wire/messages";
 import { type Arrays, load } from "../wire/tensors";
-import { checkPort } from "./graphs";
+import { checkPort } from "./graph_loader";
 
 export type Tell = (text: string, carry: StoredCarry) => void;
 
 /** What a round goes on from; nothing of it is zeros. `origin` names the round that left it. */
-export interface TakenUp {
+export interface RestoredCarry {
   arrays: Arrays;
   origin: string;
 }
@@ -20,7 +20,7 @@ export interface TakenUp {
 export const carryName = (job: Job, manifest: Manifest): string => `${job.run}/${manifest.program}/${job.tier}`;
 
 /** What the round goes on from; RoundDeclined if nothing is there and the program cannot begin without it. */
-export async function takeUp(store: Store, job: Job, manifest: Manifest, tell: Tell): Promise<TakenUp> {
+export async function takeUp(store: Store, job: Job, manifest: Manifest, tell: Tell): Promise<RestoredCarry> {
   const ports = carryPorts(manifest);
   const choice = choiceOf(store, job, manifest, ports.length > 0);
   const carry = choice.carry;
@@ -69,7 +69,7 @@ function choiceOf(store: Store, job: Job, manifest: Manifest, reads: boolean): C
 }
 
 /** The tensors of a carry, or why they do not fit; null if it is not there any more. */
-async function readCarry(store: Store, carry: StoredCarry, ports: readonly Port[]): Promise<[TakenUp | null, string]> {
+async function readCarry(store: Store, carry: StoredCarry, ports: readonly Port[]): Promise<[RestoredCarry | null, string]> {
   const data = await store.carry(carry);
   if (data === null) return [null, ""];
   const nothing = { arrays: {}, origin: "" };

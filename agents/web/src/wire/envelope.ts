@@ -49,7 +49,7 @@ export function verified<T>(kind: Kind<T>, topic: string, envelope: Envelope): T
 const BLOCK = 1n << 20n;
 
 /** Numbers that grow, also over restarts: blocks of them are taken from what `save` keeps, and the clock keeps ahead. */
-export class Sequence {
+export class MessageCounter {
   private next_: bigint;
   private end: bigint;
 
@@ -71,8 +71,8 @@ export class Sequence {
 }
 
 /** Signs what this device says. */
-export class Speaker {
-  constructor(readonly keys: KeyPair, readonly numbers: Sequence) {}
+export class MessageSigner {
+  constructor(readonly keys: KeyPair, readonly numbers: MessageCounter) {}
 
   seal<T>(topic: string, kind: Kind<T>, message: T, at = this.numbers.next()): Uint8Array {
     const body = written(kind, message);

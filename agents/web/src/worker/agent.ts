@@ -1,33 +1,33 @@
 /** The agent: connects, says what it is, takes tasks, runs rounds, keeps its store. */
 import { load } from "../data/load";
-import type { Local } from "../data/samples";
+import type { LocalSamples } from "../data/samples";
 import type { Engine } from "../engine/base";
 import { Fetcher } from "../link/fetch";
-import { conditionsOf, Greeting } from "../link/greeting";
+import { conditionsOf, HelloSender } from "../link/presence";
 import { ServerTrust, speakerOf } from "../link/identity";
 import { Listening } from "../link/listening";
 import { pause } from "../link/mailbox";
 import { Mirrors } from "../link/mirrors";
-import { Notices } from "../link/notices";
+import { NoticeLimiter } from "../link/notices";
 import { Outbox, pastOf } from "../link/outbox";
 import { type Event, Session } from "../link/session";
-import { Neighbourhood } from "../link/surroundings";
-import { RoundDesk } from "../round/desk";
+import { FederationStatus } from "../link/status";
+import { RoundScheduler } from "../round/scheduler";
 import { readPages } from "../round/pages";
 import { ProgressMessages } from "../round/progress";
-import { type Bench, work } from "../round/work";
+import { type ExecutorParts, work } from "../round/executor";
 import { BlobStore } from "../store/blobs";
 import type { Outgoing } from "../store/rows";
 import { Store } from "../store/store";
 import { utf8 } from "../wire/digests";
-import type { Speaker } from "../wire/envelope";
+import type { MessageSigner } from "../wire/envelope";
 import { IdentityError, ProtocolError, Repeated, said } from "../wire/errors";
 import { proof, type Token } from "../wire/enrolment";
 import type { Limits } from "../wire/limits";
 import { Ack, Decline, Hello, type Kind, Round, Status, Task } from "../wire/messages";
 import { Topics } from "../wire/topics";
-import { Gate } from "./conditions";
-import type { AgentConfig, AgentEvent, EventName, FromWorker, Surroundings } from "./messages";
+import { ConditionsMonitor } from "./conditions";
+import type { AgentConfig, AgentEvent, EventName, FromWorker, DeviceConditions } from "./messages";
 import { AGENT } from "./version";
 
 const LOOK_MS = 250;
@@ -48,19 +48,19 @@ export class Agent {
   private readonly session: Session;
   private readonly fetcher: Fetcher;
   private readonly outbox: Outbox;
-  private readonly desk: RoundDesk;
+  private readonly scheduler: RoundScheduler;
   private readonly listening: Listening;
-  private readonly greeting: Greeting;
-  private readonly neighbourhood: Neighbourhood;
-  private readonly refusals: Notices;
+  private readonly greeting: HelloSender;
+  private readonly neighbourhood: FederationStatus;
+  private readonly refusals: NoticeLimiter;
   private readonly trust: ServerTrust;
-  private readonly gate: Gate;
+  private readonly gate: ConditionsMonitor;
   private stopping = false;
   private onlineAt = 0n;
   private wakeUp: () => void = () => undefined;
 
   /** Opens the store and reads the data; an EdgeflError says what cannot be. */
-  static async make(prepared: Prepared, seen: Surroundings, post: (message: FromWorker) => void): Promise<Agent> {
+  static async make(prepared: Prepared, seen: DeviceConditions, post: (message: FromWorker) => void): Promise<Agent> {
     const { config, limits } = prepared;
     new Topics(config.federation, config.id); // refuses names before anything is kept under them
     const data = await load(config.data);
@@ -70,10 +70,10 @@ export class Agent {
 
   private constructor(
     private readonly prepared: Prepared,
-    seen: Surroundings,
-    private readonly data: Local,
+    seen: DeviceConditions,
+    private readonly data: LocalSamples,
     private readonly store: Store,
-    private readonly speaker: Speaker,
+    private readonly speaker: MessageSigner,
     private readonly post: (message: FromWorker) => void,
   ) {
     const { config, limits, engine } = prepared;
@@ -82,36 +82,36 @@ export class Agent {
     const address = { url: config.broker, ...(config.username === undefined ? {} : { username: config.username, password: config.password ?? "" }) };
     this.session = new Session(address, topics.clientId(this.speaker.keys.sign(utf8("edgefl/v1/client-id"))), limits, () => this.will(), (event) => this.take(event));
     this.trust = new ServerTrust(store, prepared.keys, say);
-    this.gate = new Gate(config, seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
+    this.gate = new ConditionsMonitor(config, seen, (reason, before) => this.paused(reason ?? before!, reason !== null));
     const blobs = new BlobStore(store, limits.store_bytes);
-    this.fetcher = new Fetcher(this.session, topics, blobs, limits, () => this.desk.isOver(), new Mirrors(limits, (text) => say("mirror", text)));
+    this.fetcher = new Fetcher(this.session, topics, blobs, limits, () => this.scheduler.isOver(), new Mirrors(limits, (text) => say("mirror", text)));
     this.outbox = new Outbox(
       this.session, topics, store, limits, this.speaker, (outgoing, ack) => this.settled(outgoing, ack), (text) => say("store", text),
     );
     const progress = new ProgressMessages(
       this.session, topics, this.fetcher, this.speaker, () => engine.bytes(), () => this.outbox.sentBytes, post,
     );
-    const dropped: Bench["dropped"] = (text, carry) => say("carry", text, { run: carry.name.split("/", 1)[0]!, round: carry.round });
-    const bench: Bench = {
+    const dropped: ExecutorParts["dropped"] = (text, carry) => say("carry", text, { run: carry.name.split("/", 1)[0]!, round: carry.round });
+    const bench: ExecutorParts = {
       device: config.id, limits, memoryBytes: prepared.memoryBytes, engine, data, fetcher: this.fetcher, store, blobs,
-      trust: this.trust, open: () => this.gate.open(), aborted: () => this.desk.isOver(), dropped,
+      trust: this.trust, open: () => this.gate.open(), aborted: () => this.scheduler.isOver(), dropped,
       begins: (job, rows, steps) => say("round", `round ${job.round} as ${job.tier}: ${rows} samples, ${steps} steps`, { round: job.round, tier: job.tier, samples: rows, steps }),
       watch: (job, step) => progress.watch(job, step),
     };
-    this.desk = new RoundDesk({
+    this.scheduler = new RoundScheduler({
       store, outbox: this.outbox, progress, format: engine.format, retryPauseS: limits.retry_pause_s,
       stopping: () => this.stopping, say, dropped, wake: () => this.wakeUp(),
       work: (job) => work(bench, job).finally(() => engine.rest()),
       read: (announced) => readPages(announced, this.fetcher, limits),
       send: (decline) => void this.publish(topics.declines, Decline, decline),
     });
-    this.listening = new Listening(this.session, topics.currentRound, () => this.desk.isIdle());
-    this.greeting = new Greeting(
+    this.listening = new Listening(this.session, topics.currentRound, () => this.scheduler.isIdle());
+    this.greeting = new HelloSender(
       this.about(), (hello) => void this.publish(topics.hello, Hello, hello, true),
       () => conditionsOf(this.gate.surroundings, this.gate.reason === null), limits.conditions_s,
     );
-    this.neighbourhood = new Neighbourhood(config.federation, config.id, config.broker, limits.notice_s, say);
-    this.refusals = new Notices(limits.notice_s);
+    this.neighbourhood = new FederationStatus(config.federation, config.id, config.broker, limits.notice_s, say);
+    this.refusals = new NoticeLimiter(limits.notice_s);
   }
 
   private about() {
@@ -133,7 +133,7 @@ export class Agent {
   async run(): Promise<void> {
     this.session.subscribe([this.topics.currentRound, this.topics.tasks, this.topics.acks], 1, true);
     const [connecting, sending] = [this.session.run(), this.outbox.run()];
-    while (!this.stopping && !(this.prepared.config.untilDone && this.desk.isDone())) {
+    while (!this.stopping && !(this.prepared.config.untilDone && this.scheduler.isDone())) {
       this.turn();
       await Promise.race([pause(LOOK_MS), new Promise<void>((resolve) => (this.wakeUp = resolve))]);
     }
@@ -141,7 +141,7 @@ export class Agent {
     this.gate.free();
     this.fetcher.poke();
     this.outbox.stop();
-    await this.desk.idle();
+    await this.scheduler.idle();
     const goodbye = this.publish(this.topics.status, Status, { v: 1, online: false }, true);
     await Promise.race([goodbye, pause(2000)]);
     await this.session.stop();
@@ -159,15 +159,15 @@ export class Agent {
     this.gate.ask(paused);
   }
 
-  see(seen: Surroundings): void {
+  see(seen: DeviceConditions): void {
     this.gate.see(seen);
   }
 
   private turn(): void {
-    if (this.gate.reason === null) this.desk.begin();
+    if (this.gate.reason === null) this.scheduler.begin();
     const connected = this.session.connected;
     this.neighbourhood.step(
-      connected && this.desk.announced === null, connected ? this.desk.roundWithoutUs() : 0, () => this.desk.tookPart(),
+      connected && this.scheduler.announced === null, connected ? this.scheduler.roundWithoutUs() : 0, () => this.scheduler.tookPart(),
     );
     this.greeting.step(connected);
   }
@@ -199,7 +199,7 @@ export class Agent {
     this.outbox.sendAgain();
     const { id, broker } = this.prepared.config;
     this.say("online", `connected to ${broker.split("?")[0]} as ${id}`, { samples: this.data.count });
-    this.desk.declare();
+    this.scheduler.declare();
   }
 
   private route(topic: string, payload: Uint8Array): void {
@@ -220,10 +220,10 @@ export class Agent {
       const announced = this.trust.open(Round, topic, payload);
       this.neighbourhood.announced(announced);
       this.fetcher.mirrors.announced(announced);
-      this.desk.announce(announced);
+      this.scheduler.announce(announced);
       this.listening.heard(announced);
     } else if (topic === this.topics.tasks) {
-      this.desk.assign(this.trust.open(Task, topic, payload));
+      this.scheduler.assign(this.trust.open(Task, topic, payload));
       this.listening.begin();
     } else if (topic === this.topics.acks) {
       const ack = this.trust.open(Ack, topic, payload);

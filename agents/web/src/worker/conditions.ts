@@ -1,27 +1,27 @@
 /** Whether the device works now: the person, the page's visibility and the battery decide. */
-import type { AgentConfig, Surroundings } from "./messages";
+import type { AgentConfig, DeviceConditions } from "./messages";
 
 const LEAST_BATTERY = 0.2;
 
 export type Reason = "asked" | "hidden" | "battery";
 
 /** Work waits at `open` while there is a reason to. */
-export class Gate {
-  private seen: Surroundings;
+export class ConditionsMonitor {
+  private seen: DeviceConditions;
   private asked = false;
   private reason_: Reason | null = null;
   private waiting: (() => void)[] = [];
 
   constructor(
     private readonly config: Pick<AgentConfig, "leastBattery" | "pauseHidden">,
-    seen: Surroundings,
+    seen: DeviceConditions,
     private readonly changed: (reason: Reason | null, before: Reason | null) => void,
   ) {
     this.seen = seen;
     this.look();
   }
 
-  get surroundings(): Surroundings {
+  get surroundings(): DeviceConditions {
     return this.seen;
   }
 
@@ -30,7 +30,7 @@ export class Gate {
     return this.reason_;
   }
 
-  see(seen: Surroundings): void {
+  see(seen: DeviceConditions): void {
     this.seen = { ...this.seen, ...seen };
     this.look();
   }

@@ -86,7 +86,7 @@ export interface AgentConfig {
 }
 
 /** What only a page sees; it posts this whenever something of it changes. Left out: not known. */
-export interface Surroundings {
+export interface DeviceConditions {
   hidden?: boolean;
   /** 0 to 1. */
   battery?: number;
@@ -95,8 +95,8 @@ export interface Surroundings {
 }
 
 export type ToWorker =
-  | { type: "start"; config: AgentConfig; surroundings?: Surroundings }
-  | { type: "surroundings"; surroundings: Surroundings }
+  | { type: "start"; config: AgentConfig; surroundings?: DeviceConditions }
+  | { type: "surroundings"; surroundings: DeviceConditions }
   /** Between two steps: training and fetching stand still; the connection stays. */
   | { type: "pause" }
   | { type: "resume" }

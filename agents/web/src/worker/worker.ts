@@ -2,13 +2,13 @@
 import { EdgeflError, said } from "../wire/errors";
 import { Agent } from "./agent";
 import { holdDevice } from "./lock";
-import type { AgentConfig, FromWorker, Surroundings, ToWorker } from "./messages";
+import type { AgentConfig, FromWorker, DeviceConditions, ToWorker } from "./messages";
 import { prepare } from "./prepare";
 
 const post = (message: FromWorker): void => globalThis.postMessage(message);
 let agent: Agent | null = null;
 /** What the page said so far: an agent that is made later has to know it. */
-let seen: Surroundings = {};
+let seen: DeviceConditions = {};
 let paused = false;
 let stop: () => void = () => undefined;
 const stopped = new Promise<null>((resolve) => (stop = () => resolve(null)));

@@ -15,7 +15,7 @@ struct Void {
   std::string why;
 };
 
-struct Choice {
+struct CarryChoice {
   std::optional<StoredCarry> carry;
   std::vector<Void> useless;
   std::vector<StoredCarry> superseded;
@@ -29,8 +29,8 @@ bool of_run(const StoredCarry& carry, const std::string& run) { return carry.nam
 
 // Judges carries, oldest first: the newest of a completed round is taken; those before it are superseded as far as no
 // rejection can bring them back.
-Choice choose(const std::vector<StoredCarry>& carries, const Job& job, const std::string& name, int64_t exchanges) {
-  Choice choice;
+CarryChoice choose(const std::vector<StoredCarry>& carries, const Job& job, const std::string& name, int64_t exchanges) {
+  CarryChoice choice;
   std::vector<StoredCarry> valid;
   for (const StoredCarry& each : carries)
     if (!of_run(each, job.run)) choice.useless.push_back({each, "it belongs to another run, " + job.run + " goes on now"});
@@ -102,17 +102,17 @@ void drop(Store& store, const std::vector<Void>& useless, std::vector<StoredCarr
 
 std::string carry_name(const Job& job, const Manifest& manifest) { return job.run + "/" + manifest.program + "/" + job.tier; }
 
-TakenUp take_up(Store& store, const Job& job, const Manifest& manifest, const TellCarry& tell) {
+RestoredCarry take_up(Store& store, const Job& job, const Manifest& manifest, const TellCarry& tell) {
   const Ports ports = carry_ports(manifest);
   const std::vector<StoredCarry> carries = store.carries();
   const std::string name = carry_name(job, manifest);
-  Choice choice = choose(carries, job, name, manifest.carry_exchanges);
+  CarryChoice choice = choose(carries, job, name, manifest.carry_exchanges);
   if (ports.empty()) {  // this round asks for nothing; a later one may ask for those of this run
     choice.carry.reset();
     choice.superseded.clear();
     choice.useless.erase(std::remove_if(choice.useless.begin(), choice.useless.end(), [&](const Void& each) { return of_run(each.carry, job.run); }), choice.useless.end());
   }
-  TakenUp taken;
+  RestoredCarry taken;
   if (choice.carry) {
     const auto data = store.carry(*choice.carry);
     if (!data) return take_up(store, job, manifest, tell);  // refused by the server a moment ago

@@ -1,12 +1,12 @@
 // Announcements whose offers stand in a blob (docs/protocol.md, Pages).
-#include "agent/rounds/desk.h"
+#include "agent/rounds/scheduler.h"
 #include "link/session.h"
 #include "wire/errors.h"
 
 namespace edgefl {
 
 // With all that it offers; nothing while that is to be read.
-std::shared_ptr<const Round> RoundDesk::whole() {
+std::shared_ptr<const Round> RoundScheduler::whole() {
   if (!announced_->pages) return announced_;
   const std::lock_guard<std::mutex> guard(lock_);
   if (!page_ || !(page_->first == *announced_->pages)) return nullptr;
@@ -18,7 +18,7 @@ std::shared_ptr<const Round> RoundDesk::whole() {
   return found;
 }
 
-void RoundDesk::begin_page() {
+void RoundScheduler::begin_page() {
   const BlobRef page = *announced_->pages;
   const auto again = failed_.find(page.sha256);
   if ((again != failed_.end() && monotonic_s() < again->second) || !takes_part()) return;
@@ -29,7 +29,7 @@ void RoundDesk::begin_page() {
   start([this, page, announced = announced_] { attempt_page(page, announced); });
 }
 
-bool RoundDesk::takes_part() const {
+bool RoundScheduler::takes_part() const {
   if (const auto data = store_.job()) {
     const auto job = decode_job(*data);
     if (job && job->is_open(*announced_) && !job->is_replaced(task_)) return true;
@@ -39,7 +39,7 @@ bool RoundDesk::takes_part() const {
   return !store_.waits(task_->nonce) && !store_.is_past(task_->nonce);
 }
 
-void RoundDesk::attempt_page(const BlobRef& page, std::shared_ptr<const Round> announced) {
+void RoundScheduler::attempt_page(const BlobRef& page, std::shared_ptr<const Round> announced) {
   try {
     Round found = host_.read(*announced);
     const std::lock_guard<std::mutex> guard(lock_);

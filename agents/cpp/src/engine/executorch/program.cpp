@@ -86,8 +86,8 @@ void claim() {
 }
 
 // ProgramError with what the runtime said, unless `work` returns Ok.
-template <typename Work>
-void guarded(Work work) {
+template <typename RoundExecutor>
+void guarded(RoundExecutor work) {
   claim();
   said.clear();
   std::string why;

@@ -164,7 +164,7 @@ void Mirrors::leave(const std::string& mirror, const std::string& why, bool only
   std::string text;
   {
     const std::lock_guard<std::mutex> guard(lock_);
-    Record& record = records_[mirror];
+    MirrorRecord& record = records_[mirror];
     // Where there is no broker to turn to, it is tried again soon.
     const double pause = limits_.mirror_pause_s * std::pow(2.0, only ? 0 : std::min(record.faults, kMostDoublings));
     ++record.faults;

@@ -30,7 +30,7 @@ class Mirrors {
   int64_t take_received();
 
  private:
-  struct Record {  // how one did lately
+  struct MirrorRecord {  // how one did lately
     int faults = 0;
     double left_until = 0;
     std::string told;
@@ -49,7 +49,7 @@ class Mirrors {
   const std::function<void(const std::string&)> tell_;
   mutable std::mutex lock_;  // of what is below
   std::vector<std::string> named_;
-  std::map<std::string, Record> records_;
+  std::map<std::string, MirrorRecord> records_;
   std::string unreadable_;
   bool only_ = false, counted_ = false;
   int64_t received_ = 0;

@@ -70,9 +70,9 @@ void check_signature(const Envelope& envelope, const char* context, const char* 
                                                " does not hold: it was changed, or signed for another place");
 }
 
-Sequence::Sequence(int64_t kept, std::function<void(int64_t)> save, int64_t clock_us) : save_(std::move(save)), next_(std::max(kept, clock_us)), end_(next_) {}
+MessageCounter::MessageCounter(int64_t kept, std::function<void(int64_t)> save, int64_t clock_us) : save_(std::move(save)), next_(std::max(kept, clock_us)), end_(next_) {}
 
-int64_t Sequence::next(int64_t count) {
+int64_t MessageCounter::next(int64_t count) {
   const std::lock_guard<std::mutex> guard(lock_);
   if (next_ + count > end_) {
     end_ = next_ + count + kBlock;
@@ -83,10 +83,10 @@ int64_t Sequence::next(int64_t count) {
   return number;
 }
 
-Speaker::Speaker(const std::string& key_file, int64_t kept, std::function<void(int64_t)> save, int64_t clock_us)
+MessageSigner::MessageSigner(const std::string& key_file, int64_t kept, std::function<void(int64_t)> save, int64_t clock_us)
     : keys_(key_file), numbers_(kept, std::move(save), clock_us) {}
 
-Bytes Speaker::sealed(const std::string& context, const std::string& topic, const Bytes& body, int64_t at) const {
+Bytes MessageSigner::sealed(const std::string& context, const std::string& topic, const Bytes& body, int64_t at) const {
   MapOut out;
   out.integer("v", kSigned).bytes("key", keys_.public_key()).integer("at", at);
   out.bytes("signature", keys_.sign(signed_text(context, topic, at, body))).bytes("body", body);

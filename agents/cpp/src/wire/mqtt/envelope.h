@@ -27,9 +27,9 @@ std::optional<Envelope> unwrap(std::string_view payload, const char* name);
 void check_signature(const Envelope& envelope, const char* context, const char* name, const std::string& topic);
 
 // Numbers that grow, also over restarts and without a clock: blocks of them are taken from what `load` and `save` keep.
-class Sequence {
+class MessageCounter {
  public:
-  Sequence(int64_t kept, std::function<void(int64_t)> save, int64_t clock_us);
+  MessageCounter(int64_t kept, std::function<void(int64_t)> save, int64_t clock_us);
   int64_t next(int64_t count = 1);  // the first of `count` numbers that are used by nobody else
 
  private:
@@ -39,12 +39,12 @@ class Sequence {
 };
 
 // Signs what this device says. Thread-safe.
-class Speaker {
+class MessageSigner {
  public:
-  Speaker(const std::string& key_file, int64_t kept, std::function<void(int64_t)> save, int64_t clock_us);
+  MessageSigner(const std::string& key_file, int64_t kept, std::function<void(int64_t)> save, int64_t clock_us);
   const Bytes& public_key() const { return keys_.public_key(); }
   Bytes client_secret() const { return keys_.client_secret(); }
-  Sequence& numbers() { return numbers_; }
+  MessageCounter& numbers() { return numbers_; }
 
   template <typename Message>
   Bytes seal(const std::string& topic, const Message& message) {
@@ -58,7 +58,7 @@ class Speaker {
  private:
   Bytes sealed(const std::string& context, const std::string& topic, const Bytes& body, int64_t at) const;
   KeyPair keys_;
-  Sequence numbers_;
+  MessageCounter numbers_;
 };
 
 Bytes packed_successions(const std::vector<Succession>& statements);

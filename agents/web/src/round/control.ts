@@ -11,7 +11,7 @@ export interface Step {
   stepMs: number;
 }
 
-export interface Settings {
+export interface TrainerSettings {
   checkpointSteps: number;
   watch(step: Step): void;
   /** Between two steps: lets messages in; RoundAborted if the round is over, RoundDeclined if it is to end here. */
@@ -35,7 +35,7 @@ export function otherTasks(): Promise<void> {
 }
 
 /** Between the steps of one round: whether it goes on. `open` waits while the device is paused. */
-export class Guard {
+export class RoundControl {
   private readonly began = performance.now();
   private workedMs = 0;
 

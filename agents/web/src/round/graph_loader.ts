@@ -8,18 +8,18 @@ import { type Graph, inputsOf, labelOf, type Port } from "../wire/bundle/graphs"
 import { graphOf, type Manifest } from "../wire/bundle/manifest";
 import { patched, widened } from "../wire/patches";
 import { type Arrays, load } from "../wire/tensors";
-import type { Costs } from "./costs";
+import type { RoundProfiler } from "./profiler";
 import { lineOf } from "./job";
 
 /** Where blobs come from. */
 export type Blobs = Pick<Fetcher, "get" | "bring" | "read">;
 
-export class Graphs {
+export class GraphLoader {
   constructor(
     private readonly engine: Engine,
     private readonly manifest: Manifest,
     private readonly blobs: Blobs,
-    private readonly costs: Costs,
+    private readonly costs: RoundProfiler,
   ) {}
 
   async load(name: string): Promise<LoadedGraph> {

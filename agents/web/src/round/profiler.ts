@@ -1,5 +1,5 @@
 /** What a round costs on this device. */
-export class Costs {
+export class RoundProfiler {
   private readonly times = new Map<string, number[]>();
   readonly idleBytes: number;
   peakBytes: number;

@@ -1,21 +1,21 @@
-#include "round/graphs.h"
+#include "round/graph_loader.h"
 
 #include <algorithm>
 #include <numeric>
 #include <utility>
 
-#include "round/feeds.h"
+#include "round/inputs.h"
 
 namespace edgefl {
 
-std::unique_ptr<LoadedGraph> RoundGraphs::load(const Graph& graph) {
+std::unique_ptr<LoadedGraph> GraphLoader::load(const Graph& graph) {
   const Stopwatch watch;
   auto loaded = engine_.load(graph, host_.artifact(graph.blob));
   load_ms += watch.ms();
   return loaded;
 }
 
-void RoundGraphs::give_weights(const Graph& graph, const std::vector<std::string>& units, Tensors& feeds) const {
+void GraphLoader::give_weights(const Graph& graph, const std::vector<std::string>& units, Tensors& feeds) const {
   Tensors weights = host_.weights(units);
   for (const Port& port : graph.inputs) {
     if (port.role != "weights") continue;
@@ -28,7 +28,7 @@ void RoundGraphs::give_weights(const Graph& graph, const std::vector<std::string
   }
 }
 
-Outputs RoundGraphs::timed(LoadedGraph& graph, const Tensors& feeds, const State& state, std::vector<double>& took) const {
+Outputs GraphLoader::timed(LoadedGraph& graph, const Tensors& feeds, const State& state, std::vector<double>& took) const {
   const Stopwatch watch;
   Outputs outputs = graph.run(feeds, state);
   took.push_back(watch.ms());
@@ -36,7 +36,7 @@ Outputs RoundGraphs::timed(LoadedGraph& graph, const Tensors& feeds, const State
   return outputs;
 }
 
-Outputs RoundGraphs::run_once(const Graph& graph, const Tensors& feeds, const State& state) {
+Outputs GraphLoader::run_once(const Graph& graph, const Tensors& feeds, const State& state) {
   const std::unique_ptr<LoadedGraph> loaded = load(graph);
   Outputs outputs = loaded->run(feeds, state);
   if (host_.measured) host_.measured();  // while the engine holds what the run took

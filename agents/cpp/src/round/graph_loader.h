@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "round/runner.h"
+#include "round/trainer.h"
 
 namespace edgefl {
 
@@ -20,9 +20,9 @@ class Stopwatch {
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 
-class RoundGraphs {
+class GraphLoader {
  public:
-  RoundGraphs(Engine& engine, const Manifest& manifest, const RoundHost& host)
+  GraphLoader(Engine& engine, const Manifest& manifest, const RoundHost& host)
       : engine_(engine), manifest_(manifest), host_(host) {}
 
   const Graph& spec(const std::string& name) const { return manifest_.graph(name); }

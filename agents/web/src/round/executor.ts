@@ -1,6 +1,6 @@
 /** The work on one round: fetch its bundle, train, and put the update into the outbox. */
 import { labelSpecOf } from "../data/labels";
-import type { Local } from "../data/samples";
+import type { LocalSamples } from "../data/samples";
 import type { Engine } from "../engine/base";
 import type { Fetcher } from "../link/fetch";
 import type { ServerTrust } from "../link/identity";
@@ -13,18 +13,18 @@ import { decodeManifest, type Manifest, stepsWith } from "../wire/bundle/manifes
 import { Update, written } from "../wire/messages";
 import { dump } from "../wire/tensors";
 import { checkManifestRef, checkMemory, checkRuntime, checkWeights, checkWork } from "./bounds";
-import { Costs } from "./costs";
+import { RoundProfiler } from "./profiler";
 import { carryName, takeUp, type Tell } from "./resume";
-import { type Result, RoundRunner } from "./runner";
-import { Guard, type Settings, type Step } from "./settings";
+import { type RoundResult, LocalTrainer } from "./trainer";
+import { RoundControl, type TrainerSettings, type Step } from "./control";
 
 /** What a device works with. */
-export interface Bench {
+export interface ExecutorParts {
   device: string;
   limits: Limits;
   memoryBytes: number;
   engine: Engine;
-  data: Local;
+  data: LocalSamples;
   fetcher: Fetcher;
   store: Store;
   blobs: BlobStore;
@@ -41,9 +41,9 @@ export interface Bench {
  * One round, from the first blob to the outbox. RoundAborted when the round is over, RoundDeclined if this device cannot
  * take part in it, DataError if the local data do not fit, and other errors after which it may be tried again.
  */
-export async function work(bench: Bench, job: Job): Promise<void> {
+export async function work(bench: ExecutorParts, job: Job): Promise<void> {
   const { engine, limits, fetcher, store } = bench;
-  const guard = new Guard(limits, bench.aborted, bench.open);
+  const guard = new RoundControl(limits, bench.aborted, bench.open);
   await guard.between();
   checkTries(job, limits);
   checkOffered(job, engine);
@@ -55,18 +55,18 @@ export async function work(bench: Bench, job: Job): Promise<void> {
   checkRuntime(manifest, engine);
   checkMemory(manifest, bench.memoryBytes);
   checkWeights(job, manifest);
-  const costs = new Costs(() => engine.bytes());
+  const costs = new RoundProfiler(() => engine.bytes());
   const data = await bench.data.fitted(manifest.data, labelSpecOf(manifest));
   const start = await takeUp(store, job, manifest, bench.dropped);
   const rows = data.first(job.samples).count;
   checkWork(manifest, rows, limits);
   bench.begins(job, rows, stepsWith(manifest, rows).reduce((sum, each) => sum + each, 0));
-  const runner = new RoundRunner(engine, manifest, fetcher, store, costs, settingsOf(bench, job, guard));
+  const runner = new LocalTrainer(engine, manifest, fetcher, store, costs, settingsOf(bench, job, guard));
   const result = await runner.run(job, data, start.arrays, start.origin);
   await handOver(bench, job, manifest, result, costs);
 }
 
-function settingsOf(bench: Bench, job: Job, guard: Guard): Settings {
+function settingsOf(bench: ExecutorParts, job: Job, guard: RoundControl): TrainerSettings {
   return {
     checkpointSteps: bench.limits.checkpoint_steps,
     watch: (step) => bench.watch(job, step),
@@ -103,7 +103,7 @@ function checkOffered(job: Job, engine: Engine): void {
   );
 }
 
-async function handOver(bench: Bench, job: Job, manifest: Manifest, result: Result, costs: Costs): Promise<void> {
+async function handOver(bench: ExecutorParts, job: Job, manifest: Manifest, result: RoundResult, costs: RoundProfiler): Promise<void> {
   const received = bench.fetcher.takeReceived();
   const update = written(Update, {
     v: 1,

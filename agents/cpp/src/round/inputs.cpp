@@ -1,4 +1,4 @@
-#include "round/feeds.h"
+#include "round/inputs.h"
 
 #include <algorithm>
 #include <cstring>
@@ -85,7 +85,7 @@ Tensor other_rows(const FittedData& data, const Port& port, const Indices& rows)
                     "' of the local data; export the bundle again");
 }
 
-Feeds::Feeds(const Manifest& manifest, uint64_t seed, const FittedData& data, std::map<std::string, double> hyper,
+RoundInputs::RoundInputs(const Manifest& manifest, uint64_t seed, const FittedData& data, std::map<std::string, double> hyper,
              std::function<Tensor(const Indices&)> features)
     : seed_(seed), data_(data), hyper_(std::move(hyper)), draws_(manifest.draws), features_(std::move(features)) {
   std::set<int64_t> edges;
@@ -95,7 +95,7 @@ Feeds::Feeds(const Manifest& manifest, uint64_t seed, const FittedData& data, st
   edges_.assign(edges.begin(), edges.end());
 }
 
-void Feeds::give(const Graph& graph, int64_t number, Tensors& feeds) {
+void RoundInputs::give(const Graph& graph, int64_t number, Tensors& feeds) {
   int64_t place = 0;
   for (const Port& port : graph.inputs) {
     if (port.role == "data") {
@@ -119,7 +119,7 @@ void Feeds::give(const Graph& graph, int64_t number, Tensors& feeds) {
   }
 }
 
-void Feeds::give_batches(const Graph& whole, const Graph& graph, int64_t step, Tensors& feeds) {
+void RoundInputs::give_batches(const Graph& whole, const Graph& graph, int64_t step, Tensors& feeds) {
   for (const Port& port : whole.inputs) {
     if (port.role != "batch") continue;
     const auto [stream, name] = stream_and_part(port);
@@ -137,7 +137,7 @@ void Feeds::give_batches(const Graph& whole, const Graph& graph, int64_t step, T
   }
 }
 
-void Feeds::give_pass(const Graph& graph, int64_t step, Tensors& feeds) const {
+void RoundInputs::give_pass(const Graph& graph, int64_t step, Tensors& feeds) const {
   for (const Port& port : graph.inputs) {
     if (port.role != "batch") continue;
     const int64_t rows = rows_of_port(port);
@@ -151,7 +151,7 @@ void Feeds::give_pass(const Graph& graph, int64_t step, Tensors& feeds) const {
   }
 }
 
-int64_t Feeds::longest(const Graph& graph, int64_t step) {
+int64_t RoundInputs::longest(const Graph& graph, int64_t step) {
   std::map<int64_t, int64_t> streams;
   for (const Port& port : graph.inputs) {
     if (port.role == "batch") streams[stream_and_part(port).first] = rows_of_port(port);
@@ -163,12 +163,12 @@ int64_t Feeds::longest(const Graph& graph, int64_t step) {
   return most;
 }
 
-const std::vector<int64_t>& Feeds::lengths() {
+const std::vector<int64_t>& RoundInputs::lengths() {
   if (!lengths_) lengths_ = data_.lengths();
   return *lengths_;
 }
 
-Indices Feeds::drawn(int64_t stream, int64_t rows, int64_t step) {
+Indices RoundInputs::drawn(int64_t stream, int64_t rows, int64_t step) {
   auto found = batches_.find(rows);
   if (found == batches_.end()) {
     if (!edges_.empty() && buckets_.empty()) {
@@ -181,7 +181,7 @@ Indices Feeds::drawn(int64_t stream, int64_t rows, int64_t step) {
   return found->second.rows(stream, step);
 }
 
-Tensor Feeds::part(const Port& port, const Indices& rows) const {
+Tensor RoundInputs::part(const Port& port, const Indices& rows) const {
   const std::string name = stream_and_part(port).second;
   Tensor found = name == "y" ? data_.labels(rows)
                  : name == "x" ? (features_ ? features_(rows) : data_.rows(rows))

@@ -7,14 +7,14 @@ import { type Dtype, scalarOf, zeros } from "../wire/arrays";
 import { type Graph, inputsOf, labelOf, outputsOf } from "../wire/bundle/graphs";
 import { graphOf, type Manifest, type Phase, stepsWith } from "../wire/bundle/manifest";
 import type { Arrays } from "../wire/tensors";
-import type { Costs } from "./costs";
-import { complete, Feeds } from "./feeds";
+import type { RoundProfiler } from "./profiler";
+import { complete, RoundInputs } from "./inputs";
 import { MultiStepForward } from "./forward";
-import { type Blobs, checkPort, Graphs, labelled } from "./graphs";
-import type { Settings } from "./settings";
+import { type Blobs, checkPort, GraphLoader, labelled } from "./graph_loader";
+import type { TrainerSettings } from "./control";
 
 /** What is sent, what is kept until the next round, and what is told. */
-export interface Result {
+export interface RoundResult {
   update: Arrays;
   /** Those of the update that are packed bits, with their number of entries. */
   masks: Record<string, number>;
@@ -25,7 +25,7 @@ export interface Result {
 
 interface Current {
   job: Job;
-  feeds: Feeds;
+  feeds: RoundInputs;
   steps: number[];
   total: number;
   basis: string;
@@ -33,22 +33,22 @@ interface Current {
 
 type Sums = Record<string, number>;
 
-export class RoundRunner {
-  private readonly graphs: Graphs;
+export class LocalTrainer {
+  private readonly graphs: GraphLoader;
 
   constructor(
     private readonly engine: Engine,
     private readonly manifest: Manifest,
     blobs: Blobs,
     private readonly store: Store,
-    private readonly costs: Costs,
-    private readonly settings: Settings,
+    private readonly costs: RoundProfiler,
+    private readonly settings: TrainerSettings,
   ) {
-    this.graphs = new Graphs(engine, manifest, blobs, costs);
+    this.graphs = new GraphLoader(engine, manifest, blobs, costs);
   }
 
   /** The whole round. `origin` names the carry: a checkpoint that began with another one is not gone on from. */
-  async run(job: Job, all: FittedData, carry: Arrays, origin: string): Promise<Result> {
+  async run(job: Job, all: FittedData, carry: Arrays, origin: string): Promise<RoundResult> {
     const data = all.first(job.samples);
     const forward = new MultiStepForward(this.graphs, this.manifest, this.store, this.costs, this.settings);
     const record = this.manifest.prefix.length ? await forward.record(job, data) : null;
@@ -57,7 +57,7 @@ export class RoundRunner {
     const lengths = [...new Set(edges)].sort((one, other) => one - other);
     const hyper = { ...this.manifest.hyper, ...job.hyper };
     const features = record && ((rows: Int32Array) => record.rows(rows));
-    const feeds = new Feeds(job.seed, data, hyper, this.manifest.draws, features, lengths);
+    const feeds = new RoundInputs(job.seed, data, hyper, this.manifest.draws, features, lengths);
     const total = steps.reduce((sum, each) => sum + each, 0);
     const current = { job, feeds, steps, total, basis: `${data.count} rows, carry ${origin}` };
     const [state, sums] = await this.train(current, carry);

@@ -12,12 +12,12 @@
 #include "engine/engine.h"
 #include "link/fetch.h"
 #include "link/trust.h"
-#include "round/runner.h"
+#include "round/trainer.h"
 #include "store/store.h"
 
 namespace edgefl {
 
-struct Work {
+struct RoundExecutor {
   std::string device;
   Limits limits;
   int64_t memory_bytes = 0;  // that this device offers
@@ -43,7 +43,7 @@ struct Work {
   Manifest manifest_of(const Job& job);
   Tensors weights_of(const Job& job, const std::vector<std::string>& units);
   DataParts parts_of(const Manifest& manifest);
-  RoundHost host_of(const Job& job, Guard& guard);
+  RoundHost host_of(const Job& job, RoundControl& guard);
   void compare(const Job& job, const Manifest& manifest, int64_t used) const;
   void hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes);
 };

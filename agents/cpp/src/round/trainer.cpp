@@ -2,7 +2,7 @@
 // weights of the suffix, carry -> start -> state
 // per phase, per step (or batch of all rows): state, batch, data, noise, hyper -> state, metrics
 // weights of the suffix, carry, state -> finish -> update, carry, metrics
-#include "round/runner.h"
+#include "round/trainer.h"
 
 #include <algorithm>
 #include <limits>
@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "engine/memory.h"
-#include "round/feeds.h"
+#include "round/inputs.h"
 #include "round/forward.h"
-#include "round/graphs.h"
+#include "round/graph_loader.h"
 
 namespace edgefl {
 namespace {
@@ -177,12 +177,12 @@ class Round {
   const Manifest& manifest_;
   const FittedData& data_;
   const RoundHost& host_;
-  RoundGraphs graphs_;
+  GraphLoader graphs_;
   std::vector<int64_t> steps_;  // of each phase
   int64_t total_ = 0;
   std::string basis_;           // what the state is made of beside the task
-  std::unique_ptr<Record> record_;
-  std::optional<Feeds> feeds_;
+  std::unique_ptr<ActivationRecord> record_;
+  std::optional<RoundInputs> feeds_;
   State state_;
   Sums sums_;
   std::vector<double> step_ms_, forward_ms_;

@@ -6,7 +6,7 @@ import { takes } from "../wire/announced";
 import { type BlobRef, sameRef } from "../wire/blobs";
 import { DataError, RoundAborted, RoundDeclined, said, StoreError } from "../wire/errors";
 import type { Decline, Round, Task } from "../wire/messages";
-import type { Say } from "../link/surroundings";
+import type { Say } from "../link/status";
 import { contentOf, following, isOpen, isReplaced, jobOf } from "./job";
 import type { ProgressMessages } from "./progress";
 import { dropAbandoned, type Tell } from "./resume";
@@ -14,7 +14,7 @@ import { dropAbandoned, type Tell } from "./resume";
 /** Runs that are remembered as open: a federation has one after the other. */
 const MOST_RUNS = 16;
 
-export interface DeskParts {
+export interface SchedulerParts {
   store: Store;
   outbox: Outbox;
   progress: ProgressMessages;
@@ -31,7 +31,7 @@ export interface DeskParts {
   wake: () => void;
 }
 
-export class RoundDesk {
+export class RoundScheduler {
   announced: Round | null = null;
   task: Task | null = null;
   private reading: BlobRef | null = null;
@@ -46,7 +46,7 @@ export class RoundDesk {
   private toldFailure = "";
   private begun = "";
 
-  constructor(private readonly parts: DeskParts) {}
+  constructor(private readonly parts: SchedulerParts) {}
 
   // -- what the server says ----------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@
 
 namespace edgefl {
 
-// What the desk has others do.
-struct DeskHost {
+// What the scheduler has others do.
+struct SchedulerHost {
   std::function<void(const Job&)> work;                          // a round, in the worker thread
   std::function<Round(const Round&)> read;                       // an announcement whose offers are elsewhere; there too
   std::function<void(const Decline&)> send;
@@ -33,10 +33,10 @@ struct DeskHost {
 };
 
 // One round at a time in a worker thread; all else is called on the agent's thread, but `is_over`.
-class RoundDesk {
+class RoundScheduler {
  public:
-  RoundDesk(Store& store, Outbox& outbox, std::string format, double retry_pause_s, const std::atomic<bool>& stopping, DeskHost host);
-  ~RoundDesk();
+  RoundScheduler(Store& store, Outbox& outbox, std::string format, double retry_pause_s, const std::atomic<bool>& stopping, SchedulerHost host);
+  ~RoundScheduler();
 
   void announce(const Round& announced);
   void assign(const Task& task);
@@ -74,7 +74,7 @@ class RoundDesk {
   const std::string format_;
   const double retry_pause_s_;
   const std::atomic<bool>& stopping_;
-  const DeskHost host_;
+  const SchedulerHost host_;
 
   mutable std::mutex lock_;  // of what the worker reads, too
   std::shared_ptr<const Round> announced_;

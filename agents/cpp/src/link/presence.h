@@ -13,10 +13,10 @@
 
 namespace edgefl {
 
-class Greeting {
+class HelloSender {
  public:
   // `conditions` are asked now and then; `say` publishes.
-  Greeting(Hello hello, const Limits& limits, std::function<Conditions()> conditions, std::function<void(const Hello&)> say);
+  HelloSender(Hello hello, const Limits& limits, std::function<Conditions()> conditions, std::function<void(const Hello&)> say);
   void greet();                    // after each connection
   void answered(const Ack& ack);   // the server's word on the hello
   void step(bool connected);       // to be called now and then

@@ -26,10 +26,10 @@ Tensor other_rows(const FittedData& data, const Port& port, const Indices& rows)
 // "0.x" -> (0, "x").
 std::pair<int64_t, std::string> stream_and_part(const Port& port);
 
-class Feeds {
+class RoundInputs {
  public:
   // `features` takes the place of the samples where units before the trained ones have seen them already; may be null.
-  Feeds(const Manifest& manifest, uint64_t seed, const FittedData& data, std::map<std::string, double> hyper,
+  RoundInputs(const Manifest& manifest, uint64_t seed, const FittedData& data, std::map<std::string, double> hyper,
         std::function<Tensor(const Indices&)> features);
 
   // What any function may read: scalars of the task, facts about the data, and noise of its own (draw `number`).

@@ -5,12 +5,12 @@ import { type Arr, type Dtype, sizeOf, zeros } from "../wire/arrays";
 import { BundleError } from "../wire/errors";
 import { type Graph, inputsOf, labelOf, type Port } from "../wire/bundle/graphs";
 import type { Arrays } from "../wire/tensors";
-import { checkPort } from "./graphs";
+import { checkPort } from "./graph_loader";
 
 /** What the first trained unit reads of rows, where units before it have seen them already. */
 export type Features = (rows: Rows) => Promise<Arr>;
 
-export class Feeds {
+export class RoundInputs {
   private readonly drawn = new Map<number, Batches>();
   private facts: Record<string, Arr> | null = null;
 

@@ -1,4 +1,4 @@
-#include "agent/rounds/work.h"
+#include "agent/rounds/executor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,13 +12,13 @@
 
 namespace edgefl {
 
-void Work::run(const Job& job) {
+void RoundExecutor::run(const Job& job) {
   most_bytes = anonymous_bytes();
   const int64_t idle_bytes = most_bytes;
   if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
   const Manifest manifest = manifest_of(job);
   const std::shared_ptr<FittedData> fitted = data.fitted(manifest, parts_of(manifest));
-  TakenUp start = take_up(store, job, manifest, dropped);
+  RestoredCarry start = take_up(store, job, manifest, dropped);
   const int64_t rows = job.samples > 0 ? std::min(job.samples, fitted->size()) : fitted->size();
   check_steps(manifest, rows, limits);
   int64_t steps = 0;
@@ -34,14 +34,14 @@ void Work::run(const Job& job) {
   request.record_tag = job.record_tag();
   request.folder = store.folder();
   request.checkpoint_steps = limits.checkpoint_steps;
-  Guard guard(limits, owner, aborted);
+  RoundControl guard(limits, owner, aborted);
   RoundResult result = run_round(engine, request, *fitted, host_of(job, guard));
   compare(job, manifest, most_bytes - idle_bytes);
   hand_over(job, manifest, std::move(result), idle_bytes);
 }
 
 // Tells people if the round took more memory than planned. The server learns it from the update.
-void Work::compare(const Job& job, const Manifest& manifest, int64_t used) const {
+void RoundExecutor::compare(const Job& job, const Manifest& manifest, int64_t used) const {
   int64_t planned = 0;
   for (const Graph* graph : manifest.of_round()) planned = std::max(planned, graph->planned_bytes);
   if (planned == 0 || used <= planned) return;
@@ -49,7 +49,7 @@ void Work::compare(const Job& job, const Manifest& manifest, int64_t used) const
            size_text(static_cast<double>(planned)) + "; offer less memory to get a smaller tier");
 }
 
-Manifest Work::manifest_of(const Job& job) {
+Manifest RoundExecutor::manifest_of(const Job& job) {
   if (job.tries > limits.attempts)
     throw RoundDeclined("crashed", "the work on round " + std::to_string(job.round) + " was begun " + std::to_string(limits.attempts) +
                                        " times (limits.attempts), and each time its process ended: this device leaves it");
@@ -68,7 +68,7 @@ Manifest Work::manifest_of(const Job& job) {
   return manifest;
 }
 
-Tensors Work::weights_of(const Job& job, const std::vector<std::string>& units) {
+Tensors RoundExecutor::weights_of(const Job& job, const std::vector<std::string>& units) {
   std::vector<BlobRef> all;
   std::string missing;
   for (const std::string& unit : units) {
@@ -89,7 +89,7 @@ Tensors Work::weights_of(const Job& job, const std::vector<std::string>& units) 
   return weights;
 }
 
-DataParts Work::parts_of(const Manifest& manifest) {
+DataParts RoundExecutor::parts_of(const Manifest& manifest) {
   DataParts parts;
   parts.blob = [this](const BlobRef& ref) { return fetcher.get(ref); };
   parts.graph = [this, &manifest](const std::string& name) {
@@ -102,7 +102,7 @@ DataParts Work::parts_of(const Manifest& manifest) {
   return parts;
 }
 
-RoundHost Work::host_of(const Job& job, Guard& guard) {
+RoundHost RoundExecutor::host_of(const Job& job, RoundControl& guard) {
   RoundHost host;
   host.artifact = [this](const BlobRef& ref) { return fetcher.get(ref); };
   host.weights = [this, &job](const std::vector<std::string>& units) { return weights_of(job, units); };
@@ -127,7 +127,7 @@ RoundHost Work::host_of(const Job& job, Guard& guard) {
   return host;
 }
 
-void Work::hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes) {
+void RoundExecutor::hand_over(const Job& job, const Manifest& manifest, RoundResult result, int64_t idle_bytes) {
   const Traffic received = fetcher.take_received();
   Update update;
   update.run = job.run;

@@ -1,4 +1,4 @@
-#include "link/greeting.h"
+#include "link/presence.h"
 
 #include <algorithm>
 
@@ -10,12 +10,12 @@ constexpr size_t kRounds = 2;  // without a task, that a device listens to: by t
 
 }  // namespace
 
-Greeting::Greeting(Hello hello, const Limits& limits, std::function<Conditions()> conditions, std::function<void(const Hello&)> say)
+HelloSender::HelloSender(Hello hello, const Limits& limits, std::function<Conditions()> conditions, std::function<void(const Hello&)> say)
     : hello_(std::move(hello)), limits_(limits), conditions_(std::move(conditions)), say_(std::move(say)) {}
 
-void Greeting::greet() { say(false); }
+void HelloSender::greet() { say(false); }
 
-void Greeting::say(bool again) {
+void HelloSender::say(bool again) {
   hello_.conditions = conditions_();
   hello_.again = again;
   again_at_.reset();
@@ -24,11 +24,11 @@ void Greeting::say(bool again) {
   say_(hello_);
 }
 
-void Greeting::answered(const Ack& ack) {
+void HelloSender::answered(const Ack& ack) {
   if (ack.reason == "come-later" && ack.later_s) again_at_ = monotonic_s() + std::clamp(*ack.later_s, kSoonestS, kLatestS);
 }
 
-void Greeting::step(bool connected) {
+void HelloSender::step(bool connected) {
   if (!connected) return;
   const double now = monotonic_s();
   if (again_at_) {

@@ -1,5 +1,5 @@
 /** What a device says of itself when it connects, when its conditions change, and when a server told it to come later. */
-import type { Surroundings } from "../worker/messages";
+import type { DeviceConditions } from "../worker/messages";
 import type { Ack, Conditions, Hello } from "../wire/messages";
 
 const SOONEST_S = 1;
@@ -7,7 +7,7 @@ const LATEST_S = 6 * 3600;
 
 export type About = Omit<Hello, "v" | "conditions" | "again">;
 
-export class Greeting {
+export class HelloSender {
   private againAt: number | null = null;
   private told = "";
   private nextLookAt = 0;
@@ -45,7 +45,7 @@ export class Greeting {
 }
 
 /** What the page sees, in the protocol's words; undefined where nothing is known. */
-export function conditionsOf(seen: Surroundings, available: boolean | null): Conditions | undefined {
+export function conditionsOf(seen: DeviceConditions, available: boolean | null): Conditions | undefined {
   const power = seen.charging === undefined ? "" : seen.charging ? "charging" : "battery";
   const link = seen.metered === undefined ? "" : seen.metered ? "metered" : "unmetered";
   if (!power && !link && available === null) return undefined;

@@ -1,4 +1,4 @@
-#include "agent/rounds/desk.h"
+#include "agent/rounds/scheduler.h"
 
 #include <algorithm>
 #include <chrono>
@@ -13,16 +13,16 @@ constexpr size_t kMostRuns = 16;
 
 }  // namespace
 
-RoundDesk::RoundDesk(Store& store, Outbox& outbox, std::string format, double retry_pause_s, const std::atomic<bool>& stopping, DeskHost host)
+RoundScheduler::RoundScheduler(Store& store, Outbox& outbox, std::string format, double retry_pause_s, const std::atomic<bool>& stopping, SchedulerHost host)
     : store_(store), outbox_(outbox), format_(std::move(format)), retry_pause_s_(retry_pause_s), stopping_(stopping), host_(std::move(host)) {}
 
-RoundDesk::~RoundDesk() {
+RoundScheduler::~RoundScheduler() {
   if (worker_.joinable()) worker_.join();
 }
 
 // What the server says.
 
-void RoundDesk::announce(const Round& announced) {
+void RoundScheduler::announce(const Round& announced) {
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (!announced_) resumed_ = store_.has_outgoing() || store_.job().has_value();
@@ -37,7 +37,7 @@ void RoundDesk::announce(const Round& announced) {
   remind();
 }
 
-void RoundDesk::assign(const Task& task) {
+void RoundScheduler::assign(const Task& task) {
   {
     const std::lock_guard<std::mutex> guard(lock_);
     task_ = task;
@@ -46,12 +46,12 @@ void RoundDesk::assign(const Task& task) {
 }
 
 // The server speaks of a round: it may have lost what we sent.
-void RoundDesk::remind() {
+void RoundScheduler::remind() {
   if (store_.has_outgoing()) outbox_.send_again();
   declare();
 }
 
-void RoundDesk::declare() {
+void RoundScheduler::declare() {
   if (!announced_) return;
   for (const int64_t number : announced_->takes())
     for (const PastRound& past : store_.declined(announced_->run, number)) send_decline(past);
@@ -59,9 +59,9 @@ void RoundDesk::declare() {
 
 // Where it stands.
 
-bool RoundDesk::is_idle() const { return !busy() && !store_.job() && !store_.has_outgoing(); }
+bool RoundScheduler::is_idle() const { return !busy() && !store_.job() && !store_.has_outgoing(); }
 
-bool RoundDesk::is_over() const {
+bool RoundScheduler::is_over() const {
   if (stopping_) return true;
   const std::lock_guard<std::mutex> guard(lock_);
   if (reading_) return !announced_ || !announced_->is_open() || !announced_->pages || !(*announced_->pages == *reading_);
@@ -69,15 +69,15 @@ bool RoundDesk::is_over() const {
   return !job_->is_open(*announced_) || job_->is_replaced(task_);
 }
 
-int64_t RoundDesk::round_without_us() const { return !task_ && !busy() && announced_ && announced_->is_open() ? announced_->round : 0; }
+int64_t RoundScheduler::round_without_us() const { return !task_ && !busy() && announced_ && announced_->is_open() ? announced_->round : 0; }
 
-bool RoundDesk::took_part() const {
+bool RoundScheduler::took_part() const {
   if (!announced_) return false;
   const auto history = store_.history();
   return std::any_of(history.begin(), history.end(), [&](const PastRound& past) { return past.run == announced_->run; });
 }
 
-bool RoundDesk::is_done() const {
+bool RoundScheduler::is_done() const {
   if (!announced_ || announced_->state != "done") return false;
   // The retained "done" of an earlier run must not send a device away before the next run begins.
   const bool ours = std::find(seen_open_.begin(), seen_open_.end(), announced_->run) != seen_open_.end() || (resumed_ && took_part());
@@ -86,7 +86,7 @@ bool RoundDesk::is_done() const {
 
 // Working.
 
-bool RoundDesk::collect() {
+bool RoundScheduler::collect() {
   if (!worker_.joinable() || !ended_) return false;
   worker_.join();
   {
@@ -97,7 +97,7 @@ bool RoundDesk::collect() {
   return true;
 }
 
-void RoundDesk::begin() {
+void RoundScheduler::begin() {
   if (busy() || !announced_ || stopping_ || host_.held()) return;
   const auto offered = whole();
   if (!offered) return begin_page();
@@ -112,7 +112,7 @@ void RoundDesk::begin() {
   start([this, job = *job] { attempt(job); });
 }
 
-void RoundDesk::start(std::function<void()> work) {
+void RoundScheduler::start(std::function<void()> work) {
   ended_ = false;
   worker_ = std::thread([this, work = std::move(work)] {
     try {
@@ -124,13 +124,13 @@ void RoundDesk::start(std::function<void()> work) {
   });
 }
 
-bool RoundDesk::join(double timeout_s) {
+bool RoundScheduler::join(double timeout_s) {
   for (const double until = monotonic_s() + timeout_s; worker_.joinable() && !ended_ && monotonic_s() < until;) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   if (worker_.joinable() && ended_) worker_.join();
   return !worker_.joinable();
 }
 
-std::optional<Job> RoundDesk::next_job(const Round& announced) {
+std::optional<Job> RoundScheduler::next_job(const Round& announced) {
   if (auto kept = kept_job(announced)) return kept;
   const auto job = task_ ? Job::of(*task_, announced, format_) : std::nullopt;
   // In this order: the outbox may move an update from waiting to past between the two questions.
@@ -139,7 +139,7 @@ std::optional<Job> RoundDesk::next_job(const Round& announced) {
 }
 
 // The job of a killed process or a failed attempt, as its round is announced now; dropped if that is over.
-std::optional<Job> RoundDesk::kept_job(const Round& announced) {
+std::optional<Job> RoundScheduler::kept_job(const Round& announced) {
   const auto data = store_.job();
   if (!data) return std::nullopt;
   const auto job = decode_job(*data);
@@ -153,7 +153,7 @@ std::optional<Job> RoundDesk::kept_job(const Round& announced) {
 
 // The job as it is kept from now on, in place of `kept`. The first attempt of each process counts: one that ends the process is
 // not made for ever. `fresh` drops what was computed for another.
-Job RoundDesk::tried(Job job, const Job* kept, bool fresh) {
+Job RoundScheduler::tried(Job job, const Job* kept, bool fresh) {
   if (kept == nullptr || begun_.count(job.nonce) == 0) ++job.tries;
   const Bytes now = encode(job);
   if (kept == nullptr || now != encode(*kept)) store_.open_job(now, fresh);
@@ -161,7 +161,7 @@ Job RoundDesk::tried(Job job, const Job* kept, bool fresh) {
   return job;
 }
 
-void RoundDesk::attempt(const Job& job) {
+void RoundScheduler::attempt(const Job& job) {
   try {
     host_.work(job);
     outbox_.wake();
@@ -185,7 +185,7 @@ void RoundDesk::attempt(const Job& job) {
 }
 
 // Remembered before it is sent: it is sent again until its round is over, and never worked on again.
-void RoundDesk::decline(const Job& job, const std::string& reason, const std::string& text) {
+void RoundScheduler::decline(const Job& job, const std::string& reason, const std::string& text) {
   PastRound past;
   past.run = job.run;
   past.round = job.round;
@@ -203,16 +203,16 @@ void RoundDesk::decline(const Job& job, const std::string& reason, const std::st
   host_.say("declined", "round " + std::to_string(job.round) + " (" + reason + "): " + text, {{"round", job.round}});
 }
 
-void RoundDesk::send_decline(const PastRound& past) { host_.send({past.round, past.nonce, past.reason, ""}); }
+void RoundScheduler::send_decline(const PastRound& past) { host_.send({past.round, past.nonce, past.reason, ""}); }
 
-void RoundDesk::drop_void() {
+void RoundScheduler::drop_void() {
   try {
     if (announced_) drop_abandoned(store_, *announced_, host_.dropped);
   } catch (const StoreError&) {  // a full disk: the next announcement finds it again
   }
 }
 
-void RoundDesk::fail(const std::string& key, int64_t round, const std::string& tier, const std::exception& error) {
+void RoundScheduler::fail(const std::string& key, int64_t round, const std::string& tier, const std::exception& error) {
   const std::string reason = error.what();
   {
     const std::lock_guard<std::mutex> guard(lock_);
