@@ -48,10 +48,6 @@ def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> Devic
     return DeviceModel(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
 
 
-def _print_event(event: AgentEvent) -> None:
-    print(event.text, file=sys.stderr)
-
-
 @contextmanager
 def announced(
     federation: str,
@@ -64,7 +60,7 @@ def announced(
     limits: Limits = Limits(),
     engine: str = "onnx",
     agent: Path | None = None,
-    report: Callable[[AgentEvent], None] = _print_event,
+    report: Callable[[AgentEvent], None] = lambda event: print(event.text, file=sys.stderr),
 ) -> Iterator[DeviceModel]:
     """Yield the model that the federation announced last, whether or not a round is open.
 

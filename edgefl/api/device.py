@@ -145,12 +145,19 @@ class Agent:
             policy=owner_policy(limits.policy, limits.surroundings_command),
         )
         threads, most = limits.threads or 1, most_threads(limits.threads, tune=limits.tune)
-        chosen = (
-            boxed_engine(limits.engine or "onnx", threads, most, config)
-            if sandbox == "always" or (sandbox == "auto" and not vouched)
-            else open_engine(limits.engine or "onnx", threads, config.folder, most)
-        )
-        self._agent = DeviceAgent(config, chosen, report)
+        name = limits.engine or "onnx"
+        engine: Engine
+        if sandbox == "never" or (sandbox == "auto" and vouched):
+            engine = open_engine(name, threads, config.folder, most)
+        else:
+            from edgefl_device.sandbox.engine import open_sandboxed
+
+            offered = config.memory_bytes or physical_memory()
+            pages = config.folder / "engine"
+            engine = open_sandboxed(
+                name, threads, most, pages=pages, memory_bytes=offered, limits=config.limits
+            )
+        self._agent = DeviceAgent(config, engine, report)
 
     def run(self) -> None:
         """Serve until the training is done or :meth:`stop` is called.
@@ -165,28 +172,9 @@ class Agent:
         self._agent.stop()
 
 
-def opened(engine: str, threads: int, pages: Path | None = None, *, tune: bool) -> Engine:
-    """An engine with so many threads; with 0 one, and for what is tuned up to as many as this process has processors."""
-    return open_engine(engine, threads or 1, pages, most_threads(threads, tune=tune))
-
-
 def most_threads(threads: int, *, tune: bool | None) -> int:
     """Return the most threads of a graph: all processors of this process if threads are tuned and no number is given."""
     return min(cores(), MOST_THREADS) if tune and not threads else threads
-
-
-def boxed_engine(engine: str, threads: int, most: int, config: AgentConfig) -> Engine:
-    """An engine in a process that is confined to what ``config`` offers; without a number, to what the machine has."""
-    from edgefl_device.sandbox.engine import open_sandboxed
-
-    return open_sandboxed(
-        engine,
-        threads,
-        most,
-        pages=config.folder / "engine",
-        memory_bytes=config.memory_bytes or physical_memory(),
-        limits=config.limits,
-    )
 
 
 def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:

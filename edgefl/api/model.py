@@ -144,7 +144,9 @@ def model_spec(
         spec = (
             model_trained_on(model, layout, loss)
             if isinstance(model, str)
-            else build_from_factory(model, _name_of(model), layout, loss, labels)
+            else build_from_factory(
+                model, getattr(model, "__name__", type(model).__name__), layout, loss, labels
+            )
         )
     if data is not None:
         check_fits(spec, spec.name, data)
@@ -204,7 +206,3 @@ def _shape_of(
     assert sample is not None and classes is not None
     whole = sample if isinstance(sample, TensorSpec | Mapping) else TensorSpec(tuple(sample), torch.float32)
     return whole, classes
-
-
-def _name_of(factory: Callable[..., Any]) -> str:
-    return getattr(factory, "__name__", type(factory).__name__)

@@ -15,6 +15,8 @@ from edgefl.wire.text import headline_metric, printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgefl.wire.tensors import Array
+
 MOST_ROUNDS = 12
 
 # Held by the outermost long call. Calls within it, in other threads and in forked children show nothing of their own.
@@ -139,6 +141,20 @@ def round_text(finished: Any) -> str:
     """Return a line about a finished round: an event of a run, or a row of a simulation."""
     row = msgspec.to_builtins(finished)
     return f"round {row['round']}: {headline_metric(row) or 'not evaluated'}, {row['reports']} reports"
+
+
+def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
+    """Return the rounds' numbers by name, and their metrics, as float64 (rounds,), with NaN for missing values."""
+    import numpy as np  # many commands end before they need it
+
+    rows = [msgspec.to_builtins(row) for row in history]
+    metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
+    values = {name: [row[name] for row in rows] for name in names}
+    values |= {name: [row["metrics"].get(name) for row in rows] for name in metrics}
+    return {
+        name: np.array([np.nan if each is None else each for each in column], np.float64)
+        for name, column in values.items()
+    }
 
 
 def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:

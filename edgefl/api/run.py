@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
 from edgefl.api.federation import load_federation
-from edgefl.api.progress import reporting, round_rows
+from edgefl.api.progress import curves_of, reporting, round_rows
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -108,14 +106,7 @@ class Run:
         Names are ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``, ``up_bytes``, ``down_bytes``, ``reports``,
         and those of the run's metrics. ``seconds`` include pauses in which the run was stopped.
         """
-        rows = [msgspec.to_builtins(row) for row in self.history]
-        metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
-        return {
-            name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
-            for name in ("round", *_CURVES)
-        } | {
-            name: np.array([row["metrics"].get(name, np.nan) for row in rows], np.float64) for name in metrics
-        }
+        return curves_of(self.history, ("round", *_CURVES))
 
     def __repr__(self) -> str:
         state = "finished" if self.finished else "unfinished"

@@ -116,7 +116,8 @@ class Server:
                 ),
                 workers=WorkerOptions.of(read.server),
             )
-            _write_down(read, folder / CONFIG_NAME)
+            if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
+                write_text(config, dump(found_from_anywhere(without_password(read))))
         except AnotherConfiguration as error:
             self._release()
             raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
@@ -203,9 +204,3 @@ def _changed(federation: Federation, folder: Path) -> str:
     return (
         "; ".join(differ) or "edgefl's version, or the file of the model or of the algorithm, is another one"
     )
-
-
-def _write_down(federation: Federation, path: Path) -> None:
-    """Write the federation for :func:`load_run`, without the broker's password. A run of one machine has its own file."""
-    if not path.exists():
-        write_text(path, dump(found_from_anywhere(without_password(federation))))

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
-from edgefl.api.progress import reporting, round_rows, round_text
+from edgefl.api.progress import curves_of, reporting, round_rows, round_text
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
@@ -49,6 +47,10 @@ from edgefl_server.events import Event, Noted, Warned
 from edgefl_server.workers.ray_cluster import LOCAL
 
 _LOCK = "simulate.lock"
+_CURVES = (
+    *("round", "accuracy", "loss", "train_loss", "reports", "up_bytes", "down_bytes"),
+    *("seconds", "simulated_s", "energy_j"),
+)
 
 
 @dataclass(frozen=True)
@@ -77,26 +79,7 @@ class Simulation:
         """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
         ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, ``energy_j``, and each of the metrics; NaN where there
         is no value."""
-        rows = [msgspec.to_builtins(row) for row in self.history]
-        metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
-        names = (
-            "round",
-            "accuracy",
-            "loss",
-            "train_loss",
-            "reports",
-            "up_bytes",
-            "down_bytes",
-            "seconds",
-            "simulated_s",
-            "energy_j",
-        )
-        return {
-            name: np.array([np.nan if row[name] is None else row[name] for row in rows], np.float64)
-            for name in names
-        } | {
-            name: np.array([row["metrics"].get(name, np.nan) for row in rows], np.float64) for name in metrics
-        }
+        return curves_of(self.history, _CURVES)
 
     @cached_property
     def model(self) -> Arrays:

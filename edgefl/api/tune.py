@@ -8,10 +8,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgefl.api.device import opened
+from edgefl.api.device import most_threads
 from edgefl.api.progress import reporting
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.limits import Limits
+from edgefl_device.engine import open_engine
 from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.graph import tune_bundle
 from edgefl_device.round.autotune import Autotuner, TuningResult
@@ -55,7 +56,7 @@ def tune(
         {}
     """
     contents = read_bundle(Path(bundle)) if isinstance(bundle, str | Path) else bundle.contents
-    engine = opened(contents.manifest.format, threads, tune=True)
+    engine = open_engine(contents.manifest.format, threads or 1, None, most_threads(threads, tune=True))
     limits = Limits()
     with tempfile.TemporaryDirectory(prefix="edgefl-tune-") as place:
         folder = BundleFolder.unpacked(contents, Path(place))

@@ -1,7 +1,8 @@
-"""Options that commands share, and the values of their texts. Loads neither torch nor pydantic."""
+"""Options that commands share: their help, their values, and paths that are checked before torch is loaded."""
 
 from __future__ import annotations
 
+import errno
 import inspect
 import os
 import re
@@ -9,12 +10,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, DataError
 from edgefl.system.sizes import parse_budget, parse_size
 from edgefl.wire.enrolment import parse_token
 from edgefl.wire.keys import parse_keys
@@ -44,29 +47,9 @@ class OutputsMode(StrEnum):
     planned = "planned"
 
 
-class Processor(StrEnum):
-    """Values of --processor."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class BadRows(StrEnum):
-    """Values of --bad-rows."""
-
-    refuse = "refuse"
-    skip = "skip"
-
-
-class Sandbox(StrEnum):
-    """Values of --sandbox."""
-
-    auto = "auto"
-    always = "always"
-    never = "never"
-
-
+Processor = StrEnum("Processor", ["auto", "cpu", "cuda"])
+BadRows = StrEnum("BadRows", ["refuse", "skip"])
+Sandbox = StrEnum("Sandbox", ["auto", "always", "never"])
 BadRowsOption = Annotated[
     BadRows, typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out")
 ]
@@ -258,3 +241,109 @@ def _flags(command: Command) -> dict[str, str]:
             flags[longest[2:].replace("-", "_")] = longest
             flags[str(parameter.name)] = longest
     return flags
+
+
+_EXAMPLES = "\n\nExamples:"
+
+
+class ShortHelp(TyperCommand):
+    """A command whose ``--help`` leaves out the options that have a panel, and the examples behind the first ones."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        more = [each for each in self.params if getattr(each, "rich_help_panel", None)]
+        more = more if any(each.name == "help_all" for each in self.params) else []
+        text, examples = self.help or "", ""
+        if more:
+            first, _, examples = text.partition(_EXAMPLES)
+            self.help = first + _EXAMPLES + examples.partition("\n\n")[0] if examples else first
+        _show(more, hidden=True)
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.help = text
+            _show(more, hidden=False)
+
+
+def _show(options: list[Any], *, hidden: bool) -> None:
+    for each in options:
+        each.hidden = hidden
+
+
+def _print_all(ctx: typer.Context, value: bool) -> None:
+    if value:
+        TyperCommand.format_help(ctx.command, ctx, ctx.make_formatter())  # type: ignore[arg-type]
+        raise typer.Exit
+
+
+HelpAll = Annotated[
+    bool,
+    typer.Option("--help-all", is_eager=True, callback=_print_all, help="Show all options and examples."),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from edgefl.system.distribution import NAME, version
+
+        typer.echo(f"{NAME} {version()}")
+        raise typer.Exit
+
+
+def version_option(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """The options of ``edgefl`` itself."""
+
+
+def existing(path: Path | None) -> Path | None:
+    """Return ``path``; DataError with the most similar name in its folder if there is nothing."""
+    if path is not None and not path.exists():
+        from edgefl.wire.text import similar
+
+        raise DataError(f"there is no file or folder {path}{similar(path)}; correct the path", path=str(path))
+    return path
+
+
+def run_folder(path: Path) -> Path:
+    """Return ``path``; DataError or ConfigError unless it is the folder of a run or a simulation."""
+    existing(path)
+    if not any((path / name).is_file() for name in ("run.toml", "config.toml")):
+        raise ConfigError(
+            f"{path} is not the folder of a run: it has no run.toml; give the --out of `edgefl run` or `edgefl simulate`",
+            path=str(path),
+        )
+    return path
+
+
+def writable_file(path: Path | None) -> Path | None:
+    """Return ``path``; OSError unless a file can be written there.
+
+    Devices such as /dev/stdout are written to themselves, and so are files that exist: their folder does not matter.
+    """
+    if path is not None:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not path.exists():
+            _check_writable(path, path.absolute().parent)
+        elif not os.access(path, os.W_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
+
+
+def writable_folder(path: Path | None) -> Path | None:
+    """Return ``path``; OSError unless it is a folder that can be written to, or can be made."""
+    if path is not None:
+        _check_writable(path, path.absolute())
+    return path
+
+
+def _check_writable(path: Path, folder: Path) -> None:
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), str(path)) from error

@@ -1,7 +1,8 @@
-"""A federation as text: every key with its meaning, and a file that is read as an equal federation."""
+"""A federation as text: every key with its meaning, and a file that is read as an equal federation; and TOML in general."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from typing import Any
 
@@ -86,3 +87,15 @@ def _toml(value: object) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
     return str(value)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables in ``text``; raise TOMLDecodeError for all faults, long numbers and deep nesting included."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # Python converts no number of more than 4,300 digits
+        raise tomllib.TOMLDecodeError("a number has thousands of digits") from error
+    except RecursionError as error:
+        raise tomllib.TOMLDecodeError("lists or tables are nested too deeply") from error

@@ -339,13 +339,10 @@ class DeploymentBuilder:
                     "expected recordings to calibrate int8 with preprocessing, found features only; leave "
                     "`with_preprocessing` or `quantize` out"
                 )
-            calibration = self._calibration()
+            batch = next(StatisticsRows(self.dataset, CALIBRATION_ROWS).batches())
+            calibration = {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
         names = {own: name for name, own in self.spec.global_names.items()}
         return deploy(subject, rows, target, calibration=calibration, names=names)
-
-    def _calibration(self) -> Tensors:
-        batch = next(StatisticsRows(self.dataset, CALIBRATION_ROWS).batches())
-        return {name: torch.from_numpy(array) for name, array in batch.items() if name != "y"}
 
     def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:
         if not target.preprocessing:

@@ -60,7 +60,7 @@ def profiled(
     bundle: BundleArchive,
     how: AgentProfiling,
     *,
-    tell: Callable[[FleetReport], None] = lambda _: None,
+    on_report: Callable[[FleetReport], None] = lambda _: None,
     stopping: Callable[[FleetProfiler], None] = lambda _: None,
 ) -> DeviceReport:
     """Profile a bundle through an agent.
@@ -70,7 +70,7 @@ def profiled(
             and --server-key, of a temporary key.
         bundle: the bundle.
         how: options of the profile.
-        tell: receives each new report.
+        on_report: receives each new report.
         stopping: receives the profiler, whose ``stop`` ends the profile early.
 
     Returns:
@@ -93,7 +93,12 @@ def profiled(
         options = ["--id", how.device, "--broker", str(address), "--federation", federation]
         options += ["--data", str(how.data), "--store", str(how.folder / "store")]
         options += ["--engine", bundle.manifest.format, "--server-key", signer.public_key]
-        options += [word for name, path in _files(address).items() if path for word in (name, path)]
+        files = (
+            ("--ca-file", address.ca_file),
+            ("--cert-file", address.cert_file),
+            ("--key-file", address.key_file),
+        )
+        options += [word for name, path in files if path for word in (name, path)]
         log = how.folder / "agent.log"
         environment = {PASSWORD: address.password} if address.password else {}
         agent = AgentProcess([*command, *options], log, environment)
@@ -101,16 +106,12 @@ def profiled(
             profiler = FleetProfiler(address, wanted, signer=signer)
             stopping(profiler)
             threading.Thread(target=_watch, args=(agent, profiler), daemon=True).start()
-            report = profiler.run(tell).devices[0]
+            report = profiler.run(on_report).devices[0]
             return report if report.profile else _explained(report, agent, log)
         finally:
             agent.terminate()
             agent.wait(_END_S)
             agent.kill()
-
-
-def _files(address: Address) -> dict[str, str]:
-    return {"--ca-file": address.ca_file, "--cert-file": address.cert_file, "--key-file": address.key_file}
 
 
 def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:

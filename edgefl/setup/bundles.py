@@ -157,15 +157,9 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
         if manifest.tier not in tiers:
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
-    tier = TierTraining(
-        manifest.tier, submodel, stored(algorithm_of(settings, submodel), _activations(manifest))
-    )
+    activations = next((manifest.graph(phase.graph).activations for phase in manifest.phases), "float32")
+    tier = TierTraining(manifest.tier, submodel, stored(algorithm_of(settings, submodel), activations))
     return tier.request(tier.exchange(manifest.exchange), model=manifest.model, data=manifest.data)
-
-
-def _activations(manifest: Manifest) -> str:
-    """Return the dtype in which the steps of a bundle store activations."""
-    return next((manifest.graph(phase.graph).activations for phase in manifest.phases), "float32")
 
 
 def _label(manifest: Manifest) -> tuple[Array, int | None]:

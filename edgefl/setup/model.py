@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -213,8 +214,15 @@ def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
     Raises:
         ConfigError, ModelError: the tier cannot have it; the message begins with the tier's name.
     """
-    try:
+    with naming_tier(tier):
         return submodels.build(spec, table.kind, **table.submodel)
+
+
+@contextmanager
+def naming_tier(tier: str) -> Iterator[None]:
+    """Begin the message of a ConfigError or a ModelError of the block with the tier's name."""
+    try:
+        yield
     except (ConfigError, ModelError) as error:
         raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
 

@@ -30,7 +30,10 @@ def data_spec(dataset: Dataset) -> DataSpec:
         scale=float(dataset.scale),
         shift=float(dataset.shift),
         below=dataset.below,
-        others=tuple(_input(name, other) for name, other in dataset.others.items()),
+        others=tuple(
+            Input(name=name, shape=other.test.shape[1:], dtype=str(other.test.dtype), below=other.below)
+            for name, other in dataset.others.items()
+        ),
         names=dataset.names,
         reader=_reader(dataset),
     )
@@ -41,10 +44,6 @@ def _reader(dataset: Dataset) -> Reader | None:
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
         return ImageReader(white=dataset.top)
     return dataset.reader
-
-
-def _input(name: str, other: OtherInput) -> Input:
-    return Input(name=name, shape=other.test.shape[1:], dtype=str(other.test.dtype), below=other.below)
 
 
 def samples_like(federation: Federation) -> Dataset:

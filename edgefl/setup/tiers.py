@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -118,28 +118,21 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
     presets = TIERS.get(model, {})
     tables: dict[str, dict[str, Any]] = {}
     for name, kind, size, devices in _items(text):
-        table = _preset(presets, kind) if not size else None
-        if table is None:
+        preset = presets.get(kind) if not size else None
+        if kind == "full" and not size:
+            table: dict[str, Any] = {"cut": 0}
+        elif preset is not None:
+            table = dict(preset.table)
+        else:
             if kind not in KINDS:
-                raise _unknown(kind, model, ["full", *presets], sorted(KINDS))
+                raise ConfigError(
+                    f"no tier {kind!r} of {model}; there are {', '.join(['full', *presets])}, "
+                    f"and with a size after a colon the kinds {', '.join(sorted(KINDS))}",
+                    tier=kind,
+                )
             table = _sized(kind, size)
         tables[name] = table | {"count": count if devices is None else devices}
     return tables
-
-
-def _preset(presets: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-    if kind == "full":
-        return {"cut": 0}
-    preset = presets.get(kind)
-    return None if preset is None else dict(preset.table)
-
-
-def _unknown(kind: str, model: str, presets: Sequence[str], kinds: Sequence[str]) -> ConfigError:
-    return ConfigError(
-        f"no tier {kind!r} of {model}; there are {', '.join(presets)}, "
-        f"and with a size after a colon the kinds {', '.join(kinds)}",
-        tier=kind,
-    )
 
 
 def _sized(kind: str, size: str) -> dict[str, Any]:

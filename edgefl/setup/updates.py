@@ -8,9 +8,8 @@ from edgefl.config import Federation
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of, select
 from edgefl.data.dataset import Dataset
-from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.model import federation_model, submodel_of
+from edgefl.setup.model import federation_model, naming_tier, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.blobs import BlobRef
@@ -29,7 +28,8 @@ def tier_sizes(
     trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
     by_tier = {}
     for tier, submodel in submodels.items():
-        algorithm = _algorithm(federation, submodel, tier)
+        with naming_tier(tier):
+            algorithm = algorithm_of(federation, submodel)
         regions = submodel.place(weights, 1).regions
         statistics = {
             name
@@ -60,13 +60,6 @@ def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSi
     return tier_sizes(
         federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}
     )
-
-
-def _algorithm(federation: Federation, submodel: Submodel, tier: str) -> Algorithm:
-    try:
-        return algorithm_of(federation, submodel)
-    except (ConfigError, ModelError) as error:
-        raise type(error)(f"tier {tier!r}: {error.message}", **error.details) from error
 
 
 _MANIFEST_BYTES = 20_000

@@ -21,7 +21,11 @@ def version() -> str:
     its start.
     """
     root = Path(__file__).resolve().parents[2]
-    return _of_sources(root / "pyproject.toml") or _of_installation(root) or "unknown"
+    if of_sources := _of_sources(root / "pyproject.toml"):
+        return of_sources
+    # The folder that an installer writes beside our packages.
+    names = [folder.name for folder in root.glob(f"{NAME.replace('-', '_')}-*.dist-info")]
+    return max(names, default="").removesuffix(".dist-info").rpartition("-")[2] or "unknown"
 
 
 def series(release: str) -> str:
@@ -43,12 +47,6 @@ def _of_sources(project: Path) -> str:
 
     table = tomllib.loads(text).get("project", {})
     return str(table["version"]) if table.get("name") == NAME else ""
-
-
-def _of_installation(root: Path) -> str:
-    """The version in the name of the folder that an installer writes beside our packages; "" where there is none."""
-    names = [folder.name for folder in root.glob(f"{NAME.replace('-', '_')}-*.dist-info")]
-    return max(names, default="").removesuffix(".dist-info").rpartition("-")[2]
 
 
 PACKAGES = ("edgefl", "edgefl_export", "edgefl_device", "edgefl_server")

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgefl.setup.runs import run_digest
-
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
@@ -20,6 +18,7 @@ from edgefl.setup.bundles import bundle_of
 from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
+from edgefl.setup.runs import run_digest
 from edgefl.setup.training import check_versions, replaced_algorithm, tier_tables, tiers_of
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle

@@ -16,14 +16,14 @@ from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError, StoreError
 from edgefl.lab.run_folder import CONFIG_NAME
-from edgefl.setup import places
+from edgefl.setup import runs as folders
 from edgefl.system.files import FolderLock
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody waits for another process's end."""
-    monkeypatch.setattr(places, "_STOPPING_S", 0.0)
+    monkeypatch.setattr(folders, "_STOPPING_S", 0.0)
     yield
 
 

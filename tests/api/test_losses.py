@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from edgefl.setup.runs import run_digest
 from torch import Tensor, nn
 
 import edgefl
@@ -25,6 +24,7 @@ from edgefl.setup.bundles import request_of
 from edgefl.setup.evaluation import evaluation
 from edgefl.setup.federation_options import parse_loss
 from edgefl.setup.model import federation_model
+from edgefl.setup.runs import run_digest
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed

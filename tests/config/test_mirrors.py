@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl.config import parse
 from edgefl.errors import ConfigError
+from edgefl.setup.runs import run_digest
 
 
 def test_addresses_are_read_as_they_are_asked() -> None:

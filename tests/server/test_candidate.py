@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl.config import Federation, parse
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError
 from edgefl.setup.bundles import outline_of
 from edgefl.setup.candidate import candidate_of
+from edgefl.setup.runs import run_digest
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_export.compiler.request import Exchange, TierTraining
 from edgefl_server.compose import BundleFor, composed

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl.config import Federation, parse
 from edgefl.errors import ConfigError
+from edgefl.setup.runs import run_digest
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.archive import BundleArchive, Signer
 from edgefl.wire.bundle.manifest import decode_manifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl.config import parse
+from edgefl.setup.runs import run_digest
 from tests.server.test_compose import federation
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl import algorithms
 from edgefl.config import parse
@@ -19,6 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.facts import shipped
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
+from edgefl.setup.runs import run_digest
 from edgefl.setup.training import check_versions, why_not
 from edgefl.submodels.output_side.submodel import OutputSide
 

@@ -38,21 +38,17 @@ def check(
       edgefl data check sensors.csv --bundle weak.efl --json
     """
 
+    import msgspec
+
     from edgefl.api.check_data import check_data
 
     report = check_data(data, bundle)
     if as_json:
-        print_json({"fits": report.fits, **_fields(report)})
+        print_json({"fits": report.fits, **msgspec.structs.asdict(report)})
     else:
         _show(report)
     if not report.fits:
         raise typer.Exit(DataError.exit_code)
-
-
-def _fields(report: DataReport) -> dict[str, object]:
-    import msgspec
-
-    return msgspec.structs.asdict(report)
 
 
 def _show(report: DataReport) -> None:

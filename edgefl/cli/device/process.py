@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -61,34 +62,21 @@ def run(settings: DeviceSettings, _loaded: None = None) -> None:
     from edgefl.api.device import Agent, DeviceLimits, Trust
 
     os.umask(0o077)  # the store, and all that lies in it
-    options = msgspec.structs.asdict(settings)
-    report = _as_json if options.pop("as_json") else _as_text
-    agent = Agent(
-        **{name: value for name, value in options.items() if name not in _GROUPED},
-        trust=Trust(**{name: options[name] for name in _TRUST}),
-        limits=DeviceLimits(sizes=options["limits"], **{name: options[name] for name in _LIMITS}),
-        report=report,
-    )
+    arguments = msgspec.structs.asdict(settings)
+    report = _as_json if arguments.pop("as_json") else _as_text
+    limits = DeviceLimits(sizes=arguments.pop("limits"), **_fields_of(DeviceLimits, arguments))
+    trust = Trust(**_fields_of(Trust, arguments))
+    agent = Agent(**arguments, trust=trust, limits=limits, report=report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
 
 
-_TRUST = ("server_key", "token")
-_LIMITS = (
-    *(
-        "memory",
-        "engine",
-        "threads",
-        "tune",
-        "sandbox",
-        "bad_rows",
-        "policy",
-        "surroundings_command",
-        "mirrors",
-    ),
-)
-_GROUPED = {*_TRUST, *_LIMITS, "limits"}
+def _fields_of(kind: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove and return the arguments that are fields of a dataclass."""
+    return {each.name: arguments.pop(each.name) for each in fields(kind) if each.name in arguments}
+
+
 settings_type = DeviceSettings
 
 

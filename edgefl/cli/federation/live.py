@@ -218,13 +218,13 @@ def _refusal(event: dict[str, Any]) -> str:
 def _waits_for(event: dict[str, Any]) -> str:
     """Between two rounds, for devices to come; in one, for their updates."""
     if event["event"] == "awaiting":
-        return f"round {event['round']} waits for {', '.join(map(_awaited, event['devices']))}"
+        devices = [
+            f"{each['device']} ({'offline' if not each['online'] else each['stage'] or NO_STEP})"
+            for each in event["devices"]
+        ]
+        return f"round {event['round']} waits for {', '.join(devices)}"
     whom = ", ".join(event.get("missing", ())) or "devices"
     return f"waiting for {whom}: {event['known']} of {event['needed']}"
-
-
-def _awaited(device: dict[str, Any]) -> str:
-    return f"{device['device']} ({'offline' if not device['online'] else device['stage'] or NO_STEP})"
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -69,7 +69,10 @@ def replay(
     with reporting("reading the run") as tell:
         done = repeat(folder, config, database=database, data=data, device=processor.value, watch=told)
     if not as_json:
-        print_table(f"{folder}, repeated", [{**row, "weights_sha256": _short(row)} for row in rows])
+        print_table(
+            f"{folder}, repeated",
+            [{**row, "weights_sha256": str(row["weights_sha256"])[:12]} for row in rows],
+        )
         console.print(_verdict(done))
     if not done.same:
         raise typer.Exit(1)
@@ -84,10 +87,6 @@ def _row(each: ReplayedRound) -> dict[str, object]:
         "weights_sha256": each.weights_sha256,
         "same": each.same,
     }
-
-
-def _short(row: dict[str, object]) -> str:
-    return str(row["weights_sha256"])[:12]
 
 
 def _verdict(done: Replayed) -> str:

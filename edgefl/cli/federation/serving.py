@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -63,7 +62,8 @@ def run(settings: ServerSettings, process: Process) -> None:
     from edgefl.wire.mqtt.address import Address
     from edgefl_server.torch_process.client import TorchProcess
 
-    config, say = Path(settings.config), _said(as_json=settings.as_json)
+    config = Path(settings.config)
+    say = _as_json if settings.as_json else partial(_say, repeats=Repeats())
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
     if (
         settings.broker and "broker.password_file" in given
@@ -128,10 +128,6 @@ def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
         _print(
             f"{clock(time.time())}  starting: {config}, folder {folder}; loading torch and the compiler takes a while"
         )
-
-
-def _said(*, as_json: bool) -> Callable[[Event], None]:
-    return _as_json if as_json else partial(_say, repeats=Repeats())
 
 
 def _as_json(event: Event) -> None:

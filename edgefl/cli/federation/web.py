@@ -1,4 +1,4 @@
-"""The page on which browsers join, beside a run or a server: its options, and its process."""
+"""Pages beside a run or a server: that of the fleet, and that on which browsers join."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.web.page import WebSettings
     from edgefl.wire.mqtt.address import Address
+import re
 
 FLAG = "--web"
 PAGES = "Pages for browsers"
@@ -186,3 +187,61 @@ def _tell(address: str, *, secure: bool, code: bool) -> None:
             "it https"
         )
     sys.stderr.flush()
+
+
+DASHBOARD_FLAG = "--dashboard"
+DASHBOARD_DEFAULT = "127.0.0.1:8090"
+_PLACE = re.compile(r"([^/\s]*:)?\d{1,5}")
+
+Dashboard = Annotated[
+    str,
+    typer.Option(
+        DASHBOARD_FLAG,
+        rich_help_panel=PAGES,
+        metavar="[HOST:PORT]",
+        help=f"show the fleet in a browser meanwhile (`edgefl dashboard`); by default at {DASHBOARD_DEFAULT}",
+    ),
+]
+
+
+_PLACES = {DASHBOARD_FLAG: DASHBOARD_DEFAULT, FLAG: DEFAULT}
+
+
+def with_place(arguments: Sequence[str]) -> list[str]:
+    """The words of a command line, where ``--dashboard`` and ``--web`` are followed by an address: by the default one if by
+    none."""
+    found: list[str] = []
+    for at, word in enumerate(arguments):
+        found.append(word)
+        following = arguments[at + 1] if at + 1 < len(arguments) else ""
+        if word in _PLACES and not _PLACE.fullmatch(following):
+            found.append(_PLACES[word])
+    return found
+
+
+@contextmanager
+def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]:
+    """Serve the page of ``folder`` at ``listen`` while the block runs; nothing if that is empty.
+
+    Output of the page's process is in ``logs/dashboard.log``.
+
+    Raises:
+        ConfigError: the address cannot be listened on. Raised before anything is started.
+    """
+    if not listen:
+        yield
+        return
+    from edgefl_server.dashboard.web.serve import bind, is_loopback, parse_listen, url_of
+    from edgefl_server.storage import feed
+
+    host, port = parse_listen(listen)
+    with bind(host, port) as tried:
+        url, port = url_of(tried), tried.getsockname()[1]
+    feed.begin(folder)
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    arguments = ["edgefl", "dashboard", str(folder), "--listen", place]
+    own = {"EDGEFL_DATABASE": database} if database else {}
+    open_to_all = "" if is_loopback(host) else ", which anybody who reaches this machine may read"
+    with page_process(arguments, folder / "logs" / "dashboard.log", "the fleet's page", b"", **own):
+        errors.print(f"the fleet's page: {url}{open_to_all}")
+        yield

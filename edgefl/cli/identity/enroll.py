@@ -60,6 +60,8 @@ Examples:
 List = Annotated[Path, typer.Option("--list", help="the list: one file, made if there is none")]
 Federation = Annotated[str, typer.Option(help="name of the federation")]
 Json = Annotated[bool, typer.Option("--json", help="JSON")]
+JsonObject = Annotated[bool, typer.Option("--json", help="one JSON object")]
+KeyFile = Annotated[Path, typer.Argument(help="the key file")]
 Device = Annotated[str, typer.Argument(help="name of the device")]
 
 
@@ -211,8 +213,8 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="the key file")],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    file: KeyFile,
+    as_json: JsonObject = False,
 ) -> None:
     """Print the public key of a file."""
     from edgefl.wire.keys import KeyPair
@@ -227,7 +229,7 @@ def show(
 
 def new(
     file: Annotated[Path, typer.Argument(help="the key file, which must not exist yet")],
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Make a key in a new file, and print its public key."""
     from edgefl.wire.keys import KeyPair
@@ -241,11 +243,11 @@ def new(
 
 
 def rotate(
-    file: Annotated[Path, typer.Argument(help="the key file")],
+    file: KeyFile,
     overlap: Annotated[
         float, typer.Option(min=0, help="days for which the old key is good beside the new one")
     ] = 30.0,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: JsonObject = False,
 ) -> None:
     """Replace the key in a file by a new one, which the old one introduces."""
     from edgefl.wire.keys import rotate as follow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -141,7 +140,9 @@ def deploy(
         refuse_existing(files)
     from edgefl_export.deploy.measuring import FileMeasurement
 
-    _keep_weights(weights, files)
+    trained = weights / "model.safetensors" if weights.is_dir() else weights
+    if trained.resolve() in [file.resolve() for file in files]:
+        raise ConfigError(f"--out is the trained model {trained}: choose another file", path=str(trained))
     _check(config, weights, tier, kind, options)  # torch, which all that follows loads, takes seconds
     with FileMeasurement(target) as measurement:  # its process loads the runtime meanwhile
         from edgefl.setup.torch_start import load_export
@@ -178,14 +179,6 @@ def deploy(
         _print(facts, files)
     if failure:
         raise failure
-
-
-def _keep_weights(weights: Path, files: Iterable[Path]) -> None:
-    """Raise ConfigError if one of ``files`` is the trained model itself."""
-
-    trained = weights / "model.safetensors" if weights.is_dir() else weights
-    if trained.resolve() in [file.resolve() for file in files]:
-        raise ConfigError(f"--out is the trained model {trained}: choose another file", path=str(trained))
 
 
 def _check(

@@ -102,7 +102,7 @@ def export(
     from edgefl_device.host import return_memory_late
 
     named = FederationOptions(model=model, model_options=option or ()).settings
-    forms = _names(format)
+    forms = tuple(dict.fromkeys(each.value for each in format or ()))
     parse_memory_budget(memory_budget)
     federation = check_names(config, named)  # torch, which all that follows loads, takes seconds
     check_tiers(federation, tier or ())
@@ -170,11 +170,6 @@ def _telling(rows: list[dict[str, Any]]) -> set[str]:
     """Return the columns that differ between rows, and those that are always shown."""
     always = {"tier", "file", "bytes", "digest", "compiled"}
     return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
-
-
-def _names(formats: list[EngineName] | None) -> tuple[str, ...]:
-    """Return the formats in the given order, without repetitions."""
-    return tuple(dict.fromkeys(each.value for each in formats or ()))
 
 
 def _tell_cache(rows: list[dict[str, Any]]) -> None:

@@ -325,4 +325,4 @@ def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> D
             repeat=options.repeat,
             timeout_s=options.timeout_s,
         )
-        return profiled(words, bundle.contents, how, tell=tell, stopping=stopped_by_signals)
+        return profiled(words, bundle.contents, how, on_report=tell, stopping=stopped_by_signals)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from edgefl.setup.runs import run_digest
-
 from edgefl.config import Federation
 from edgefl.contract.server import MEAN, Scalars, Schedule, constant
 from edgefl.errors import ConfigError
 from edgefl.models.user_factory import files_of, remember
 from edgefl.setup.data import open_data
 from edgefl.setup.processor import processor
+from edgefl.setup.runs import run_digest
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl_export.compiler.cache import bundle_name
 from edgefl_export.compiler.request import exchange_names

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from edgefl.setup.runs import run_digest
 
 from edgefl.config import load
 from edgefl.errors import ConfigError, IdentityError, StoreError
+from edgefl.setup.runs import run_digest
 from edgefl.wire import tensors
 from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
