@@ -10,7 +10,7 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ from edgefl.wire.mqtt.events import Connected, Disconnected, IncomingMessage, Re
 from edgefl.wire.mqtt.messages import Ack, Decline, Round, Status, Task
 from edgefl.wire.mqtt.session import Session, inbox_of
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
+from edgefl_device.config import AgentConfig, DeviceLog
 from edgefl_device.data import sources
 from edgefl_device.engine.base import Engine
 from edgefl_device.host import physical_memory, reserve_stack, return_memory_early, trim_memory
@@ -61,7 +61,7 @@ class DeviceAgent:
     Args:
         config: Name, data and limits of the device.
         engine: Engine that runs the graphs.
-        report: Receives the device's events, on any of its threads.
+        log: Receives the device's events, on any of its threads.
         profiler: Measures bundles on request; None measures in a process of its own.
 
     Raises:
@@ -73,12 +73,12 @@ class DeviceAgent:
         self,
         config: AgentConfig,
         engine: Engine,
-        report: Callable[[AgentEvent], None],
+        log: DeviceLog,
         profiler: BundleProfiler | None = None,
     ) -> None:
         self.config = config = replace(config, memory_bytes=config.memory_bytes or physical_memory())
         self.engine = engine
-        self.log = log = DeviceLog(report)
+        self.log = log
         self.inbox: AgentInbox = inbox_of(config.limits)
         self._topics = topics = Topics(config.federation)
         self._mine = mine = topics.device(config.device)

@@ -23,7 +23,7 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Array
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig, AgentEvent, Source
+from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog, Source
 from edgefl_device.data.problems import checked_policy
 from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_data
@@ -157,7 +157,7 @@ class Agent:
             engine = open_sandboxed(
                 name, threads, most, pages=pages, memory_bytes=offered, limits=config.limits
             )
-        self._agent = DeviceAgent(config, engine, report)
+        self._agent = DeviceAgent(config, engine, DeviceLog(report))
 
     def run(self) -> None:
         """Serve until the training is done or :meth:`stop` is called.

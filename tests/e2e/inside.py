@@ -25,7 +25,7 @@ from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.mqtt.address import Address
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
 from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
 from edgefl_server.compose import compose
@@ -152,7 +152,7 @@ class _Device:
     @classmethod
     def start(cls, config: AgentConfig, engine: Engine) -> _Device:
         events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
-        agent = DeviceAgent(config, engine, events.put)
+        agent = DeviceAgent(config, engine, DeviceLog(events.put))
         thread = threading.Thread(target=agent.run, daemon=True)
         thread.start()
         return cls(agent, events, thread)

@@ -16,7 +16,7 @@ from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, encode
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
 from edgefl_device.engine import open_engine
 from tests.device_runtime.agent.scripted import DEVICE, write_data
 from tests.fuzz.corpus import golden
@@ -46,7 +46,7 @@ def agent(tmp_path: Path, told: list[AgentEvent]) -> Iterator[DeviceAgent]:
         until_done=False,
         limits=limits,
     )
-    made = DeviceAgent(config, open_engine("onnx"), told.append)
+    made = DeviceAgent(config, open_engine("onnx"), DeviceLog(told.append))
     yield made
     made.profiles.stop()
     made.store.close()

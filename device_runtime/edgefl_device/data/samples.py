@@ -109,7 +109,9 @@ class LabelSpec:
                 raise DataError(f"{source}: labels are not finite, the model takes finite numbers")
             return y
         whole = np.issubdtype(y.dtype, np.integer)
-        if not whole or not all(self._classes(part, classes) for part in self.counted(y)):
+        if not whole or not all(
+            part.min() >= 0 and part.max() < classes for part in self.counted(y) if part.size
+        ):
             beside = "" if self.ignored is None else f", or {self.ignored} for none"
             raise DataError(
                 f"{source}: labels are {y.dtype} from {y.min()} to {y.max()}, "
@@ -147,9 +149,6 @@ class LabelSpec:
         """Yield the labels that count, flat, some at a time: all but the ``ignored``."""
         for rows in blocks(y):
             yield rows.reshape(-1) if self.ignored is None else rows[rows != self.ignored]
-
-    def _classes(self, y: Array, classes: int) -> bool:
-        return not y.size or bool(y.min() >= 0 and y.max() < classes)
 
 
 ONE_CLASS = LabelSpec()

@@ -201,7 +201,11 @@ def _files(path: Path, policy: Policy) -> SampleFiles:
             f".jsonl, .tsv or .txt{_advice(others)}",
             path=str(path),
         )
-    unknown = tuple(_kind(each) for each in others if not _is_data(each) and each not in nested)
+    unknown = tuple(
+        f"{each.name}/" if each.is_dir() else each.suffix.lower() or each.name
+        for each in others
+        if not _is_data(each) and each not in nested
+    )
     return SampleFiles(str(path), tuple(entries), policy, unknown, tuple(nested))
 
 
@@ -223,10 +227,6 @@ def _visible(folder: Path) -> list[Path]:
 def _is_data(path: Path) -> bool:
     """Return True for a file of a kind that is read, and for a link to one that is gone."""
     return path.suffix.lower() in _SUFFIXES and (path.is_file() or path.is_symlink())
-
-
-def _kind(path: Path) -> str:
-    return f"{path.name}/" if path.is_dir() else path.suffix.lower() or path.name
 
 
 def _rows_of(entry: FileEntry) -> int:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from edgefl.errors import BundleError, ConfigError, DataError
-from edgefl.wire.bundle.manifest import DataSpec, Input
+from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.records import NOT_TEXT, RECORDS, BadRow, Record, field, is_text, records, text_of
 from edgefl.wire.tensors import Array
@@ -35,7 +35,11 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
         )
     if reading.label.shape == shape:
         return _read_windows(reading, reader, entries)
-    masks = _masks(reading, reader)
+    for each in reading.spec.others:
+        if each.name != reader.mask:
+            raise DataError(
+                f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
+            )
     tokens = Spool(kept_as(reading.spec), shape)
     mask = Spool("uint8", shape)
     labels = array("d")
@@ -51,7 +55,7 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
         for spool, rows in zip((tokens, mask), _padded(good, shape[0]), strict=True):
             spool.extend(rows)
     kind = np.float64 if reading.label.floats else np.int64
-    beside = {each.name: mask.array() for each in masks}
+    beside = {each.name: mask.array() for each in reading.spec.others}
     return ReadSamples(tokens.array(), np.array(labels, kind), beside)
 
 
@@ -60,16 +64,6 @@ def _checked(reading: Reading, text: str, row: Array) -> Array:
         raise BadRow("the text is empty")
     check_vocabulary(reading.spec, row)
     return row
-
-
-def _masks(reading: Reading, reader: TextReader) -> tuple[Input, ...]:
-    """Return the inputs besides the tokens, which can only be their mask."""
-    for each in reading.spec.others:
-        if each.name != reader.mask:
-            raise DataError(
-                f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
-            )
-    return reading.spec.others
 
 
 def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
@@ -87,9 +81,11 @@ def _labelled(
     inside = tuple(each for each in entries if _is_text_of_class(each))
     for entry, number in reading.by_folder(inside) if inside else ():
         try:
-            yield str(entry.path), _content(entry), number
-        except BadRow as bad:
-            reading.problems.add(str(entry.path), str(bad))
+            text = entry.path.read_text(encoding="utf-8-sig")
+        except (UnicodeDecodeError, OSError) as error:
+            reading.problems.add(str(entry.path), f"it cannot be read as text (UTF-8): {error}")
+        else:
+            yield str(entry.path), text, number
     for entry in (each for each in entries if not _is_text_of_class(each)):
         for line, record in _lines(entry, reader, reading.is_label):
             where = f"{entry.path}, line {line}"
@@ -125,13 +121,6 @@ def _record(line: str, reader: TextReader) -> Record:
         return NOT_TEXT
     label, tab, text = line.partition("\t")
     return {reader.label: label, reader.text: text} if tab else "it has no tab behind a label"
-
-
-def _content(entry: FileEntry) -> str:
-    try:
-        return entry.path.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise BadRow(f"it cannot be read as text (UTF-8): {error}") from error
 
 
 Encode = Callable[[Sequence[str]], Sequence[Array]]
@@ -193,7 +182,12 @@ def _read_windows(reading: Reading, reader: TextReader, entries: tuple[FileEntry
     """Return the windows of all texts, one after the other, and the tokens that follow each. A text with a problem is
     left out whole."""
     tokens = Spool(kept_as(reading.spec))
-    pieces = _encoded(_pieces(reader, entries), encoder(reading, reader))
+    encode = encoder(reading, reader)
+    pieces = (
+        pair
+        for block in _blocks(_pieces(reader, entries))
+        for pair in zip(block, encode([piece.text for piece in block]), strict=True)
+    )
     for where, text in groupby(pieces, lambda pair: pair[0].where):
         begin = len(tokens)
         try:
@@ -214,11 +208,6 @@ def _append(reading: Reading, text: Iterable[tuple[_TextPiece, Array]], tokens: 
         blank = blank and not piece.text.strip()
     if blank or len(tokens) == begin:
         raise BadRow("the text is empty")
-
-
-def _encoded(pieces: Iterable[_TextPiece], encode: Encode) -> Iterator[tuple[_TextPiece, Array]]:
-    for block in _blocks(pieces):
-        yield from zip(block, encode([piece.text for piece in block]), strict=True)
 
 
 def _blocks(pieces: Iterable[_TextPiece]) -> Iterator[list[_TextPiece]]:

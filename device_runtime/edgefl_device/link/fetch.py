@@ -8,26 +8,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from edgefl.errors import BundleError, RoundAborted, RoundDeclined
 from edgefl.wire.blobs import BlobRef, decompress, verified
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import LARGE_CHUNKS, LOST_CHUNK
+from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.store.database import ChunkRef, Store
-
-
-class Subscriber(Protocol):
-    """Part of a broker session that fetching needs."""
-
-    @property
-    def connected(self) -> bool: ...
-
-    def subscribe(self, topics: Sequence[str], qos: int = 1, *, standing: bool = True) -> None: ...
-
-    def unsubscribe(self, topics: Sequence[str]) -> None: ...
 
 
 @dataclass
@@ -62,7 +51,7 @@ class Fetcher:
 
     def __init__(
         self,
-        session: Subscriber,
+        session: Session,
         topics: Topics,
         store: Store,
         limits: Limits,

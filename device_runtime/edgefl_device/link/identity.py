@@ -266,15 +266,12 @@ class ServerTrust:
             raise Repeated(kind, topic)
         self._announced = self._announced or announces
         if at > last:
-            self._last.numbers[topic] = {**self._remembered(numbers), key: at}
+            if len(numbers) >= _MOST_KEYS:
+                numbers = {each: number for each, number in numbers.items() if each in self._keys}
+            self._last.numbers[topic] = {**numbers, key: at}
             self._last.announcer = key if announces else self._last.announcer
             with suppress(StoreError):  # a full disk: it is known as long as this process lives
                 self._store.keep_fact(_HEARD, msgspec.msgpack.encode(self._last), durable=False)
-
-    def _remembered(self, numbers: dict[bytes, int]) -> dict[bytes, int]:
-        if len(numbers) < _MOST_KEYS:
-            return numbers
-        return {key: at for key, at in numbers.items() if key in self._keys}
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())

@@ -144,7 +144,7 @@ class Outbox:
         while not self._stopping.is_set() and self._session.connected:
             self._drain()
             if wanted is None:
-                self._offer(outgoing, sha256, count)
+                self._publish(outgoing, sha256, 0, count, b"")
             else:
                 self._send(outgoing, sha256, room, wanted)
             ack = self._wait_for(outgoing.nonce, sha256, patience_s)
@@ -163,32 +163,24 @@ class Outbox:
                 self._session.wake()
                 return
 
-    def _offer(self, outgoing: Outgoing, sha256: str, count: int) -> None:
-        """Offer an update; its chunks go out when the server requests them."""
-        topic = self._topics.update(outgoing.round, 0, outgoing.shard)
+    def _publish(self, outgoing: Outgoing, sha256: str, index: int, count: int, data: bytes) -> Delivery:
+        """Publish a chunk; without data it offers the update, whose chunks go out when the server requests them."""
         size = len(outgoing.data)
-        offer = UpdateChunk(nonce=outgoing.nonce, sha256=sha256, index=0, count=count, size=size, data=b"")
-        payload = self._session.seal(topic, offer)
+        topic = self._topics.update(outgoing.round, index, outgoing.shard)
+        chunk = UpdateChunk(
+            nonce=outgoing.nonce, sha256=sha256, index=index, count=count, size=size, data=data
+        )
+        payload = self._session.seal(topic, chunk)
         self.sent_bytes += len(payload)
-        self._session.publish_payload(topic, payload)
+        return self._session.publish_payload(topic, payload)
 
     def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
         """Publish chunks of ``room`` bytes, at most a window of them ahead of the broker."""
-        size = len(outgoing.data)
+        count = max(1, -(-len(outgoing.data) // room))
         flying: deque[Delivery] = deque()
         for index in wanted:
-            chunk = UpdateChunk(
-                nonce=outgoing.nonce,
-                sha256=sha256,
-                index=index,
-                count=max(1, -(-size // room)),
-                size=size,
-                data=bytes(outgoing.data[index * room : (index + 1) * room]),
-            )
-            topic = self._topics.update(outgoing.round, index, outgoing.shard)
-            payload = self._session.seal(topic, chunk)
-            self.sent_bytes += len(payload)
-            flying.append(self._session.publish_payload(topic, payload))
+            data = bytes(outgoing.data[index * room : (index + 1) * room])
+            flying.append(self._publish(outgoing, sha256, index, count, data))
             while len(flying) >= self._limits.upload_window and not self._stopping.is_set():
                 if flying[0].wait(1.0):
                     flying.popleft()

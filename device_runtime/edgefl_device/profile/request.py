@@ -177,7 +177,10 @@ class ProfileService:
             text = f"{_MOST_WAITING} other requests are waiting"
             self._send(self._declined(request.nonce, messages.BUSY, text))
         else:
-            self._make_room()
+            # The oldest without an offer leaves if there are too many, so that others can be handled.
+            stale = [entry for entry in self._waiting if not entry.offered]
+            if len(stale) >= _MOST_WAITING:
+                self._leave(min(stale, key=lambda entry: entry.came))
             self._waiting.append(_ActiveRequest(request, time.monotonic(), self._limits.profile_s))
             self._session.session.subscribe([self._offer(request.nonce)])
 
@@ -258,12 +261,6 @@ class ProfileService:
             elif now > entry.until:
                 self._settle(entry, messages.declined(entry.nonce, messages.BUSY))
 
-    def _make_room(self) -> None:
-        """Drop the oldest request without an offer if there are too many, so that others can be handled."""
-        stale = [entry for entry in self._waiting if not entry.offered]
-        if len(stale) >= _MOST_WAITING:
-            self._leave(min(stale, key=lambda entry: entry.came))
-
     def _leave(self, asked: _ActiveRequest) -> None:
         self._forget(asked)
         self._log.event("profile", f"nobody waits for it any more ({asked.nonce})")
@@ -280,7 +277,7 @@ class ProfileService:
             self._session.session, topics, self._executor.store, self._limits, cancelled=asked.stop
         )
         self._worker = threading.Thread(
-            target=self._measured, args=(asked, self._fetcher), name="profile", daemon=True
+            target=self._attempt, args=(asked, self._fetcher), name="profile", daemon=True
         )
         self._worker.start()
 
@@ -302,15 +299,11 @@ class ProfileService:
                 error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
             )
         finally:
-            self._clear()
-
-    def _measured(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
-        """Run the measuring thread; its end is known whatever happens in it."""
-        try:
-            self._attempt(asked, fetcher)
-        finally:
-            self._idle.set()
-            self._session.wake()
+            try:
+                self._clear()
+            finally:  # its end is known whatever happens
+                self._idle.set()
+                self._session.wake()
 
     def _clear(self) -> None:
         if self._folder.exists():

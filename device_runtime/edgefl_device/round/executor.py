@@ -165,10 +165,6 @@ class RoundExecutor:
         if self.tuner is not None:
             self.tuner.interrupt()
 
-    def read_page(self, announced: Round) -> Round:
-        """Return the announcement with all that it offers; see :func:`with_page`."""
-        return with_page(announced, self._fetcher, self.config.limits)
-
     def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
         """Raise RoundDeclined if one of ``graphs`` needs more memory than this device offers, before any is loaded."""
         offered = self.config.memory_bytes

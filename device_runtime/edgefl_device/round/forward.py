@@ -247,15 +247,13 @@ class ActivationRecord:
         size, room = self._meta.row_bytes, _bytes_of(picked)
         for place, index in enumerate(indices):
             self._file.seek(int(index) * size)
-            self._fill(room[place * size : (place + 1) * size])
+            rest = room[place * size : (place + 1) * size]
+            while rest:
+                count = self._file.readinto(rest)
+                if not count:
+                    raise _not_whole(self.path)  # somebody has cut the file short
+                rest = rest[count:]
         return picked
-
-    def _fill(self, room: memoryview) -> None:
-        while room:
-            count = self._file.readinto(room)
-            if not count:
-                raise _not_whole(self.path)  # somebody has cut the file short
-            room = room[count:]
 
     def delete(self) -> None:
         self.close()

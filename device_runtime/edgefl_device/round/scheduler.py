@@ -22,7 +22,7 @@ from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.round.carry import drop_abandoned
 from edgefl_device.round.control import RoundControl, Step
-from edgefl_device.round.executor import RoundExecutor
+from edgefl_device.round.executor import RoundExecutor, with_page
 from edgefl_device.round.job import Job, decode_job, encode_job
 from edgefl_device.store.database import DECLINED, PastRound
 
@@ -79,6 +79,7 @@ class RoundScheduler:
         self._log = executor.log
         self._format = executor.engine.format
         self._limits = executor.config.limits
+        self._fetcher = fetcher
         self._cancelled = fetcher.cancelled
         self._outbox = outbox
         self._progress = progress
@@ -342,7 +343,7 @@ class RoundScheduler:
     def _read_page(self, page: BlobRef, announced: Round) -> None:
         result: Round | Exception = RoundAborted("the page's thread ended")
         try:
-            result = self.executor.read_page(announced)
+            result = with_page(announced, self._fetcher, self._limits)
         except EdgeflError as error:
             result = error
         finally:

@@ -39,16 +39,11 @@ class EngineServer:
                     answer, arrays = self._answer(word)
                 except PipeClosed:
                     raise
-                except EdgeflError as error:
-                    answer, arrays = (
-                        messages.EngineError(code=error.exit_code, text=error.message[:_MOST_TEXT]),
-                        [],
-                    )
-                except Exception as error:  # an engine's own
-                    answer, arrays = (
-                        messages.EngineError(code=0, text=f"{type(error).__name__}: {error}"[:_MOST_TEXT]),
-                        [],
-                    )
+                except Exception as error:  # expected, or an engine's own
+                    code, text = 0, f"{type(error).__name__}: {error}"
+                    if isinstance(error, EdgeflError):
+                        code, text = error.exit_code, error.message
+                    answer, arrays = messages.EngineError(code=code, text=text[:_MOST_TEXT]), []
                 if answer is not None:
                     self._line.send(msgspec.msgpack.encode(answer), arrays)
                 del answer, arrays, word
@@ -68,7 +63,10 @@ class EngineServer:
                 return self._run(word)
             case messages.Read():
                 arrays = self._engine.read_state(self._held(word.state))
-                return _told(arrays)
+                tensors = tuple(
+                    messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
+                )
+                return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
             case messages.Tensors():
                 arrays = {each.name: self._line.array(each.dtype, each.shape) for each in word.tensors}
                 return messages.Written(state=self._keep(self._engine.write_state(arrays))), []
@@ -97,13 +95,6 @@ class EngineServer:
         numbers = {name: next(self._numbers) for name in state}
         self._state.update({numbers[name]: value for name, value in state.items()})
         return numbers
-
-
-def _told(arrays: dict[str, Any]) -> tuple[messages.EngineAnswer, list[Any]]:
-    tensors = tuple(
-        messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
-    )
-    return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
 
 
 def _contiguous(array: Any) -> Any:

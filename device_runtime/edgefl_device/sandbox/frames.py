@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -34,18 +34,17 @@ class TookTooLong(Exception):
     """Nothing came in time, or nothing was taken."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class EnginePipe:
-    """Two ends of pipes. ``wait`` is called before each read and ``room`` before each write; they raise where it is to be
-    given up."""
+    """Two ends of pipes. With a deadline ``until`` (``time.monotonic``) reads and writes raise TookTooLong after it; the end
+    to write to must not block then."""
 
     read_end: int
     write_end: int
-    wait: Callable[[], None] = lambda: None
-    room: Callable[[], None] = lambda: None
+    until: float | None = None
 
     def send(self, head: bytes, arrays: Iterable[Array] = ()) -> None:
-        """Send a head and arrays; LineEnded if the other side is gone."""
+        """Send a head and arrays; PipeClosed if the other side is gone."""
         try:
             self._write(memoryview(len(head).to_bytes(8, "little") + head))
             for array in arrays:
@@ -55,12 +54,12 @@ class EnginePipe:
 
     def _write(self, data: memoryview) -> None:
         while data:
-            self.room()
+            self._wait([], [self.write_end])
             with suppress(BlockingIOError):
                 data = data[os.write(self.write_end, data) :]
 
     def head(self) -> bytes:
-        """Return the next head; LineEnded if the other side is gone."""
+        """Return the next head; PipeClosed if the other side is gone."""
         room = bytearray(8)
         self.fill(memoryview(room))
         length = int.from_bytes(room, "little")
@@ -79,7 +78,7 @@ class EnginePipe:
     def fill(self, room: memoryview) -> None:
         """Read so many bytes."""
         while room:
-            self.wait()
+            self._wait([self.read_end], [])
             try:
                 count = os.readv(self.read_end, [room])
             except OSError as error:
@@ -88,33 +87,11 @@ class EnginePipe:
                 raise PipeClosed
             room = room[count:]
 
-    def close(self) -> None:
-        for end in (self.read_end, self.write_end):
-            with suppress(OSError):
-                os.close(end)
-
-
-def patient(read_end: int, until: Callable[[], float]) -> Callable[[], None]:
-    """Return a function that waits for bytes while ``time.monotonic() < until()``; TookTooLong then."""
-
-    def wait() -> None:
-        left = until() - time.monotonic()
-        if not select.select([read_end], [], [], max(0.0, left))[0]:
-            raise TookTooLong
-
-    return wait
-
-
-def patient_to_write(write_end: int, until: Callable[[], float]) -> Callable[[], None]:
-    """Return a function that waits for room in a pipe as :func:`patient` does for bytes; makes this end non-blocking."""
-    os.set_blocking(write_end, False)
-
-    def wait() -> None:
-        left = until() - time.monotonic()
-        if not select.select([], [write_end], [], max(0.0, left))[1]:
-            raise TookTooLong
-
-    return wait
+    def _wait(self, reading: list[int], writing: list[int]) -> None:
+        if self.until is not None:
+            left = max(0.0, self.until - time.monotonic())
+            if not any(select.select(reading, writing, [], left)):
+                raise TookTooLong
 
 
 def widen(end: int) -> None:

@@ -24,7 +24,7 @@ from edgefl.wire.mqtt.messages import CRASHED, MALFORMED
 from edgefl.wire.tensors import Array
 from edgefl.wire.text import printable
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.frames import EnginePipe, PipeClosed, TookTooLong, patient, patient_to_write, widen
+from edgefl_device.sandbox.frames import EnginePipe, PipeClosed, TookTooLong, widen
 from edgefl_device.sandbox.messages import (
     Drop,
     EngineAnswer,
@@ -165,7 +165,6 @@ class EngineProcess:
         import tempfile
 
         self._step_s = settings.step_s
-        self._until = time.monotonic() + START_S
         self._place = None if settings.pages else tempfile.TemporaryDirectory(prefix="edgefl-engine-")
         if settings.pages:
             _make_empty(settings.pages)
@@ -184,12 +183,8 @@ class EngineProcess:
         self._complaints = Complaints(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
-        self._line = EnginePipe(
-            read_end,
-            write_end,
-            patient(read_end, lambda: self._until),
-            patient_to_write(write_end, lambda: self._until),
-        )
+        os.set_blocking(write_end, False)
+        self._line = EnginePipe(read_end, write_end, time.monotonic() + START_S)
         self._gone: list[int] = []
         self._gone_graphs: list[int] = []
         self._graphs = 0
@@ -206,9 +201,12 @@ class EngineProcess:
         too long."""
         if self.ended:
             raise RoundDeclined(CRASHED, self.ended)
-        self._until = time.monotonic() + (within_s or self._step_s)
+        self._line.until = time.monotonic() + (within_s or self._step_s)
         try:
-            self._forget()
+            if self._gone or self._gone_graphs:
+                state, graphs = self._gone[:], self._gone_graphs[:]
+                del self._gone[: len(state)], self._gone_graphs[: len(graphs)]
+                self._line.send(msgspec.msgpack.encode(Drop(state=tuple(state), graphs=tuple(graphs))))
             self._line.send(msgspec.msgpack.encode(word), arrays or [])
             answer: EngineAnswer = _decoder.decode(self._line.head())
         except (PipeClosed, TookTooLong, *MALFORMED) as error:
@@ -256,13 +254,6 @@ class EngineProcess:
 
     def forget_graph(self, number: int) -> None:
         self._gone_graphs.append(number)
-
-    def _forget(self) -> None:
-        if self._gone or self._gone_graphs:
-            state, graphs = self._gone[:], self._gone_graphs[:]
-            del self._gone[: len(state)], self._gone_graphs[: len(graphs)]
-            drop = Drop(state=tuple(state), graphs=tuple(graphs))
-            self._line.send(msgspec.msgpack.encode(drop))
 
     def used_bytes(self) -> int:
         """Return the anonymous memory above that of the idle process, 0 if the system does not report it."""

@@ -23,7 +23,7 @@ from edgefl.setup.data import open_data, partition
 from edgefl.setup.tiers import completed
 from edgefl.wire.mqtt.address import Address
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig
+from edgefl_device.config import AgentConfig, DeviceLog
 from edgefl_device.engine import open_engine
 from edgefl_server.compose import compose
 from edgefl_server.events import RoundClosed
@@ -248,7 +248,7 @@ def train(
                     until_done=True,
                     limits=settings.wire_limits,
                 )
-                agent = DeviceAgent(config, open_engine("onnx"), lambda _: None)
+                agent = DeviceAgent(config, open_engine("onnx"), DeviceLog(lambda _: None))
                 threading.Thread(target=agent.run, daemon=True).start()
                 stack.callback(agent.stop)
         disturb(browser)

@@ -34,7 +34,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.tensors import Arrays
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig, AgentEvent, Policy, Source
+from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog, Policy, Source
 from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
 from edgefl_device.policy import Policy as OwnerPolicy
@@ -92,7 +92,7 @@ class RunningAgent:
         self.error: BaseException | None = None
         opened = open_engine(engine) if isinstance(engine, str) else engine
         self.report: Callable[[AgentEvent], None] = self.events.put
-        self.agent = DeviceAgent(config, opened, self._report, measure)
+        self.agent = DeviceAgent(config, opened, DeviceLog(self._report), measure)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

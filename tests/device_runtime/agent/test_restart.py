@@ -17,7 +17,7 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.messages import Ack, Offer, Round
 from edgefl.wire.mqtt.session import Session
 from edgefl_device.agent import DeviceAgent
-from edgefl_device.config import AgentConfig, AgentEvent
+from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.job import decode_job
 from edgefl_device.store.database import Outgoing, PastRound, Store
@@ -117,7 +117,7 @@ def offline_agent(folder: Path, announced: Round | None = None) -> DeviceAgent:
         data=write_data(folder),
         folder=folder / "state",
     )
-    agent = DeviceAgent(config, OnnxEngine(), lambda _: None)
+    agent = DeviceAgent(config, OnnxEngine(), DeviceLog(lambda _: None))
     agent.rounds.announced = announced
     return agent
 

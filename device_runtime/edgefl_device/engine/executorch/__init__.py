@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 
 from edgefl.errors import BundleError, ConfigError
@@ -147,7 +146,7 @@ class ExecuTorchGraph:
 
 @functools.cache
 def _native(wheel: Wheel) -> Native:
-    return Native(wheel, lambda text: print(text, file=sys.stderr, flush=True))
+    return Native(wheel)
 
 
 def _check_bytes(graph: Graph, artifact: bytes) -> None:

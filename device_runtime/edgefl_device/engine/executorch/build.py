@@ -86,7 +86,7 @@ def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
     name = _file_name(wheel)
     if (_SOURCE.parent / name).exists():
         return _SOURCE.parent / name
-    folder = _cache()
+    folder = folders.cache("the ExecuTorch binding", "XDG_CACHE_HOME, or use `engine` onnx")
     present = os.access(folder / name, os.R_OK)
     if present and _is_ours(folder / name):
         return folder / name
@@ -115,7 +115,9 @@ def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     Of several processes one compiles; without ``again`` the others take what it made.
     """
     target = folder / _file_name(wheel)
-    command = [*_compiler(), *_FLAGS, *_paths(wheel), str(_SOURCE)]
+    # As system headers: their warnings are not ours.
+    includes = [word for path in _INCLUDES for word in ("-isystem", str(wheel.root / path))]
+    command = [*_compiler(), *_FLAGS, *includes, str(_SOURCE)]
     command += [f"-L{wheel.root / 'lib'}", *(f"-l{name}" for name in _LINKED)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -177,18 +179,9 @@ def _compiler() -> list[str]:
     return command
 
 
-def _paths(wheel: Wheel) -> list[str]:
-    # As system headers: their warnings are not ours.
-    return [word for path in _INCLUDES for word in ("-isystem", str(wheel.root / path))]
-
-
 def _file_name(wheel: Wheel) -> str:
     made_of = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:12]
     return f"native-{wheel.version}-{platform.machine()}-{made_of}{_suffix()}"
-
-
-def _cache() -> Path:
-    return folders.cache("the ExecuTorch binding", "XDG_CACHE_HOME, or use `engine` onnx")
 
 
 def _installed_version() -> str:

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import math
 import mmap
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from ctypes import POINTER, byref, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ class ProgramValue:
 class Native:
     """The loaded libraries. One set for the process: kernels and delegates register themselves when loaded."""
 
-    def __init__(self, wheel: Wheel, say: Callable[[str], None]) -> None:
+    def __init__(self, wheel: Wheel) -> None:
         try:
             # By path, so that the binding finds them already there, wherever it was compiled.
             self._kept = [ctypes.CDLL(str(wheel.library(name))) for name in LIBRARIES]
@@ -63,7 +64,7 @@ class Native:
                 f"executorch {wheel.version} at {wheel.root} cannot be loaded: {error}; install it again for this machine, "
                 "or use `engine` onnx"
             ) from error
-        self.calls = load(wheel, say)
+        self.calls = load(wheel, _print)
         self.opened = 0
         self._threads = 0
         _declare(self.calls)
@@ -85,6 +86,10 @@ class Native:
         if self.calls.edgefl_threads(count) != 0:
             raise self.error()
         self._threads = count
+
+
+def _print(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
@@ -309,17 +314,14 @@ def _placed(
     for value in values:
         rows = rows_in(value.name)
         port = listed.get(rows.whole if rows else value.name)
-        if port is None or (rows and not _has(port, rows)):
+        held = port.shape[0] if port and port.role == "state" and port.shape else 0
+        if port is None or (rows and not rows.start < rows.stop <= held):
             wrong.append(f"{value.name}: the manifest lists no such {kind}")
         else:
             found.append(ValueLocation(port, rows))
     missing = listed.keys() - {place.port.name for place in found}
     wrong += [f"{name}: it is missing from the {kind} of the program" for name in sorted(missing)]
     return tuple(found)
-
-
-def _has(port: Port, rows: RowRange) -> bool:
-    return port.role == "state" and len(port.shape) > 0 and rows.start < rows.stop <= port.shape[0]
 
 
 def _unlike(found: Sequence[ValueLocation], values: Sequence[ProgramValue], planned: bool) -> Iterator[str]:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
-import numpy as np
 
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
-from edgefl.wire.bundle.manifest import Graph, Manifest, Port
+from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.bundle.profiles import ChunkProfile, GraphProfile, MemoryTimeline, TimeSpan
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
@@ -129,7 +128,8 @@ class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
 def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
     """Run one round over ``rows`` samples (0: two batches) whose weights and graphs come from files."""
     idle, whole = anonymous_bytes(), folder.manifest
-    manifest = _shortened(whole)
+    phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in whole.phases)
+    manifest = msgspec.structs.replace(whole, phases=phases)
     inputs = Inputs(whole)
     job = _job(folder, whole, inputs)
     data = inputs.samples(rows or 2 * whole.batch)
@@ -139,7 +139,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
         watched = WatchedEngine(engine, folder, sampler)
         loader = GraphLoader(watched, manifest, folder, profiler)
         trainer = LocalTrainer(loader, NoCheckpoints(), folder.path)
-        trainer.train(job, data, _no_carry(manifest), RoundControl())
+        trainer.train(job, data, {}, RoundControl())  # zeros, as in a first round
         watched.stages[-1].end_ms = sampler.now_ms
     return RoundProfile(
         idle_bytes=idle,
@@ -147,11 +147,6 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
         io=_chunks(manifest, watched.stages, profiler, data),
         timeline=MemoryTimeline(moments=sampler.moments, spans=watched.spans(manifest)),
     )
-
-
-def _shortened(manifest: Manifest) -> Manifest:
-    phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in manifest.phases)
-    return msgspec.structs.replace(manifest, phases=phases)
 
 
 def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
@@ -180,12 +175,6 @@ def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
     )
 
 
-def _no_carry(manifest: Manifest) -> Arrays:
-    """Return the carry of a first round: zeros."""
-    ports = [port for graph in manifest.graphs for port in graph.inputs_of("carry")]
-    return {port.label: np.zeros(port.shape, port.dtype) for port in ports}
-
-
 def _chunks(
     manifest: Manifest, stages: list[RoundStage], profiler: RoundProfiler, data: FittedData
 ) -> tuple[ChunkProfile, ...]:
@@ -209,15 +198,11 @@ def _chunks(
                 read_bytes=groups * port.nbytes,
                 read_ms=round(max(0.0, reading), 3),
                 forward_ms=round(stage.run_ms, 3),
-                write_bytes=len(data) * _row_bytes(out),
+                write_bytes=len(data) * (out.nbytes // max(1, out.shape[0])),
                 write_ms=round(writing, 3),
             )
         )
     return tuple(profiles)
-
-
-def _row_bytes(port: Port) -> int:
-    return port.nbytes // max(1, port.shape[0])
 
 
 ROUND, GRAPH = "round", "graph:"
