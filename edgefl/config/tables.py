@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Literal
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from edgefl.config.tables import Activations, DatasetName, PartitionName
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, problem_of
 from edgefl.wire.limits import checked_seed
+from edgefl.wire.mqtt.address import Address, ClientIds, Version, read_secret
 from edgefl.wire.mqtt.topics import checked_name
+
+DatasetName = Literal[
+    "auto",
+    "fashion_mnist",
+    "mnist",
+    "cifar10",
+    "cifar10_jpeg",
+    "digits",
+    "random",
+    "imdb",
+    "ag_news",
+    "wikitext2",
+    "shakespeare",
+    "file",
+]
+PartitionName = Literal[
+    "auto",
+    "dirichlet",
+    "iid",
+    "labels",
+    "owners",
+    "groups",
+    "shards",
+    "similarity",
+    "dirichlet_equal",
+    "dirichlet_clients",
+    "paired",
+]
+Activations = Literal["float32", "float16"]
+"""How what a forward pass makes waits for the backward pass."""
+
 
 BATCH, STEPS = 32, 10
 """Of the algorithms that edgefl brings, in a federation that says nothing else."""
@@ -336,3 +368,55 @@ class CodecTable(ConfigTable):
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
+
+
+BrokerProfileName = Literal["none", "aws"]
+
+
+class BrokerTable(ConfigTable):
+    """The MQTT broker and its address."""
+
+    kind: Literal["amqtt", "mosquitto", "external"] = Field("amqtt", description="what `edgefl run` starts")
+    host: str = Field("127.0.0.1", description="address of the broker")
+    port: int = Field(0, ge=0, le=65535, description="port; 0 lets `edgefl run` pick a free one")
+    username: str = Field("", description="user name, if the broker asks for one")
+    password: str = Field("", description="password; better in password_file, or in EDGEFL_BROKER_PASSWORD")
+    password_file: str = Field("", description="file whose first line is the password")
+    insecure_password: bool = Field(False, description="the password may travel without TLS")
+    tls: bool = Field(
+        False, description="TLS, with a broker whose certificate the system's authorities signed"
+    )
+    ca_file: str = Field("", description="certificate of the broker's authority (PEM); switches TLS on")
+    cert_file: str = Field("", description="client certificate (PEM), for mutual TLS")
+    key_file: str = Field("", description="its key (PEM, without a password)")
+    alpn: str = Field("", description="name of the protocol in TLS, for a port 443 that serves several")
+    path: str = Field("", description="path of MQTT over WebSocket, like /mqtt")
+    mqtt: Version = Field("auto", description="version; auto: 5 where the broker has it, else 3.1.1")
+    client_ids: ClientIds = Field(
+        "short",
+        description="short: 23 letters that nobody can guess; full: readable, for a broker that binds them to users",
+    )
+    profile: BrokerProfileName = Field(
+        "none", description="limits to keep to: those of a hosted broker (aws), or none"
+    )
+
+    def address(self, port: int = 0) -> Address:
+        """Return the broker's address, with ``port`` if the table has none.
+
+        Raises:
+            BrokerError: the password file cannot be read.
+        """
+        return Address(
+            self.host.removeprefix("[").removesuffix("]"),
+            self.port or port or 1883,
+            self.username,
+            read_secret(self.password_file) if self.password_file else self.password,
+            **{name: getattr(self, name) for name in REACHED_BY},
+        )
+
+
+_OWNED = ("host", "port", "username", "password")
+REACHED_BY = tuple(
+    each.name for each in fields(Address) if each.name in BrokerTable.model_fields.keys() - set(_OWNED)
+)
+"""Keys of ``[broker]`` that are fields of an address under the same name."""

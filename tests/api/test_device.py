@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from edgefl.api.device import boxed_engine, broker_address
-from edgefl_device.config import AgentConfig
+import edgefl
+from edgefl.api.device import DeviceLimits
+from edgefl.errors import ConfigError
 from edgefl_device.host import physical_memory
 
 
@@ -17,16 +19,13 @@ def test_the_engines_process_has_a_limit_also_where_nobody_named_one(
 ) -> None:
     """The one that the agent tells the server."""
     asked: dict[str, object] = {}
-    monkeypatch.setattr(
-        "edgefl_device.sandbox.engine.open_sandboxed", lambda *_, **named: asked.update(named)
-    )
-    config = AgentConfig(
-        federation="demo",
-        device="phone",
-        broker=broker_address("localhost:1883"),
-        data=tmp_path,
-        folder=tmp_path,
-        memory_bytes=offered,
-    )
-    boxed_engine("onnx", 1, 1, config)
+
+    def refuse(*_: Any, **named: object) -> None:
+        asked.update(named)
+        raise ConfigError("it is not opened")
+
+    monkeypatch.setattr("edgefl_device.sandbox.engine.open_sandboxed", refuse)
+    limits = DeviceLimits(memory=offered, sandbox="always")
+    with pytest.raises(ConfigError):
+        edgefl.Agent("phone", tmp_path, folder=tmp_path, limits=limits)
     assert asked["memory_bytes"] == expected > 0

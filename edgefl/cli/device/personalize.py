@@ -9,22 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli.options import (
-    BadRows,
-    BadRowsOption,
-    Broker,
-    CaFile,
-    CertFile,
-    EngineName,
-    InsecurePassword,
-    KeyFile,
-    LocalData,
-    PasswordFile,
-    address,
-    checked_key,
-    parse_limits,
-    writable_file,
-)
+from edgefl.cli import options
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError
 from edgefl.wire.text import metric_value
@@ -39,9 +24,9 @@ Protocol = StrEnum("Protocol", ["train_support", "split_test", "paper_literal"])
 
 
 def personalize(
-    data: LocalData,
+    data: options.LocalData,
     device_id: Annotated[str, typer.Option("--id", help="name of this device; not needed offline")] = "",
-    broker: Broker = "localhost:1883",
+    broker: options.Broker = "localhost:1883",
     federation: Annotated[str, typer.Option(help="name of the federation")] = "demo",
     tier: Annotated[
         str | None, typer.Option(help="tier whose model to take; default: the only one there is")
@@ -51,14 +36,15 @@ def personalize(
         Protocol, typer.Option(help="what is adapted to, and what judges")
     ] = Protocol.train_support,
     steps: Annotated[int, typer.Option(min=0, help="steps to take")] = 1,
-    bad_rows: BadRowsOption = BadRows.refuse,
+    bad_rows: options.BadRowsOption = options.BadRows.refuse,
     curve: Annotated[bool, typer.Option("--curve", help="also after 0, 1, 2, 5 and 10 steps")] = False,
     alpha: Annotated[
         float | None, typer.Option(min=0, help="size of a step; default: the round's own")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="decides the split, the batches and noise")] = 0,
     out: Annotated[
-        Path | None, typer.Option(callback=writable_file, help="file for the adapted weights (safetensors)")
+        Path | None,
+        typer.Option(callback=options.writable_file, help="file for the adapted weights (safetensors)"),
     ] = None,
     bundle: Annotated[Path | None, typer.Option(help="a bundle file, instead of the broker's")] = None,
     weights: Annotated[
@@ -69,17 +55,19 @@ def personalize(
         Path | None,
         typer.Option(help="folder for what is fetched; default: ~/.edgefl/FEDERATION/ID/personalize"),
     ] = None,
-    engine: Annotated[EngineName, typer.Option(help="runtime that runs the graphs")] = EngineName.onnx,
+    engine: Annotated[
+        options.EngineName, typer.Option(help="runtime that runs the graphs")
+    ] = options.EngineName.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[
         str, typer.Option(help="listen to this key of the server only (hex; several with commas)")
     ] = "",
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    password_file: PasswordFile = "",
-    insecure_password: InsecurePassword = False,
+    ca_file: options.CaFile = "",
+    cert_file: options.CertFile = "",
+    key_file: options.KeyFile = "",
+    password_file: options.PasswordFile = "",
+    insecure_password: options.InsecurePassword = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
     """Adapt the current model to this device's data.
@@ -132,11 +120,11 @@ def personalize(
         opened = announced(
             federation,
             device_id,
-            broker=address(broker, *files, insecure_password=insecure_password),
+            broker=options.address(broker, *files, insecure_password=insecure_password),
             tier=tier or "",
             folder=store,
-            server_key=checked_key(server_key),
-            limits=parse_limits(limit or []),
+            server_key=options.checked_key(server_key),
+            limits=options.parse_limits(limit or []),
             engine=engine.value,
         )
     with opened as model:

@@ -7,20 +7,9 @@ from typing import Annotated
 
 import typer
 
+from edgefl.cli import options
 from edgefl.cli.federation.web import Dashboard, Web, WebBroker, WebCertFile, WebKeyFile
 from edgefl.cli.isolated import SettingsPipe
-from edgefl.cli.options import (
-    Broker,
-    CaFile,
-    CertFile,
-    Database,
-    InsecurePassword,
-    KeyFile,
-    PasswordFile,
-    Processor,
-    ProcessorOption,
-    writable_folder,
-)
 from edgefl.wire.mqtt.address import Address, read_secret
 
 
@@ -30,23 +19,24 @@ def server(
     out: Annotated[
         Path,
         typer.Option(
-            callback=writable_folder, help="folder for journal, checkpoints, bundles and the trained model"
+            callback=options.writable_folder,
+            help="folder for journal, checkpoints, bundles and the trained model",
         ),
     ],
-    broker: Broker = "",
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    password_file: PasswordFile = "",
-    insecure_password: InsecurePassword = False,
+    broker: options.Broker = "",
+    ca_file: options.CaFile = "",
+    cert_file: options.CertFile = "",
+    key_file: options.KeyFile = "",
+    password_file: options.PasswordFile = "",
+    insecure_password: options.InsecurePassword = False,
     mirror: Annotated[
         list[str] | None,
         typer.Option(
             help="URL where devices find what this server publishes, like https://weights.example.org; may be repeated"
         ),
     ] = None,
-    database: Database = "",
-    processor: ProcessorOption = Processor.auto,
+    database: options.Database = "",
+    processor: options.ProcessorOption = options.Processor.auto,
     sign_key: Annotated[
         Path | None,
         typer.Option(

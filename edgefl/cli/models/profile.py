@@ -11,18 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgefl.cli import interrupts
-from edgefl.cli.options import (
-    Broker,
-    CaFile,
-    CertFile,
-    EngineName,
-    InsecurePassword,
-    KeyFile,
-    PasswordFile,
-    address,
-    writable_file,
-)
+from edgefl.cli import interrupts, options
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.system.files import write_text
 
@@ -41,7 +30,9 @@ def profile(
             metavar="BUNDLE...", help="bundles or a folder of them, a federation file (.toml), or a model"
         ),
     ] = None,
-    engine: Annotated[EngineName | None, typer.Option(help="default: the one that runs the bundle")] = None,
+    engine: Annotated[
+        options.EngineName | None, typer.Option(help="default: the one that runs the bundle")
+    ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="samples a step; fixed in a bundle")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="counted calls of each graph")] = 20,
     threads: Annotated[int, typer.Option(min=1, help="of the engine")] = 1,
@@ -51,7 +42,8 @@ def profile(
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     run: Annotated[Path | None, typer.Option(help="folder of a run, for the accuracy of each tier")] = None,
     html: Annotated[
-        Path | None, typer.Option(callback=writable_file, help="write a page with pictures to this file")
+        Path | None,
+        typer.Option(callback=options.writable_file, help="write a page with pictures to this file"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="a JSON list, one entry a bundle")] = False,
     fleet: Annotated[
@@ -66,7 +58,9 @@ def profile(
     record: Annotated[
         Path | None,
         typer.Option(
-            callback=writable_file, metavar="FILE", help="write what was measured, for --import elsewhere"
+            callback=options.writable_file,
+            metavar="FILE",
+            help="write what was measured, for --import elsewhere",
         ),
     ] = None,
     imported: Annotated[
@@ -75,7 +69,7 @@ def profile(
             "--import", metavar="FILE", help="show recorded profiles beside the others; may be repeated"
         ),
     ] = None,
-    broker: Broker = _BROKER,
+    broker: options.Broker = _BROKER,
     federation: Annotated[str, typer.Option(help="with --fleet: name of the federation")] = "demo",
     device: Annotated[
         list[str] | None,
@@ -89,11 +83,11 @@ def profile(
     sign_key: Annotated[
         Path | None, typer.Option(help="with --fleet: file with the key that signs the federation's bundles")
     ] = None,
-    ca_file: CaFile = "",
-    cert_file: CertFile = "",
-    key_file: KeyFile = "",
-    password_file: PasswordFile = "",
-    insecure_password: InsecurePassword = False,
+    ca_file: options.CaFile = "",
+    cert_file: options.CertFile = "",
+    key_file: options.KeyFile = "",
+    password_file: options.PasswordFile = "",
+    insecure_password: options.InsecurePassword = False,
 ) -> None:
     """Measure time and memory of a bundle's graphs here.
 
@@ -148,12 +142,15 @@ def profile(
         refuse({"--threads": threads != 1, "--samples": samples != 0, "--run": run is not None}, fleet=True)
     elif device_command or record or others:
         refuse({"--run": run is not None, "--sign-key": sign_key is not None}, fleet=False, beside=True)
-        _check_single(device or ())
+        if device and len(device) > 1:
+            raise ConfigError(
+                f"one device measures, and --device names {len(device)}: name one, or ask several by --fleet"
+            )
     if fleet or device_command or record or others:
         places = (ca_file, cert_file, key_file, password_file)
         named = fleet or broker != _BROKER or any(places)
-        options = ProfileOptions(
-            broker=address(broker, *places, insecure_password=insecure_password) if named else None,
+        measuring = ProfileOptions(
+            broker=options.address(broker, *places, insecure_password=insecure_password) if named else None,
             federation=federation,
             devices=tuple(device or ()),
             repeat=repeat,
@@ -169,10 +166,10 @@ def profile(
         )
         wanted = _wanted(targets, replace(chosen, main_only=True)) if targets else iter(())
         if fleet:
-            profile_fleet([bundle.contents for bundle in wanted], options)
+            profile_fleet([bundle.contents for bundle in wanted], measuring)
         else:
             with _ended_tidily():
-                profile_beside(list(wanted), options)
+                profile_beside(list(wanted), measuring)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
     fleet_only |= {"--cert-file": bool(cert_file or key_file), "--password-file": bool(password_file)}
@@ -208,16 +205,6 @@ def _check_target(target: str, tiers: Sequence[str]) -> None:
 
     file = Path(target) if target.endswith(".toml") else None
     check_tiers(check_names(file, {} if file else {"model.name": target}), tiers)
-
-
-def _check_single(devices: Sequence[str]) -> None:
-    """Raise ConfigError for several devices: one measures."""
-    from edgefl.errors import ConfigError
-
-    if len(devices) > 1:
-        raise ConfigError(
-            f"one device measures, and --device names {len(devices)}: name one, or ask several by --fleet"
-        )
 
 
 def _check_places(html: Path | None, run: Path | None) -> None:
