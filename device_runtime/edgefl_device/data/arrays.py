@@ -106,7 +106,7 @@ def _sample(path: Path, spec: DataSpec) -> Array:
     try:
         found = native(np.load(path, allow_pickle=False))
     except Exception as error:  # numpy raises unrelated types for damaged files
-        raise BadRow(f"cannot be read_npy_files: {unreadable(error, '')}") from error
+        raise BadRow(f"cannot be read: {unreadable(error, '')}") from error
     if spec.shape not in (found.shape, (1, *found.shape)):
         raise BadRow(f"the sample has shape {found.shape}, the model takes {spec.shape}")
     if found.dtype.kind not in "iu" and found.dtype != np.dtype(spec.dtype):

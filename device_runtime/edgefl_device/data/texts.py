@@ -142,7 +142,7 @@ def encoder(reading: Reading, reader: TextReader) -> Encode:
         made = Tokenizer.from_str(content.decode("utf-8"))
     except Exception as error:  # the library raises its own bare exceptions
         raise BundleError(
-            f"the bundle's tokenizer cannot be _read_windows: {error}; export the bundle again"
+            f"the bundle's tokenizer cannot be read: {error}; export the bundle again"
         ) from error
 
     def encode(texts: Sequence[str]) -> list[Array]:
@@ -167,7 +167,7 @@ def kept_as(spec: DataSpec) -> np.dtype:
 _PIECES_TOGETHER = 1024
 """Pieces that become tokens in one call of the tokenizer."""
 PIECE = 1 << 20
-"""Characters of a text that are _read_windows together, and become tokens in one call."""
+"""Characters of a text that are read together, and become tokens in one call."""
 
 
 class _TextPiece(NamedTuple):
@@ -246,7 +246,7 @@ def _of_file(entry: FileEntry) -> Iterator[_TextPiece]:
                 yield _TextPiece(where, rest[:end])
                 rest, count = rest[end:], count + 1
     except (UnicodeDecodeError, OSError) as error:
-        yield _TextPiece(where, "", f"it cannot be _read_windows as text (UTF-8): {error}")
+        yield _TextPiece(where, "", f"it cannot be read as text (UTF-8): {error}")
         return
     if rest or not count:
         yield _TextPiece(where, rest)
