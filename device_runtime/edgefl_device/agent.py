@@ -41,7 +41,7 @@ from edgefl_device.round.scheduler import (
     RoundOutcome,
     RoundScheduler,
 )
-from edgefl_device.sandbox import engine as sandbox
+from edgefl_device.sandbox import process as sandbox
 from edgefl_device.store.database import Store
 
 _ROUND_END_S = 30.0

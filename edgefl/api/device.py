@@ -55,7 +55,7 @@ class DeviceLimits:
         bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` and count such rows.
         policy: What the owner lets the device do, and when (:mod:`edgefl_device.policy`), or a file.
         surroundings_command: Prints in what conditions this device is, where the system does not say
-            (:mod:`edgefl_device.conditions`).
+            (:mod:`edgefl_device.policy`).
         mirrors: URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
             the broker (:mod:`edgefl_device.link.mirrors`).
         sizes: Sizes and timeouts of messages.
@@ -150,7 +150,7 @@ class Agent:
         if sandbox == "never" or (sandbox == "auto" and vouched):
             engine = open_engine(name, threads, config.folder, most)
         else:
-            from edgefl_device.sandbox.engine import open_sandboxed
+            from edgefl_device.sandbox.process import open_sandboxed
 
             offered = config.memory_bytes or physical_memory()
             pages = config.folder / "engine"

@@ -17,8 +17,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
-from edgefl.setup.model import federation_model, process_bytes
-from edgefl.setup.samples import samples_like
+from edgefl.setup.model import federation_model, process_bytes, samples_like
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side

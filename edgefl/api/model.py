@@ -22,8 +22,7 @@ from edgefl.models.split import check_classes, split
 from edgefl.models.user_factory import factory_of
 from edgefl.models.zoo.catalog import build_from_factory, model_trained_on, with_loss
 from edgefl.setup.data import data_table, open_data
-from edgefl.setup.model import check_fits, fitted_model, labels_of, sample_of
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import check_fits, data_spec, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.limits import checked_seed
 

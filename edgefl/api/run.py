@@ -25,7 +25,7 @@ from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.runs import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
-from edgefl.setup.updates import update_sizes
+from edgefl.setup.training import update_sizes
 from edgefl.system.files import FolderLock
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table

@@ -22,7 +22,7 @@ from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.processor import processor
 from edgefl.setup.runs import found_from_anywhere, held
 from edgefl.setup.tiers import completed, device_names
-from edgefl.setup.updates import update_sizes
+from edgefl.setup.training import update_sizes
 from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet
 from edgefl.simulator.downlink import Downloads
 from edgefl.simulator.folder import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from edgefl.cli import bare_app
 from edgefl.cli.analysis import heterogeneity, personalize
-from edgefl.cli.catalog import cache, inspection
+from edgefl.cli.catalog import inspection
 from edgefl.cli.device import agent, data, tune
-from edgefl.cli.federation import broker, dashboard, mirror, replay, run, server, simulate
+from edgefl.cli.federation import broker, dashboard, replay, run, server, simulate
 from edgefl.cli.identity import enroll
 from edgefl.cli.models import check, deploy, export, plan, profile, verify
 from edgefl.cli.options import ShortHelp, help_of
@@ -16,12 +16,12 @@ for panel, groups, commands in (
     ("Train", (), (run.run, simulate.simulate, server.server, broker.broker)),
     ("Devices", (agent, enroll, data), (tune.tune,)),
     ("Models", (), (check.check, plan.plan, export.export, verify.verify, deploy.deploy, profile.profile)),
-    ("Fleet", (replay,), (dashboard.dashboard, mirror.mirror, broker.acl, replay.replay)),
+    ("Fleet", (replay,), (dashboard.dashboard, broker.mirror, broker.acl, replay.replay)),
     (
         "Inspect",
         (),
         (
-            *(inspection.ls, inspection.inspect, inspection.validate, cache.cache),
+            *(inspection.ls, inspection.inspect, inspection.validate, inspection.cache),
             *(heterogeneity.heterogeneity, personalize.personalize),
         ),
     ),

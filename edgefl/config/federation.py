@@ -8,8 +8,14 @@ import msgspec
 from pydantic import Field, model_validator
 
 from edgefl.config import tables
-from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable, ServerTable
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import (
+    AggregateTable,
+    DownlinkTable,
+    RoundTable,
+    SelectionTable,
+    ServerTable,
+    SimulationTable,
+)
 from edgefl.config.tables import Activations, BrokerTable, ConfigTable
 from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS, FormatName

@@ -26,8 +26,7 @@ from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
-from edgefl.setup.model import federation_model, submodel_of
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone

@@ -16,7 +16,7 @@ from torch import nn
 from edgefl.data.dataset import Dataset
 from edgefl.models.layers.log_mel import FLOOR
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec
 from edgefl.submodels.cost import macs
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.distribution import NAME, version

@@ -14,8 +14,7 @@ from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import MODELS
-from edgefl.setup.model import federation_model, submodel_of
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.tiers import completed
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide

@@ -1,20 +1,30 @@
-"""Training of the tiers of a federation: algorithm, codec and optimizer, and the rounds that they allow."""
+"""Training of a federation's tiers: algorithm, codec, optimizer, allowed rounds, sizes of updates, candidates."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+import torch
+
 from edgefl.algorithms.activations import stored
 from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compare
-from edgefl.config import Federation, TierTable
+from edgefl.config import Federation, TierTable, parse
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import MEAN
+from edgefl.contract.tensors import role_of, select
+from edgefl.data.dataset import Dataset
+from edgefl.errors import ConfigError, ModelError
 from edgefl.facts.combinations import combination_error
 from edgefl.models.spec import ModelSpec
-from edgefl.setup.model import submodel_of
+from edgefl.setup.model import federation_model, naming_tier, submodel_of
 from edgefl.submodels.submodel import Submodel
+from edgefl.wire.blobs import BlobRef
+from edgefl.wire.mqtt.messages import Offer, Round, encode
+from edgefl.wire.regions import local_shape, pieces
+from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.form import UpdateSize, update_size
 from edgefl_export.compiler.algorithm import coded_algorithm, trained_by, with_shorter
 from edgefl_export.compiler.request import TierTraining
 
@@ -104,3 +114,189 @@ def _shared(method: Algorithm) -> tuple[str, ...]:
     names = [name for function in method.functions for name in function.inputs if name.startswith("weights.")]
     read = server_state.states_of([name.removeprefix("weights.") for name in names], method.server_state)
     return tuple(name for name in read if name != server_state.WEIGHTS)
+
+
+def tier_sizes(
+    federation: Federation, spec: ModelSpec, submodels: Mapping[str, Submodel]
+) -> dict[str, UpdateSize]:
+    """The size of an update, by tier. ConfigError or ModelError, which begins with the tier's name, where codec, algorithm
+    and kind do not go together."""
+    weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
+    shapes = {name: array.shape for name, array in weights.items()}
+    trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
+    by_tier = {}
+    for tier, submodel in submodels.items():
+        with naming_tier(tier):
+            algorithm = algorithm_of(federation, submodel)
+        regions = submodel.place(weights, 1).regions
+        statistics = {
+            name
+            for name, region in regions.items()
+            if not any(part in trained for part, _ in pieces(name, region, shapes))
+        }
+        local = _sent(algorithm)
+        if local is None:
+            local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
+        by_tier[tier] = update_size(algorithm.form, local, statistics)
+    return by_tier
+
+
+def _sent(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
+    """The tensors of an update that holds more than weights, or less; None where it is the weights, in whatever form."""
+    ports = (*algorithm.start.inputs, *algorithm.finish.inputs)
+    if algorithm.form.sections or not (
+        algorithm.server_state or any(role_of(name) == "carry" for name in ports)
+    ):
+        return None
+    update = select(algorithm.finish(algorithm.finish.example(0)), "update")
+    return {name: tuple(tensor.shape) for name, tensor in update.items()}
+
+
+def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
+    """Return the size of an update of each tier, for the federation's own model and tiers on ``dataset``."""
+    spec = federation_model(federation, dataset)
+    return tier_sizes(
+        federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}
+    )
+
+
+_MANIFEST_BYTES = 20_000
+_SIGNATURE = bytes(64)
+_HEADER_BYTES = 100  # of safetensors, for each tensor
+
+
+def announcement(federation: Federation, spec: ModelSpec, tiers: Mapping[str, object]) -> tuple[int, int]:
+    """(bytes of a round's announcement, messages that the round publishes at once), estimated: weights go whole, and what a
+    tier gets beside the units is not in."""
+    chunk = federation.wire_limits.chunk_bytes
+    halves = federation.downlink.encoding == "float16"
+    sizes: dict[str, int] = {}
+    for name, tensor in spec.weights.items():
+        unit = name.partition(".")[0]
+        nbytes = tensor.numel() * tensor.element_size() // (2 if halves else 1)
+        sizes[unit] = sizes.get(unit, 0) + nbytes + _HEADER_BYTES
+    blobs = {unit: _ref(size, chunk) for unit, size in sizes.items()}
+    formats = {name for tier in tiers for name in federation.formats_of(tier)}
+    offer = Offer(
+        bundles=dict.fromkeys(tiers, _ref(_MANIFEST_BYTES, chunk)),
+        signatures=dict.fromkeys(tiers, _SIGNATURE),
+    )
+    message = Round(
+        run="0" * 16,
+        round=federation.federation.rounds,
+        state="open",
+        model_version="0" * 64,
+        offers=dict.fromkeys(formats, offer),
+        units={unit: (ref,) for unit, ref in blobs.items()},
+        hyper={},
+        base=0,
+        deadline=1e9,
+    )
+    return len(encode(message)), 1 + sum(ref.count for ref in blobs.values())
+
+
+def _ref(size: int, chunk: int) -> BlobRef:
+    count = max(1, -(-size // chunk))
+    return BlobRef(sha256="0" * 64, size=size, chunk=chunk, digests=bytes(32 * count) if count > 1 else b"")
+
+
+# The weights of a model as a server averages them.
+
+
+def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
+    """Return the initial weights by global name.
+
+    Raises:
+        ModelError: a tensor cannot be averaged or, if ``rounded``, not be rounded for the downlink.
+    """
+    for name, tensor in spec.weights.items():
+        if not tensor.is_floating_point():
+            raise ModelError(
+                f"tensor {name} of {spec.name} is {tensor.dtype}, and only floats can be averaged: "
+                "register it as a buffer with persistent=False",
+                name=name,
+            )
+        if rounded and tensor.dtype != torch.float32:
+            raise ModelError(
+                f"tensor {name} of {spec.name} is {tensor.dtype}, and only float32 can be rounded on its way to devices: "
+                "make the model float32, or set downlink.encoding to 'float32'",
+                name=name,
+            )
+        if "~" in name or "/" in name:
+            raise ModelError(
+                f"tensor {name} of {spec.name} has '~' or '/' in its name, which are reserved in blobs and for the server's "
+                "state: rename the module or parameter",
+                name=name,
+            )
+    return {name: tensor.detach().cpu().numpy().copy() for name, tensor in spec.weights.items()}
+
+
+def candidate_of(federation: Federation) -> Federation:
+    """The federation as it would be with the candidate in place; an algorithm of another name has its own options only.
+
+    ConfigError names a key that cannot be used."""
+    tables = federation.model_dump(mode="json", exclude_unset=True)
+    table = federation.rollout
+    tables.pop("rollout", None)
+    same = table.algorithm.get("name", federation.algorithm.name) == federation.algorithm.name
+    tables["algorithm"] = {**(tables.get("algorithm", {}) if same else {}), **table.algorithm}
+    for name, each in table.tiers.items():
+        changes = each.model_dump(mode="json", exclude_none=True)
+        tables.setdefault("tiers", {})[name] = {**tables.get("tiers", {}).get(name, {}), **changes}
+    return parse(tables, source="the candidate of [rollout]")
+
+
+def candidates_of(
+    federation: Federation, spec: ModelSpec, tiers: Mapping[str, TierTraining]
+) -> dict[str, TierTraining]:
+    """The candidate of each tier that has one; none without a rollout. ConfigError if its updates would be others than
+    those of ``tiers``, or mean something else."""
+    if not federation.rollout.on:
+        return {}
+    if not tried_tiers(federation):
+        raise ConfigError(
+            f"rollout.tiers has {', '.join(federation.rollout.tiers)}, and the only tier is strong: use its name"
+        )
+    candidates = tiers_of(candidate_of(federation), spec, tried_tiers(federation))
+    for name, candidate in candidates.items():
+        _check_candidate(name, tiers[name].algorithm, candidate.algorithm)
+    return candidates
+
+
+def tried_tiers(federation: Federation) -> tuple[str, ...]:
+    """The tiers that have a candidate."""
+    table, tiers = federation.rollout, tier_tables(federation)
+    return tuple(tiers) if table.algorithm else tuple(name for name in tiers if name in table.tiers)
+
+
+def _check_candidate(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
+    """Raise ConfigError unless the candidate's server side equals that of the algorithm: one server serves both."""
+    if algorithm.whole or candidate.whole:
+        raise refused(
+            tier, "its algorithm needs every device in every round, and a trial compares some with others"
+        )
+    if len(algorithm.exchanges) != len(candidate.exchanges):
+        raise refused(tier, "it has another number of exchanges")
+    for ours, theirs in zip(algorithm.exchanges, candidate.exchanges, strict=True):
+        if ours.form != theirs.form:
+            raise refused(tier, "its updates have another form on the wire, and go into the same sums")
+        if ours.server.name != theirs.server.name or dict(ours.server.state) != dict(theirs.server.state):
+            raise refused(
+                tier,
+                f"the server's step is {theirs.server.name} for it, and {ours.server.name} for the others",
+            )
+        if dict(ours.hyper) != dict(theirs.hyper):
+            raise refused(
+                tier,
+                f"its scalars are {dict(theirs.hyper)}, and a round announces {dict(ours.hyper)} to all: a candidate "
+                "differs in what is compiled, such as batch, steps or momentum",
+            )
+
+
+def refused(tier: str, why: str) -> ConfigError:
+    """Return the error for a tier whose candidate cannot be tried."""
+    return ConfigError(
+        f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.algorithm], or begin another "
+        "federation with it",
+        tier=tier,
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Protocol
 
-from edgefl.config.simulation import ClientsTable, SimulationTable
+from edgefl.config.rounds import ClientsTable, SimulationTable
 from edgefl.data.dataset import Dataset
 from edgefl.wire.tensors import Array
 from edgefl_device.data import sources

@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from edgefl.config import Federation
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.data.dataset import Dataset

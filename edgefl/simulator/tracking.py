@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from edgefl.config import Federation
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.config.text import dump
 from edgefl.errors import ConfigError
 from edgefl.simulator.results import RoundRow, scalars

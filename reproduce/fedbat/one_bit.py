@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgefl.api.federation import load_federation
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.model import submodel_of
-from edgefl.setup.updates import tier_sizes
+from edgefl.setup.training import tier_sizes
 from reproduce.entry import (
     Arm,
     ArmRun,

@@ -15,11 +15,20 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
-from edgefl.setup.candidate import arrays_of, candidate_of, candidates_of, refused, tried_tiers
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import federation_model, submodel_warnings
 from edgefl.setup.runs import run_digest
-from edgefl.setup.training import check_versions, replaced_algorithm, tier_tables, tiers_of
+from edgefl.setup.training import (
+    arrays_of,
+    candidate_of,
+    candidates_of,
+    check_versions,
+    refused,
+    replaced_algorithm,
+    tier_tables,
+    tiers_of,
+    tried_tiers,
+)
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.tensors import Arrays

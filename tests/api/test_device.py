@@ -24,7 +24,7 @@ def test_the_engines_process_has_a_limit_also_where_nobody_named_one(
         asked.update(named)
         raise ConfigError("it is not opened")
 
-    monkeypatch.setattr("edgefl_device.sandbox.engine.open_sandboxed", refuse)
+    monkeypatch.setattr("edgefl_device.sandbox.process.open_sandboxed", refuse)
     limits = DeviceLimits(memory=offered, sandbox="always")
     with pytest.raises(ConfigError):
         edgefl.Agent("phone", tmp_path, folder=tmp_path, limits=limits)

@@ -17,7 +17,7 @@ from edgefl.config import parse
 from edgefl.data.text.vocabulary import words
 from edgefl.errors import ConfigError, DataError, ExportError
 from edgefl.setup.data import open_data
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec
 from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader

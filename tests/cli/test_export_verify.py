@@ -11,8 +11,7 @@ from edgefl.api.model import sample_spec
 from edgefl.config import parse, without_devices
 from edgefl.errors import BundleError, ConfigError, ModelError
 from edgefl.models.zoo.catalog import build_model
-from edgefl.setup.model import federation_model
-from edgefl.setup.samples import data_spec, samples_like
+from edgefl.setup.model import data_spec, federation_model, samples_like
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl_server.coordinator.roster import TierRule, tier_of

@@ -14,8 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions
-from edgefl_device.conditions import ConditionsMonitor, ConditionsSensor, heat, parse_conditions
-from edgefl_device.policy import command_output, not_metered
+from edgefl_device.policy import (
+    ConditionsMonitor,
+    ConditionsSensor,
+    command_output,
+    heat,
+    not_metered,
+    parse_conditions,
+)
 from tests.device_runtime.policies import ALL_HOLD, Facts, rules
 
 WAIT_S = 300.0
@@ -145,7 +151,7 @@ class WokenSession:
 
 def test_changes_are_reported_once_and_readings_do_not_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
     now, sensor, session = [0.0], SlowSensor(), WokenSession()
-    monkeypatch.setattr("edgefl_device.conditions.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("edgefl_device.policy.time", SimpleNamespace(monotonic=lambda: now[0]))
     monitor = ConditionsMonitor(sensor, 10.0, session)  # type: ignore[arg-type]
     sensor.go.set()
     monitor.begin()

@@ -21,7 +21,7 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits
 from edgefl_device.engine.base import Engine
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_device.sandbox.engine import open_sandboxed
+from edgefl_device.sandbox.process import open_sandboxed
 from tests.device_runtime import tiny
 
 Made = Sequence[tuple[Graph, bytes]]

@@ -10,8 +10,8 @@ from edgefl.config import Federation, parse
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError
 from edgefl.setup.bundles import outline_of
-from edgefl.setup.candidate import candidate_of
 from edgefl.setup.runs import run_digest
+from edgefl.setup.training import candidate_of
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_export.compiler.request import Exchange, TierTraining
 from edgefl_server.compose import BundleFor, composed

@@ -9,7 +9,7 @@ import pytest
 
 import edgefl
 from edgefl.api.simulate import Simulation
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.errors import ConfigError
 from edgefl.simulator.trainers.local_rounds import Attack
 from edgefl.wire.regions import Block, Region

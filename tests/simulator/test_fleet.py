@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 import edgefl
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
 from edgefl.simulator.clients import ClientWork, SimulatedFleet

@@ -12,7 +12,7 @@ import torch
 
 import edgefl
 from edgefl.config import parse
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ConfigError, ParticipationError, StoreError

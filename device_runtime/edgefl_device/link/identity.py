@@ -27,8 +27,7 @@ from edgefl.wire.mqtt.envelope import Envelope, MessageCounter, MessageSigner, u
 from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl_device.config import DeviceLog
-from edgefl_device.store.database import Store
-from edgefl_device.store.file import facts_in
+from edgefl_device.store.database import Store, facts_in
 
 KEY_FILE = "device.key"
 EXECUTABLE = frozenset({"executorch"})

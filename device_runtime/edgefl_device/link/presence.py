@@ -14,12 +14,11 @@ from edgefl.wire.enrolment import proof
 from edgefl.wire.mqtt.messages import COME_LATER, UNKNOWN_CONDITIONS, Ack, Hello, Round
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl_device.conditions import ConditionsMonitor, ConditionsSensor
 from edgefl_device.config import AgentConfig
 from edgefl_device.engine.base import Engine
 from edgefl_device.host import agent_version
 from edgefl_device.link.identity import SignedSession
-from edgefl_device.policy import OwnerRules
+from edgefl_device.policy import ConditionsMonitor, ConditionsSensor, OwnerRules
 
 SOONEST_S, LATEST_S = 1.0, 6 * 3600.0
 """Bounds of the time after which a server without room may have a device come again."""

@@ -20,7 +20,7 @@ from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
 from edgefl_device.host import anonymous_bytes
 from edgefl_device.round.autotune import Autotuner, GraphVariants
 from edgefl_device.round.job import Job
-from edgefl_device.sandbox.engine import used_bytes
+from edgefl_device.sandbox.process import used_bytes
 from edgefl_device.store.database import Checkpoint
 
 

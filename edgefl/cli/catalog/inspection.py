@@ -1,4 +1,4 @@
-"""``edgefl ls``, ``edgefl inspect`` and ``edgefl validate``: look at what there is before running it."""
+"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate`` and ``edgefl cache``: look at what there is."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from edgefl.config import Federation
     from edgefl.wire.bundle.manifest import Manifest
     from edgefl.wire.update.form import UpdateSize
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edgefl_export.compiler.cache import BundleCache, CacheEntry
 
 BrokerProfile = StrEnum("BrokerProfile", ["aws"])
 Catalog = StrEnum(
@@ -313,7 +318,7 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
     from edgefl.setup.tiers import completed
-    from edgefl.setup.updates import announcement, tier_sizes
+    from edgefl.setup.training import announcement, tier_sizes
 
     spec = federation_model(federation, open_data(federation))
     initial = {name: tensor.numpy() for name, tensor in spec.weights.items()}
@@ -365,3 +370,103 @@ def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for row in rows
     ]
     return [{key: value for key, value in row.items() if key not in ("bytes", "ratio")} for row in lines]
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="remove all of them")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+) -> None:
+    """List the compiled bundles that are kept, or remove them.
+
+    A bundle is compiled once for the same model, tier, algorithm, codec, samples, versions and source of edgefl; after that
+    `edgefl run`, `server`, `export` and `profile` take it from here. What was longest not used goes when the folder grows
+    beyond its limit. The environment variable EDGEFL_CACHE names another folder.
+
+    Examples:
+
+      edgefl cache
+
+      edgefl cache --clear
+
+      edgefl cache --json
+    """
+
+    from edgefl_export.compiler.cache import BundleCache, short_path
+
+    kept = BundleCache.of_user()
+    if clear:
+        nbytes = kept.nbytes
+        removed = kept.clear()
+        if as_json:
+            print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
+        else:
+            text = f"removed {_counted(removed)}, {size(nbytes)}, from {short_path(kept.folder)}"
+            console.print(text)
+        return
+    entries = kept.entries()
+    if as_json:
+        print_json(_cache_object(kept, entries))
+        return
+    console.print(
+        f"{short_path(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
+        f"{size(kept.limit)}"
+    )
+    if entries:
+        print_table("bundles", [_cache_row(each) for each in entries])
+
+
+def _cache_object(kept: BundleCache, entries: list[CacheEntry]) -> dict[str, Any]:
+    return {
+        "folder": str(kept.folder),
+        "bytes": sum(each.nbytes for each in entries),
+        "limit": kept.limit,
+        "bundles": [
+            {
+                "file": str(each.path),
+                **_entry_facts(each),
+                "bytes": each.nbytes,
+                "used": _date(each).isoformat(),
+            }
+            for each in entries
+        ],
+    }
+
+
+def _cache_row(entry: CacheEntry) -> dict[str, Any]:
+    about = _entry_facts(entry)
+    if not about["whole"]:
+        return {"model": "damaged", "tier": "", "algorithm": "", "format": ""} | _last(entry)
+    tier = f"{about['tier']} ({about['exchange']})" if about["exchange"] else about["tier"]
+    return {
+        "model": about["model"],
+        "tier": tier,
+        "algorithm": about["algorithm"],
+        "format": about["format"],
+        **_last(entry),
+    }
+
+
+def _last(entry: CacheEntry) -> dict[str, str]:
+    return {"size": size(entry.nbytes), "last used": _date(entry).strftime("%Y-%m-%d %H:%M")}
+
+
+def _entry_facts(entry: CacheEntry) -> dict[str, Any]:
+    manifest = entry.manifest
+    if manifest is None:
+        return {"whole": False}
+    return {
+        "whole": True,
+        "model": manifest.model,
+        "tier": manifest.tier,
+        "exchange": manifest.exchange,
+        "algorithm": manifest.program,
+        "format": manifest.format,
+    }
+
+
+def _counted(bundles: int) -> str:
+    return f"{bundles} bundle{'' if bundles == 1 else 's'}"
+
+
+def _date(entry: CacheEntry) -> datetime:
+    return datetime.fromtimestamp(entry.used).astimezone()

@@ -201,7 +201,7 @@ def _export_fitting(
     from edgefl.cli.models.plan import overrides, planned, read_device, suited
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
-    from edgefl.setup.samples import model_with_samples
+    from edgefl.setup.model import model_with_samples
     from edgefl.submodels.catalog import Size
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_export.compiler.compiler import check_installed

@@ -118,7 +118,7 @@ def plan(
 def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation, ModelSpec]:
     """A federation file's model is fitted to its data; without any, the model has its own default input."""
     from edgefl.config import load, without_devices
-    from edgefl.setup.samples import model_with_samples
+    from edgefl.setup.model import model_with_samples
 
     federation = without_devices(load(config, settings))
     return federation, model_with_samples(federation)[0]

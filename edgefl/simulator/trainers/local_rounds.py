@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from edgefl.config.simulation import SimulationTable
+from edgefl.config.rounds import SimulationTable
 from edgefl.errors import ConfigError, UpdateRejected
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import Functions

@@ -15,8 +15,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import ServerTrust
-from edgefl_device.store.database import Store
-from edgefl_device.store.file import FILE
+from edgefl_device.store.database import FILE, Store
 from tests.analysis.personal.tiers import Tier
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.device_runtime.personal.asked import CHUNK, announcement, invoked, run, samples

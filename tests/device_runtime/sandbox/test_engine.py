@@ -20,9 +20,9 @@ from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.limits import Limits
 from edgefl_device.engine import open_engine
 from edgefl_device.round import offline
-from edgefl_device.sandbox import engine as sandbox
-from edgefl_device.sandbox.engine import SandboxedEngine, open_sandboxed
+from edgefl_device.sandbox import process as sandbox
 from edgefl_device.sandbox.messages import Tensor, Tensors
+from edgefl_device.sandbox.process import SandboxedEngine, open_sandboxed
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer
@@ -116,7 +116,7 @@ def opened_in(folder: Path, code: str, **variables: str) -> str:
     script = (
         "import os, sys; from pathlib import Path; import numpy as np\n"
         f"{variables.pop('first', '')}\n"
-        "from edgefl_device.sandbox.engine import open_sandboxed\n"
+        "from edgefl_device.sandbox.process import open_sandboxed\n"
         "from edgefl.wire.limits import Limits\n"
         "e = open_sandboxed('onnx', 1, 0, pages=Path('store/engine'), memory_bytes=0, limits=Limits())\n"
         f"{code}\n"
@@ -212,7 +212,7 @@ def test_the_process_outlives_the_thread_that_started_it(boxed: SandboxedEngine)
 def test_the_process_ends_with_the_agent_also_in_a_step_without_end(tmp_path: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from edgefl_device.sandbox.engine import open_sandboxed\n"
+        "from edgefl_device.sandbox.process import open_sandboxed\n"
         "from edgefl.wire.limits import Limits\n"
         "e = open_sandboxed('onnx', 1, 0, pages=Path(sys.argv[1]), memory_bytes=0, limits=Limits())\n"
         "print(e._process.process.pid, flush=True)\n"
