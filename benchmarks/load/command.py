@@ -25,7 +25,7 @@ from benchmarks.load.settings import BehaviourShares, LoadCounts, LoadSettings, 
 from benchmarks.load.state import FleetState, Say
 from benchmarks.options import ShareOfTasks, with_options
 from edgefl.api.progress import reporting
-from edgefl.cli.options import Broker, EngineName, PasswordFile, address, parse_bytes, parse_limits
+from edgefl.cli.options import Broker, EngineChoice, PasswordFile, address, parse_bytes, parse_limits
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.errors import BrokerError
 from edgefl.lab.broker import check_room
@@ -46,8 +46,8 @@ class LoadOptions:
     tier: Annotated[str, typer.Option(help="the tier that they ask for; default: the server decides")] = ""
     memory: Annotated[str, typer.Option(help="memory that each reports")] = "16GiB"
     samples: Annotated[int, typer.Option(min=1, help="samples that each reports")] = 100
-    format: Annotated[EngineName, typer.Option(help="format of the bundles that they expect")] = (
-        EngineName.onnx
+    format: Annotated[EngineChoice, typer.Option(help="format of the bundles that they expect")] = (
+        EngineChoice.onnx
     )
     fetch: Annotated[bool, typer.Option("--fetch", help="fetch bundle and weights too")] = False
     train: Annotated[float, typer.Option(min=0, help="seconds from a task to its update")] = 0.0

@@ -28,7 +28,7 @@ from benchmarks.options import Json
 from benchmarks.results import print_rows
 from edgefl.api.progress import reporting
 from edgefl.api.training import Target
-from edgefl.cli.options import EngineName
+from edgefl.cli.options import EngineChoice
 from edgefl.cli.output import errors, print_table
 
 LibraryName = StrEnum("LibraryName", ["plain", "transformers", "torchvision", "timm"])
@@ -50,7 +50,7 @@ def models(
         bool,
         typer.Option("--held-out", help="others: a list that was written before any of them was tried"),
     ] = False,
-    engine: Annotated[list[EngineName] | None, typer.Option(help="may be repeated; default: both")] = None,
+    engine: Annotated[list[EngineChoice] | None, typer.Option(help="may be repeated; default: both")] = None,
     batch: Annotated[int, typer.Option(min=2, help="rows of a step")] = 8,
     seconds: Annotated[
         float, typer.Option(min=1, help="most of one architecture, on all engines")

@@ -34,7 +34,7 @@ from benchmarks.train_step.eager import built
 from benchmarks.train_step.tuning import take_fastest
 from edgefl import algorithms
 from edgefl.algorithms.activations import stored
-from edgefl.cli.options import Activations, EngineName, ModelOptions, parse_memory_budget
+from edgefl.cli.options import Activations, EngineChoice, ModelOptions, parse_memory_budget
 from edgefl.cli.output import errors, print_table
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import role_of
@@ -64,7 +64,7 @@ class TrainStepOptions:
         list[str] | None, typer.Option(help="a model of `edgefl ls models`, may be repeated; default: eight")
     ] = None
     batch: Annotated[int, typer.Option(min=1, help="samples per step")] = 32
-    target: Annotated[EngineName, typer.Option(help="what is exported and measured")] = EngineName.onnx
+    target: Annotated[EngineChoice, typer.Option(help="what is exported and measured")] = EngineChoice.onnx
     threads: Annotated[int, typer.Option(min=1, help="threads of every engine; a device's default is 1")] = 1
     repeat: Annotated[int, typer.Option(min=1, help="blocks of steps per engine")] = 5
     tier: Annotated[str, typer.Option(help="the part that is trained; strong is all")] = "strong"

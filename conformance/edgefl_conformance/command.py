@@ -10,7 +10,7 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli import interrupts, reported_errors
-from edgefl.cli.options import EngineName, help_of, writable_folder
+from edgefl.cli.options import EngineChoice, help_of, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="how the agent is started")],
     engine: Annotated[
-        EngineName, typer.Option(help="runtime that runs the agent's graphs")
-    ] = EngineName.onnx,
+        EngineChoice, typer.Option(help="runtime that runs the agent's graphs")
+    ] = EngineChoice.onnx,
     only: Annotated[
         list[str] | None, typer.Option(help="cases or groups by name, * allowed; may be repeated")
     ] = None,
@@ -131,7 +131,7 @@ def vectors(
         "vectors"
     ),
     engine: Annotated[
-        list[EngineName] | None,
+        list[EngineChoice] | None,
         typer.Option(help="engine to run the rounds by; may be repeated; default: both"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="the rows of the index")] = False,
@@ -153,7 +153,7 @@ def vectors(
     from edgefl_conformance.vectors.write import write_vectors
 
     with reporting("running the rounds"):
-        rows = write_vectors(out, tuple(each.value for each in engine or EngineName))
+        rows = write_vectors(out, tuple(each.value for each in engine or EngineChoice))
     if as_json:
         print_json(rows)
         return

@@ -26,7 +26,7 @@ from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.text import unknown
 
 
-class EngineName(StrEnum):
+class EngineChoice(StrEnum):
     """Values of --engine, --format and --target."""
 
     onnx = "onnx"
@@ -54,7 +54,7 @@ BadRowsOption = Annotated[
     BadRows, typer.Option(help="rows that cannot be read or do not fit: refuse the data, or leave them out")
 ]
 Engines = Annotated[
-    list[EngineName] | None, typer.Option(help="may be repeated; default: those that are installed")
+    list[EngineChoice] | None, typer.Option(help="may be repeated; default: those that are installed")
 ]
 LocalData = Annotated[
     Path, typer.Option(help="local data: .npz, folder of arrays, class folders, CSV, JSON lines, text")

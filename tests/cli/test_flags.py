@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from edgefl.cli.commands import app
-from edgefl.cli.options import EngineName, in_flags
+from edgefl.cli.options import EngineChoice, in_flags
 from edgefl.wire.bundle.formats import FORMATS
 
 COMMAND = typer.main.get_command(app)
@@ -68,4 +68,4 @@ def _text(part: ast.expr) -> str:
 
 
 def test_an_engine_can_be_chosen_for_each_format() -> None:
-    assert [engine.value for engine in EngineName] == list(FORMATS)
+    assert [engine.value for engine in EngineChoice] == list(FORMATS)

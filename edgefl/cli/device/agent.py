@@ -72,8 +72,8 @@ def device(
         str, typer.Option(help="memory this device offers, like 64MiB; default: what it has")
     ] = "",
     engine: Annotated[
-        options.EngineName, typer.Option(help="runtime that runs the graphs")
-    ] = options.EngineName.onnx,
+        options.EngineChoice, typer.Option(help="runtime that runs the graphs")
+    ] = options.EngineChoice.onnx,
     threads: Annotated[
         int, typer.Option(min=0, help="most threads of the engine; 0: its processors where tuned, else 1")
     ] = 0,

@@ -56,8 +56,8 @@ def personalize(
         typer.Option(help="folder for what is fetched; default: ~/.edgefl/FEDERATION/ID/personalize"),
     ] = None,
     engine: Annotated[
-        options.EngineName, typer.Option(help="runtime that runs the graphs")
-    ] = options.EngineName.onnx,
+        options.EngineChoice, typer.Option(help="runtime that runs the graphs")
+    ] = options.EngineChoice.onnx,
     threads: Annotated[int, typer.Option(min=1, help="threads of the engine")] = 1,
     limit: Annotated[list[str] | None, typer.Option(help="a limit as key=value, e.g. fetch_window=4")] = None,
     server_key: Annotated[

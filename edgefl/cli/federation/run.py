@@ -23,7 +23,7 @@ from edgefl.cli.federation.web import (
     page_beside,
     web_beside,
 )
-from edgefl.cli.options import EngineName, HelpAll, ModelName, Seed, writable_folder
+from edgefl.cli.options import EngineChoice, HelpAll, ModelName, Seed, writable_folder
 from edgefl.cli.output import console, errors, print_json
 from edgefl.wire.text import metric_text
 
@@ -72,7 +72,7 @@ def run(
         ),
     ] = None,
     engine: Annotated[
-        EngineName | None,
+        EngineChoice | None,
         typer.Option(
             rich_help_panel=MACHINE, help="runtime of every device; default: as each tier of the file says"
         ),

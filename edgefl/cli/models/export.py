@@ -11,7 +11,7 @@ import typer
 from edgefl.api.progress import reporting
 from edgefl.cli.options import (
     Activations,
-    EngineName,
+    EngineChoice,
     ModelName,
     ModelOptions,
     OutputsMode,
@@ -40,7 +40,7 @@ def export(
     option: ModelOptions = None,
     tier: Annotated[list[str] | None, typer.Option(help="only this tier; may be repeated")] = None,
     format: Annotated[
-        list[EngineName] | None,
+        list[EngineChoice] | None,
         typer.Option(help="of the bundles; may be repeated; default: as the file says, or onnx"),
     ] = None,
     outputs: Annotated[

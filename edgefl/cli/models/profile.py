@@ -31,7 +31,7 @@ def profile(
         ),
     ] = None,
     engine: Annotated[
-        options.EngineName | None, typer.Option(help="default: the one that runs the bundle")
+        options.EngineChoice | None, typer.Option(help="default: the one that runs the bundle")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="samples a step; fixed in a bundle")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="counted calls of each graph")] = 20,
