@@ -62,15 +62,14 @@ def models(
     page: Annotated[
         Path | None, typer.Option(help="Markdown file to write, of all rows that are kept")
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="make rows anew that are in the file")] = False,
     as_json: Json = False,
 ) -> None:
     """Try unmodified architectures that others wrote: cut, exported, trained by each engine, compared with torch.
 
     Small models of the installed ones of transformers, torchvision and timm, and plain code. Each runs in a process of its
-    own, so that a crash or timeout ends nothing else. With --out a finished row is kept and only missing engines are tried;
-    --again tries it anew. Each row is printed to stderr as soon as it is finished. With --jobs several run in parallel,
-    which is faster but makes step times worse.
+    own, so that a crash or timeout ends nothing else. With --out a finished row is kept and only missing engines are tried:
+    delete its line to try it anew. Each row is printed to stderr as soon as it is finished. With --jobs several run in
+    parallel, which is faster but makes step times worse.
 
     Examples:
 
@@ -92,7 +91,7 @@ def models(
         errors.print(f"{name} is not installed: {count} architectures are left out")
     rows = read(out) if out else {}
     waiting = [
-        (each, engines if again or each.path not in rows else rows[each.path].lacks(engines))
+        (each, rows[each.path].lacks(engines) if each.path in rows else engines)
         for each in architectures
         if each.library not in absent
     ]

@@ -91,7 +91,9 @@ class DeviceAgent:
         self.session = self._open_session()
         self._signed = signed = SignedSession(self.session, self._signer)
         self._trust = trust = ServerTrust(store, config.server_keys, log)
-        self.fetcher = fetcher = Fetcher(self.session, topics, store, limits, _mirrors(config, log))
+        allowed, ca_file = config.policy.mirrors, config.broker.ca_file
+        mirrors = Mirrors(limits, config.mirrors, allowed=allowed, ca_file=ca_file, log=log)
+        self.fetcher = fetcher = Fetcher(self.session, topics, store, limits, mirrors)
         self.outbox = Outbox(signed, mine, store, limits, log)
 
         # Rounds and profiles.
@@ -342,11 +344,6 @@ class _Upkeep:
         )
         parts = [f"{count} messages so far {text}" for count, text in zip(drops, texts, strict=True) if count]
         agent.log.event("limited", "; ".join(parts), dropped=drops[0], refused=drops[1])
-
-
-def _mirrors(config: AgentConfig, log: DeviceLog) -> Mirrors:
-    allowed, ca_file = config.policy.mirrors, config.broker.ca_file
-    return Mirrors(config.limits, config.mirrors, allowed=allowed, ca_file=ca_file, log=log)
 
 
 def _open_store(config: AgentConfig) -> Store:

@@ -16,7 +16,7 @@ from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.analysis.personal.report import EvaluationSetting as PersonalSetting
 from edgefl.analysis.personal.report import PersonalReport
-from edgefl.api.federation import demo_federation, load_federation
+from edgefl.api.federation import federation_of
 from edgefl.api.progress import reporting
 from edgefl.api.run import Run, load_run
 from edgefl.api.simulate import Simulation
@@ -151,16 +151,14 @@ def _source(
     source: Run | Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Federation, Arrays | None, str]:
     """The federation, a run's weights, and what to call them."""
-    given: dict[str, object] = {"data.dir": str(Path(data).resolve())} if data else {}
-    if source is None:
-        return demo_federation(given), None, "initial weights"
-    if isinstance(source, Federation):
-        table = source.data.model_copy(update={"dir": given["data.dir"]} if given else {})
-        return source.model_copy(update={"data": table}), None, "initial weights"
-    if not isinstance(source, Run) and not Path(source).is_dir():
-        return load_federation(source, given), None, "initial weights"
+    if (
+        source is None
+        or isinstance(source, Federation)
+        or not (isinstance(source, Run) or Path(source).is_dir())
+    ):
+        return federation_of(source, data=data), None, "initial weights"
     run = source if isinstance(source, Run) else load_run(source)
-    return load_federation(run.path, given), run.model, str(run.weights)
+    return federation_of(run.path, data=data), run.model, str(run.weights)
 
 
 def _setting(

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from edgefl.api.federation import federation_of
 from edgefl.api.progress import reporting
 from edgefl.api.training import checked_argument
-from edgefl.config import Federation, load, without_devices
+from edgefl.config import Federation, without_devices
 from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import ConfigError
 from edgefl.lab.deployment import BnEval, Deployment, DeploymentBuilder, deployed_submodel
@@ -129,21 +130,16 @@ def _opened(
     # What the server keeps beside the model has a slash in its name. Checkpoints have a folder of their own.
     weights = {name: array for name, array in read_weights(file).items() if "/" not in name}
     folders = list(file.resolve().parents)[:2]
-    given = {"data.dir": str(Path(data).resolve())} if data else {}
-    if isinstance(federation, Federation):
-        table = federation.data.model_copy(update={"dir": given["data.dir"]} if given else {})
-        settings = federation.model_copy(update={"data": table})
-    else:
+    if federation is None:
         configs = (folder / name for folder in folders for name in (CONFIG_NAME, SIMULATION_CONFIG))
-        path = Path(federation) if federation else next((each for each in configs if each.is_file()), None)
-        if path is None:
+        federation = next((each for each in configs if each.is_file()), None)
+        if federation is None:
             raise ConfigError(
                 f"expected {CONFIG_NAME} of a run or {SIMULATION_CONFIG} of a simulation in the folder of {source}, found "
                 "neither; name the federation that the model was trained with (`federation`)",
                 weights=str(source),
             )
-        settings = load(path, given)
-    settings = without_devices(settings)
+    settings = without_devices(federation_of(federation, data=data))
     return weights, settings, _origin(settings.federation.name, folders, file)
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.analysis.spread import DataSpread, spread_of
-from edgefl.api.federation import demo_federation, load_federation
+from edgefl.api.federation import federation_of
 from edgefl.api.progress import reporting
 from edgefl.config import Federation
 from edgefl.data.partition import histograms
 from edgefl.setup.data import has_classes, how_spread, open_data, partition
 from edgefl.setup.tiers import completed, device_names
-from edgefl.wire.limits import checked_seed
 
 
 def spread(
@@ -36,7 +35,7 @@ def spread(
 
     >>> edgefl.spread("federation.toml", devices=100).classes_held
     """
-    settings = _read(federation, seed, data)
+    settings = federation_of(federation, data=data, seed=seed)
     count = devices or len(device_names(completed(settings)))
     with reporting("reading the data and spreading it over the devices"):
         dataset = open_data(settings)
@@ -50,17 +49,3 @@ def spread(
     names = dataset.names or tuple(str(label) for label in range(dataset.classes))
     counts = histograms(dataset.train_y, parts, dataset.classes)
     return spread_of(dataset.name, how, own_seed, samples, names, counts, owners)
-
-
-def _read(
-    federation: Federation | str | Path | None, seed: int | None, data: str | Path | None
-) -> Federation:
-    given: dict[str, object] = {} if seed is None else {"federation.seed": checked_seed(seed)}
-    given |= {"data.dir": str(Path(data).resolve())} if data else {}
-    if not isinstance(federation, Federation):
-        return demo_federation(given) if federation is None else load_federation(federation, given)
-    tables = {
-        "federation": federation.federation.model_copy(update={} if seed is None else {"seed": seed}),
-        "data": federation.data.model_copy(update={"dir": given["data.dir"]} if data else {}),
-    }
-    return federation.model_copy(update=tables)

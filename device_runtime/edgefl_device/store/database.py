@@ -278,26 +278,14 @@ ChunkRef = tuple[BlobRef, int]
 """A chunk of a blob, by its index."""
 
 
-@dataclass(frozen=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True):
     """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes;
     ``shard``: below which topics."""
 
     run: str
     round: int
     nonce: str
-    data: Piece = b""
-    ask: bool = False
-    shard: int = NO_SHARD
-
-
-class _StoredOutgoing(msgspec.Struct):
-    """An :class:`Outgoing` as the store holds it."""
-
-    run: str
-    round: int
-    nonce: str
-    data: memoryview
+    data: memoryview = memoryview(b"")
     ask: bool = False
     shard: int = NO_SHARD
 
@@ -515,7 +503,7 @@ class Store(StoreFile):
         ``data``: the encoded update in pieces, replaces ``outgoing.data``. Nothing is joined in memory.
         """
         body = data or [outgoing.data]
-        fields = {key: value for key, value in vars(outgoing).items() if key != "data"}
+        fields = {key: value for key, value in msgspec.structs.asdict(outgoing).items() if key != "data"}
         head = with_last_bytes(msgspec.msgpack.encode({**fields, "data": b""}), sum(map(len, body)))
         with self._transaction(durable=True) as db:
             db.execute("DELETE FROM outbox WHERE nonce = ?", (outgoing.nonce,))
@@ -536,7 +524,7 @@ class Store(StoreFile):
         with self._reading() as db, db.blobopen("outbox", "data", row, readonly=True) as blob:
             data = blob.read()  # a selected value would be copied twice
         try:
-            return Outgoing(**msgspec.structs.asdict(msgspec.msgpack.decode(data, type=_StoredOutgoing)))
+            return msgspec.msgpack.decode(data, type=Outgoing)
         except MALFORMED as error:
             with self._transaction() as db:
                 db.execute("DELETE FROM outbox WHERE rowid = ?", (row,))

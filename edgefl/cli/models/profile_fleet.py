@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from edgefl.wire.bundle.archive import BundleArchive
     from edgefl.wire.bundle.profiles import BundleProfile
     from edgefl.wire.mqtt.address import Address
-    from edgefl_server.profiling.reports import DeviceReport, FleetReport
 
 _MOST_DEVICES_LISTED = 20
 
@@ -85,8 +84,6 @@ def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> 
 
     ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
     """
-    from edgefl_server.profiling.reports import merged, record
-
     report = _asked(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)

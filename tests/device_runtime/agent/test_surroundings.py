@@ -20,7 +20,6 @@ from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedSe
 from tests.device_runtime.tiny import World
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_up
-from tests.wire.mqtt.test_broker_limits import LimitedBroker
 from tests.wire.mqtt.test_neighbours import announce
 
 
@@ -52,7 +51,7 @@ def test_a_device_with_another_federation_s_name_tells_who_is_there(
     [("retain_available false", "takes no retained messages"), ("max_packet_size 280", "280 at most")],
 )
 def test_a_device_ends_at_a_limit_without_retry(tmp_path: Path, soon: Limits, line: str, named: str) -> None:
-    broker = LimitedBroker(tmp_path, line)
+    broker = Mosquitto(tmp_path, line)
     broker.start()
     agent = RunningAgent("a", broker.address, tmp_path, soon)
     error = agent.ended()

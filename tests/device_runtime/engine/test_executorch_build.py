@@ -66,7 +66,7 @@ def test_one_that_anybody_could_have_written_is_compiled_again(cache: Path) -> N
 
 
 def test_a_packaged_one_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = build.build(WHEEL, build.package_folder())
+    made = build.build_engine()[0]
     no_compiler(monkeypatch, tmp_path)
 
     assert build.binding(WHEEL, pytest.fail) == made

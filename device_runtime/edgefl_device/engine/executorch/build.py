@@ -106,7 +106,7 @@ def build_engine(into: Path | None = None) -> tuple[Path, str]:
     """Compile the binding to the installed executorch now, into a folder (default: the package, where a device looks
     first). Gives the file and executorch's version. ConfigError where executorch or a compiler is missing."""
     wheel = find_wheel()
-    return build(wheel, into or package_folder()), wheel.version
+    return build(wheel, into or _SOURCE.parent), wheel.version
 
 
 def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
@@ -161,11 +161,6 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(place)
-
-
-def package_folder() -> Path:
-    """Return the folder in which a binding is looked up first."""
-    return _SOURCE.parent
 
 
 def _compiler() -> list[str]:

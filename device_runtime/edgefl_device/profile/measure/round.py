@@ -52,21 +52,9 @@ class WatchedEngine:
     sampler: MemorySampler
     stages: list[RoundStage] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def version(self) -> str:
-        return self.inner.version
-
-    @property
-    def format(self) -> str:
-        return self.inner.format
-
-    @property
-    def thread_counts(self) -> tuple[int, ...]:
-        return self.inner.thread_counts
+    def __post_init__(self) -> None:
+        self.name, self.version = self.inner.name, self.inner.version
+        self.format, self.thread_counts = self.inner.format, self.inner.thread_counts
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
         start = time.perf_counter()
