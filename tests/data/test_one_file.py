@@ -18,7 +18,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
 from edgefl.models.user_factory import factory_of
 from edgefl.setup.data import open_data, partition
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SoundReader, TableReader
 from edgefl_device.data.samples import LabelSpec

@@ -24,8 +24,7 @@ from edgefl.data.datasets import digits
 from edgefl.lab.faults.schedule import load_schedule
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.model import federation_model, submodel_of
-from edgefl.setup.samples import data_spec
+from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SoundReader

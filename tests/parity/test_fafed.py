@@ -21,7 +21,7 @@ from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.objective.objective import Objective
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
@@ -213,7 +213,7 @@ def previous(given: Tensors) -> Tensors:
 
 def on_device(
     exchange: Algorithm, given: Tensors, carry: Tensors, folder: Path, form: str
-) -> tuple[RoundResult, Bundle]:
+) -> tuple[RoundResult, BundleArchive]:
     data = DataSpec(shape=(1, SIDE, SIDE), dtype="float32", classes=CLASSES)
     bundle = build_bundle(exchange, UNITS, model="cnn", tier="all", data=data, format=form)
     contents = by_unit({name: tensor.numpy() for name, tensor in given.items()}, UNITS)

@@ -36,7 +36,7 @@ from edgefl.models.zoo.basic import bilstm
 from edgefl.objective.derivatives import counting
 from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build
-from edgefl_device.data.support import UserShards
+from edgefl_device.data.support import SampleShards
 from edgefl_device.personal.personalize import AdaptationPoint
 from tests.analysis.personal.conftest import Leave
 from tests.analysis.personal.users import BATCH, evaluate_users, personal, users_of, whole
@@ -196,7 +196,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
 
 def test_shards_that_share_a_sample_are_refused() -> None:
     with pytest.raises(DataError, match="different rows"):
-        User(0, torch.zeros(5, 2), torch.zeros(5), UserShards(np.arange(3), np.arange(2, 5)))
+        User(0, torch.zeros(5, 2), torch.zeros(5), SampleShards(np.arange(3), np.arange(2, 5)))
 
 
 def test_an_algorithm_that_cannot_personalize_is_named() -> None:

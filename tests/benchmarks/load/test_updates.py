@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks.load import packets
 from benchmarks.load.packets import Packet, Parser
 from benchmarks.load.settings import BehaviourShares, LoadSettings, quantile
-from benchmarks.load.updates import MessageSigner, OutgoingUpdate, UpdateTemplate, garbage, values_of
+from benchmarks.load.updates import LoadSigner, OutgoingUpdate, UpdateTemplate, garbage, values_of
 from edgefl.errors import ConfigError, ProtocolError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
@@ -46,7 +46,7 @@ def port(name: str, dtype: str, *shape: int, **more: Any) -> Port:
     return Port(name=f"update.{name}", role="update", dtype=dtype, shape=shape, **more)
 
 
-def chunks(outgoing: OutgoingUpdate, voice: MessageSigner) -> list[UpdateChunk]:
+def chunks(outgoing: OutgoingUpdate, voice: LoadSigner) -> list[UpdateChunk]:
     """As the server opens them: every signature holds."""
     found = []
     for index in range(outgoing.count):
@@ -65,7 +65,7 @@ def test_the_chunks_of_an_update_are_the_update(entries: int, room: int, device:
     values = tensors.dump({"a": np.arange(entries, dtype=np.float32)})
     template = UpdateTemplate.of(manifest(), values, ROUND, TASK, room + 512)
     outgoing = template.update(device, TASK, samples=12)
-    pieces = chunks(outgoing, MessageSigner("0", device))
+    pieces = chunks(outgoing, LoadSigner("0", device))
     whole = b"".join(piece.data for piece in pieces)
 
     assert [piece.index for piece in pieces] == list(range(len(pieces)))
@@ -87,7 +87,7 @@ def test_two_devices_share_a_template_and_nothing_else() -> None:
     third = template.update("load-00001", other, 1)
     assert len({first.sha256, second.sha256, third.sha256}) == 3
     for outgoing in (first, second, third, first):
-        whole = b"".join(piece.data for piece in chunks(outgoing, MessageSigner("0", "load-00001")))
+        whole = b"".join(piece.data for piece in chunks(outgoing, LoadSigner("0", "load-00001")))
         assert hashlib.sha256(whole).hexdigest() == outgoing.sha256
 
 
@@ -95,7 +95,7 @@ def test_garbage_is_whole_and_no_update() -> None:
     outgoing = garbage(
         UpdateTemplate.of(manifest(), bytes(5000), ROUND, TASK, 2048).update("d", TASK, 1), b"\xc1" * 1600
     )
-    pieces = chunks(outgoing, MessageSigner("0", "d"))
+    pieces = chunks(outgoing, LoadSigner("0", "d"))
     whole = b"".join(piece.data for piece in pieces)
     assert whole == b"\xc1" * 1600 and pieces[0].sha256 == hashlib.sha256(whole).hexdigest()
 
@@ -115,12 +115,12 @@ def test_masks_are_refused() -> None:
 
 
 def test_a_signer_is_the_same_at_the_next_start_and_goes_on() -> None:
-    first = MessageSigner("0", "a")
+    first = LoadSigner("0", "a")
     said = open_message(Status, "t", first.seal("t", Status(online=True)))
-    again = MessageSigner("0", "a")
+    again = LoadSigner("0", "a")
     later = open_message(Status, "t", again.seal("t", Status(online=True)))
     assert said.key == later.key == first.public and later.at > said.at
-    assert len({MessageSigner("0", "b").public, MessageSigner("1", "a").public, first.public}) == 3
+    assert len({LoadSigner("0", "b").public, LoadSigner("1", "a").public, first.public}) == 3
 
 
 # -- the tiny MQTT client's packets ----------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_a_damaged_chunk_fails_the_attempt(server: ScriptedServer, start: StartA
 def test_a_bundle_for_another_engine_fails_the_attempt(server: ScriptedServer, start: StartAgent) -> None:
     bundle = tiny.make_bundle()
     graphs = tuple(msgspec.structs.replace(graph, format="executorch") for graph in bundle.manifest.graphs)
-    world = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+    world = World(tiny.BundleArchive(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
     agent = start()
 
     server.open(world)
@@ -101,7 +101,7 @@ def test_wrong_weights_fail_the_attempt_only(server: ScriptedServer, start: Star
 def test_data_that_do_not_fit_are_declined(server: ScriptedServer, start: StartAgent, world: World) -> None:
     bundle = tiny.make_bundle()
     wide = msgspec.structs.replace(bundle.manifest.data, shape=(9,))
-    other = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, data=wide), bundle.blobs))
+    other = World(tiny.BundleArchive(msgspec.structs.replace(bundle.manifest, data=wide), bundle.blobs))
     agent = start()
 
     server.open(other)

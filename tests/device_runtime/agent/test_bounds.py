@@ -62,7 +62,7 @@ def test_a_graph_with_too_large_ports_is_not_loaded(server: ScriptedServer, star
     first, *others = bundle.manifest.graphs
     port = msgspec.structs.replace(first.inputs[0], shape=(1 << 31, 1 << 31))
     graphs = (msgspec.structs.replace(first, inputs=(port, *first.inputs[1:])), *others)
-    wrong = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+    wrong = World(tiny.BundleArchive(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
     agent = start()
     server.open(wrong)
     assert agent.event("declined", "failed").event in ("declined", "failed") and agent.alive
@@ -71,7 +71,7 @@ def test_a_graph_with_too_large_ports_is_not_loaded(server: ScriptedServer, star
 def test_a_round_without_end_is_declined(server: ScriptedServer, start: StartAgent) -> None:
     bundle = tiny.make_bundle()
     phases = tuple(msgspec.structs.replace(p, steps=1 << 40) for p in bundle.manifest.phases)
-    endless = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, phases=phases), bundle.blobs))
+    endless = World(tiny.BundleArchive(msgspec.structs.replace(bundle.manifest, phases=phases), bundle.blobs))
     agent = start()
     server.open(endless)
     assert server.decline().reason == "too-much-work"

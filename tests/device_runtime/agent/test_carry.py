@@ -11,12 +11,11 @@ import pytest
 
 from edgefl.errors import RoundDeclined
 from edgefl.wire import tensors
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest, PhaseSpec
 from edgefl.wire.mqtt.messages import Decline
-from edgefl_device.round.carry import NO_CARRY, RestoredCarry, drop_abandoned, restore_carry
+from edgefl_device.round.carry import NO_CARRY, RestoredCarry, StoredCarry, drop_abandoned, restore_carry
 from edgefl_device.round.job import Job, encode_job
-from edgefl_device.store.carry_choice import StoredCarry
 from edgefl_device.store.database import DECLINED, Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
@@ -42,7 +41,7 @@ def world_with(*, without_carry: bool = False, **changes: object) -> World:
         start = tiny.graph_of("start", data, inputs, old.outputs)
         blobs[start.blob.sha256] = data
         graphs = tuple(start if graph.name == "start" else graph for graph in graphs)
-    return World(Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs, **changes), blobs))
+    return World(BundleArchive(msgspec.structs.replace(bundle.manifest, graphs=graphs, **changes), blobs))
 
 
 def needing(**changes: object) -> World:

@@ -11,12 +11,12 @@ import pytest
 from edgefl.data.text.vocabulary import words
 from edgefl.errors import ConfigError
 from edgefl.wire.blobs import describe
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.readers import Reader, TableReader, TextReader
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import LocalData
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl_device.personal.readonly_client import job_of
 from edgefl_device.round.job import Job
 from edgefl_device.round.offline import train_round
@@ -116,7 +116,7 @@ def test_bundles_for_newer_runtimes_fail(server: ScriptedServer, start: StartAge
     bundle, agent = tiny.make_bundle(), start()
     graphs = [msgspec.structs.replace(each, least_runtime="999.1") for each in bundle.manifest.graphs]
     manifest = msgspec.structs.replace(bundle.manifest, graphs=tuple(graphs))
-    world = World(Bundle(manifest, bundle.blobs))
+    world = World(BundleArchive(manifest, bundle.blobs))
     server.open(world)
 
     assert server.decline().reason == "no-format"
@@ -145,7 +145,7 @@ def planned(train_bytes: int) -> World:
         msgspec.structs.replace(graph, planned_bytes=train_bytes if graph.name == "train" else 1)
         for graph in bundle.manifest.graphs
     )
-    return World(Bundle(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
+    return World(BundleArchive(msgspec.structs.replace(bundle.manifest, graphs=graphs), bundle.blobs))
 
 
 def test_a_too_large_bundle_is_declined(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_graph_outside_rounds_needs_no_memory(server: ScriptedServer, start: S
     manifest = msgspec.structs.replace(manifest, graphs=(*manifest.graphs, large), evaluate="evaluate")
     assert large not in manifest.of_round and len(manifest.of_round) == len(manifest.graphs) - 1
     start()
-    server.open(World(Bundle(manifest, world.bundle.blobs)))
+    server.open(World(BundleArchive(manifest, world.bundle.blobs)))
 
     assert server.update().samples == tiny.ROWS
 
@@ -223,7 +223,7 @@ def world(reader: Reader, *more: bytes) -> World:
     bundle = tiny.make_bundle()
     data = msgspec.structs.replace(bundle.manifest.data, names=NAMES, reader=reader)
     blobs = dict(bundle.blobs)
-    made = World(tiny.Bundle(msgspec.structs.replace(bundle.manifest, data=data), blobs))
+    made = World(tiny.BundleArchive(msgspec.structs.replace(bundle.manifest, data=data), blobs))
     for content in more:
         made.add(content)
     return made

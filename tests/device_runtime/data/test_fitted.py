@@ -16,7 +16,7 @@ from edgefl_device.data import problems
 from edgefl_device.data.samples import LabelSpec, LocalData
 from edgefl_device.data.sources import load as load_any
 from edgefl_device.data.support import (
-    UserShards,
+    SampleShards,
     batch_rows,
     checked_protocol,
     held_out,
@@ -284,7 +284,7 @@ def test_a_function_that_gives_lists_of_unequal_lengths_is_refused() -> None:
 @pytest.mark.parametrize("counts", [(10, 10), (7, 5, 3), (1, 1, 1, 1), (20, 1), (1, 1)])
 def test_halves_are_stratified(counts: tuple[int, ...]) -> None:
     labels = np.repeat(np.arange(len(counts)), counts)
-    shards = UserShards(np.arange(0), np.arange(len(labels)))
+    shards = SampleShards(np.arange(0), np.arange(len(labels)))
 
     parts = split("split_test", shards, labels, seed=1)
 
@@ -298,7 +298,7 @@ def test_halves_are_stratified(counts: tuple[int, ...]) -> None:
 def test_labels_that_are_no_classes_are_halved_too() -> None:
     labels = np.random.default_rng(0).normal(size=(9, 2))
 
-    parts = split("split_test", UserShards(np.arange(0), np.arange(9)), labels, seed=1)
+    parts = split("split_test", SampleShards(np.arange(0), np.arange(9)), labels, seed=1)
 
     assert (len(parts.support), len(parts.query)) == (5, 4)
     assert majority(labels, parts.support, parts.query) is None
@@ -317,12 +317,12 @@ def test_what_cannot_be_split_is_refused(samples: int) -> None:
     with pytest.raises(DataError, match="at least 2"):
         held_out(labels, seed=0)
     with pytest.raises(DataError, match="at least 2"):
-        split("split_test", UserShards(np.arange(0), np.arange(samples)), labels, seed=0)
+        split("split_test", SampleShards(np.arange(0), np.arange(samples)), labels, seed=0)
 
 
 @pytest.mark.parametrize(("train", "test", "missing"), [(0, 3, "training"), (3, 0, "test")])
 def test_an_empty_shard_is_named(train: int, test: int, missing: str) -> None:
-    shards = UserShards(np.arange(train), np.arange(train, train + test))
+    shards = SampleShards(np.arange(train), np.arange(train, train + test))
 
     with pytest.raises(DataError, match=f"needs {missing} samples"):
         split("train_support", shards, np.zeros(3, np.int64), seed=0)

@@ -20,10 +20,9 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
+from edgefl_device.engine import ENGINES
 from edgefl_device.engine.executorch import ExecuTorchEngine
-from edgefl_device.engine.executorch.binding import NativeError, NativeProgram
-from edgefl_device.engine.executorch.places import readable
-from edgefl_device.engine.select import ENGINES
+from edgefl_device.engine.executorch.program import NativeError, NativeProgram, readable
 from tests.device_runtime import tiny, tiny_pte
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import BATCH, COUNT, LR, NOISE, ROWS, WIDTH, V, W, X, Y, port
@@ -257,7 +256,7 @@ import sys
 for name in ("torch", "onnxruntime", "onnx"):
     sys.modules[name] = None
 import numpy as np
-from edgefl_device.engine.select import open_engine
+from edgefl_device.engine import open_engine
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.manifest import Graph, Port
 data = open(sys.argv[1], "rb").read()
@@ -283,7 +282,7 @@ def test_a_program_runs_without_torch_and_onnxruntime(tmp_path: Path) -> None:
 def test_a_device_imports_the_runtime_of_its_own_engine_only(name: str) -> None:
     script = (
         "import sys\nimport edgefl_device.agent, edgefl_device.round.trainer\n"
-        "from edgefl_device.engine.select import open_engine\n"
+        "from edgefl_device.engine import open_engine\n"
         f"print(open_engine({name!r}).format)\n"
         "print(sorted({'onnxruntime', 'executorch', 'torch'} & set(sys.modules)),"
         " 'edgefl_device.engine.executorch' in sys.modules)"

@@ -13,7 +13,7 @@ import pytest
 from edgefl.errors import BundleError, StoreError
 from edgefl.wire.bundle.graphs import joined, split
 from edgefl.wire.bundle.manifest import Port
-from edgefl_device.engine.segments import SMALL_BYTES, Pages
+from edgefl_device.engine.onnx import SMALL_BYTES, Pages
 from tests.silence import frank_environment
 
 LARGE = SMALL_BYTES // 4

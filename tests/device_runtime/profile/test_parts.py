@@ -16,7 +16,6 @@ from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.mqtt import messages
-from edgefl_device.profile.answer import answer_with
 from edgefl_device.profile.measure import ops
 from edgefl_device.profile.measure.graph import summary
 from edgefl_device.profile.measure.inputs import Inputs
@@ -30,6 +29,7 @@ from edgefl_device.profile.measure.meters import (
 )
 from edgefl_device.profile.measure.onnx_trace import read
 from edgefl_device.profile.measure.ops import NodeTime
+from edgefl_device.profile.request import answer_with
 from tests.device_runtime import tiny
 from tests.wire.bundle.example_profile import example_profile
 

@@ -13,8 +13,7 @@ from edgefl.errors import BundleError, DataError, RoundAborted
 from edgefl.wire.bundle.archive import Bundle
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl_device.round.control import Step
-from edgefl_device.round.forward import record_tag
-from edgefl_device.round.record import Record
+from edgefl_device.round.forward import ActivationRecord, record_tag
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
@@ -103,7 +102,7 @@ def with_input(world: World, name: str, extra: tiny.Port) -> None:
         tiny.graph_of(name, data, inputs, old.outputs) if graph.name == name else graph
         for graph in listed.graphs
     )
-    world.bundle = tiny.Bundle(msgspec.structs.replace(listed, graphs=graphs), world.bundle.blobs)
+    world.bundle = tiny.BundleArchive(msgspec.structs.replace(listed, graphs=graphs), world.bundle.blobs)
     world.add(data)
 
 
@@ -331,7 +330,7 @@ def test_a_failed_round_leaves_the_record_closed(device: Device) -> None:
     with pytest.raises(Killed):
         device.run(device.world.job(), watch=kill_at("train", 2))
 
-    Record.reopen(device.folder / "record-1.bin", record_tag(device.world.job())).delete()
+    ActivationRecord.reopen(device.folder / "record-1.bin", record_tag(device.world.job())).delete()
 
 
 # -- phases that pass once over all local rows -----------------------------------------------------------------
@@ -437,7 +436,7 @@ def noisy_ends(world: World, drawn: dict[str, list[tiny.Array]], device: Device)
         world.add(data)
         graphs = tuple(graph if each.name == name else each for each in listed.graphs)
         listed = msgspec.structs.replace(listed, graphs=graphs)
-    world.bundle = tiny.Bundle(listed, world.bundle.blobs)
+    world.bundle = tiny.BundleArchive(listed, world.bundle.blobs)
     device.engine.fed = lambda name, feeds: drawn.setdefault(name, []).append(feeds[tiny.NOISE.name])
 
 

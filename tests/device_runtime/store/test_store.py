@@ -16,10 +16,9 @@ import pytest
 
 from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef, describe, split
-from edgefl_device.store import database, file
-from edgefl_device.store.carry_choice import RoundToBegin, StoredCarry, abandoned, choose
-from edgefl_device.store.checkpoint_rows import Checkpoint
-from edgefl_device.store.database import DECLINED, Outgoing, PastRound, Store
+from edgefl_device.round.carry import RoundToBegin, StoredCarry, abandoned, choose
+from edgefl_device.store import database
+from edgefl_device.store.database import DECLINED, Checkpoint, Outgoing, PastRound, Store
 from tests.device_runtime.store.stores import carry_of, checkpoint, open_store, step_of
 
 CHUNK = 100
@@ -350,7 +349,7 @@ def test_a_store_without_room_asks_for_it(monkeypatch: pytest.MonkeyPatch, tmp_p
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stores that wait for another agent's end as good as not."""
-    monkeypatch.setattr(file, "_LOCK_PATIENCE_S", 0.05)
+    monkeypatch.setattr(database, "_LOCK_PATIENCE_S", 0.05)
 
 
 def test_two_agents_cannot_share_a_store(impatient: None, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import BundleError, ConfigError, ExportError
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.bundle.archive import Bundle, read_bundle, write_bundle
+from edgefl.wire.bundle.archive import BundleArchive, read_bundle, write_bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, DataSpec, Graph, decode_manifest, encode_manifest
 from edgefl.wire.bundle.variants import unfolded
@@ -73,7 +73,7 @@ def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
     return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
 
 
-def build(algorithm: Algorithm, prefix: tuple[FrozenChunk, ...], tier: str = "weak") -> Bundle:
+def build(algorithm: Algorithm, prefix: tuple[FrozenChunk, ...], tier: str = "weak") -> BundleArchive:
     return build_bundle(algorithm, ("head",), prefix=prefix, model="net", tier=tier, data=DATA)
 
 
@@ -88,7 +88,7 @@ def conv() -> FrozenChunk:
 
 
 @pytest.fixture(scope="module")
-def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[Bundle, list[str]]:
+def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[BundleArchive, list[str]]:
     """A bundle with a prefix, and what was said while it was built."""
     said: list[str] = []
     algorithm = algorithm_of(suffix, (4, 4, 4))
@@ -97,7 +97,9 @@ def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[Bundle, list[str]]:
     ), said
 
 
-def test_bundle_has_every_graph_and_survives_a_file(built: tuple[Bundle, list[str]], tmp_path: Path) -> None:
+def test_bundle_has_every_graph_and_survives_a_file(
+    built: tuple[BundleArchive, list[str]], tmp_path: Path
+) -> None:
     bundle, _ = built
     write_bundle(bundle, tmp_path / "weak.efl")
 
@@ -112,7 +114,9 @@ def test_bundle_has_every_graph_and_survives_a_file(built: tuple[Bundle, list[st
     assert {port.role for port in manifest.graph("train").inputs} == {"state", "batch", "hyper"}
 
 
-def test_equal_functions_of_tiers_share_blobs(suffix: nn.Sequential, built: tuple[Bundle, list[str]]) -> None:
+def test_equal_functions_of_tiers_share_blobs(
+    suffix: nn.Sequential, built: tuple[BundleArchive, list[str]]
+) -> None:
     weak, _ = built
     other = build(algorithm_of(suffix, (4, 4, 4)), (), tier="other")
 
@@ -120,7 +124,7 @@ def test_equal_functions_of_tiers_share_blobs(suffix: nn.Sequential, built: tupl
     assert other.encoded != weak.encoded
 
 
-def test_progress_names_each_graph(built: tuple[Bundle, list[str]]) -> None:
+def test_progress_names_each_graph(built: tuple[BundleArchive, list[str]]) -> None:
     _, said = built
 
     assert len(said) == 5 and "train" in " ".join(said)
@@ -163,7 +167,7 @@ NET = nn.Sequential(nn.Flatten(), nn.Linear(4 * 4 * 4, 3))
 
 
 @pytest.fixture(scope="module")
-def bundles() -> dict[str, Bundle]:
+def bundles() -> dict[str, BundleArchive]:
     """One algorithm's bundle in each format."""
     algorithm = algorithm_of(NET, (4, 4, 4))
     return {
@@ -247,7 +251,7 @@ def test_an_algorithm_whose_names_are_no_text_is_found_out(name: bytes, step: Fu
     )
 
 
-def test_bundles_of_both_formats_say_the_same_of_their_ports(bundles: dict[str, Bundle]) -> None:
+def test_bundles_of_both_formats_say_the_same_of_their_ports(bundles: dict[str, BundleArchive]) -> None:
     found = {
         name: [(graph.name, graph.inputs, graph.outputs) for graph in made.manifest.graphs]
         for name, made in bundles.items()
@@ -259,7 +263,7 @@ def test_bundles_of_both_formats_say_the_same_of_their_ports(bundles: dict[str, 
 
 
 @both
-def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: str) -> None:
+def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, BundleArchive], name: str) -> None:
     made = bundles[name]
 
     assert made.manifest.graph("train").planned_bytes > 0
@@ -267,7 +271,7 @@ def test_a_bundle_knows_what_its_step_needs(bundles: dict[str, Bundle], name: st
 
 
 @pytest.mark.parametrize("name", by_default(FORMATS, ["onnx"]))
-def test_a_bundle_is_verified_in_its_own_runtime(bundles: dict[str, Bundle], name: str) -> None:
+def test_a_bundle_is_verified_in_its_own_runtime(bundles: dict[str, BundleArchive], name: str) -> None:
     check = verify_bundle(
         bundles[name], request_of(algorithm_of(NET, (4, 4, 4)), ("head",), data=DATA), seed=5
     )
@@ -277,10 +281,10 @@ def test_a_bundle_is_verified_in_its_own_runtime(bundles: dict[str, Bundle], nam
 
 
 @both
-def test_graphs_of_another_format_are_found_out(bundles: dict[str, Bundle], name: str) -> None:
+def test_graphs_of_another_format_are_found_out(bundles: dict[str, BundleArchive], name: str) -> None:
     other = bundles["onnx" if name == "executorch" else "executorch"]
     graphs = tuple(msgspec.structs.replace(graph, format=name) for graph in other.manifest.graphs)
-    wrong = Bundle(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
+    wrong = BundleArchive(msgspec.structs.replace(other.manifest, graphs=graphs), other.blobs)
 
     check = verify_bundle(wrong, request_of(algorithm_of(NET, (4, 4, 4)), ("head",), data=DATA))
 
@@ -288,7 +292,7 @@ def test_graphs_of_another_format_are_found_out(bundles: dict[str, Bundle], name
 
 
 @pytest.mark.parametrize("port", ["state.0.weight", "metric.loss", "hyper.lr"])
-def test_only_unchanged_state_may_be_written_in_place(bundles: dict[str, Bundle], port: str) -> None:
+def test_only_unchanged_state_may_be_written_in_place(bundles: dict[str, BundleArchive], port: str) -> None:
     manifest = bundles["onnx"].manifest
     read = {each.name for each in manifest.graph("train").inputs_of("state")}
     port = sorted(read)[0] if port.startswith("state") else port
@@ -309,7 +313,7 @@ def test_only_unchanged_state_may_be_written_in_place(bundles: dict[str, Bundle]
 
 
 @pytest.mark.parametrize("kind", ["inputs", "outputs"])
-def test_two_ports_of_one_name_are_refused(bundles: dict[str, Bundle], kind: str) -> None:
+def test_two_ports_of_one_name_are_refused(bundles: dict[str, BundleArchive], kind: str) -> None:
     """An engine that gives memory to each name would leave one of them without any."""
     manifest = bundles["onnx"].manifest
     step = manifest.graph("train")
@@ -322,7 +326,7 @@ def test_two_ports_of_one_name_are_refused(bundles: dict[str, Bundle], kind: str
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\x1b[31m"])
-def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, Bundle], name: str) -> None:
+def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, BundleArchive], name: str) -> None:
     manifest = bundles["onnx"].manifest
     graphs = (*manifest.graphs, msgspec.structs.replace(manifest.graphs[0], name=name))
 
@@ -334,7 +338,7 @@ def test_names_that_cannot_be_shown_are_refused(bundles: dict[str, Bundle], name
             decode_manifest(encode_manifest(odd))
 
 
-def test_less_than_no_memory_is_refused(bundles: dict[str, Bundle]) -> None:
+def test_less_than_no_memory_is_refused(bundles: dict[str, BundleArchive]) -> None:
     manifest = bundles["onnx"].manifest
     graphs = tuple(msgspec.structs.replace(graph, planned_bytes=-1) for graph in manifest.graphs)
 
@@ -385,7 +389,7 @@ def algorithm() -> Algorithm:
     return sgd(Objective(spec.module, spec.sample), batch=4, momentum=0.9)
 
 
-def variants_built(algorithm: Algorithm) -> Bundle:
+def variants_built(algorithm: Algorithm) -> BundleArchive:
     data = DataSpec(shape=SHAPE, dtype="float32", classes=4)
     return build_bundle(algorithm, ("body", "head"), model="net", tier="strong", data=data)
 

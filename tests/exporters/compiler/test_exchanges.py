@@ -15,7 +15,7 @@ from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ExportError
 from edgefl.submodels.cost import TRAINING, RoundCost
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port, decode_manifest
 from edgefl_device.data.samples import Batches
 from edgefl_export.artifact import Artifact
@@ -113,7 +113,7 @@ class Once(OnnxTarget):
 FORMAT = Once()
 
 
-def build(algorithm: Algorithm) -> Bundle:
+def build(algorithm: Algorithm) -> BundleArchive:
     return build_bundle(
         algorithm, ("head", "m/head"), model="net", tier="weak", data=tiny.DATA, format=FORMAT
     )
@@ -137,23 +137,23 @@ def test_a_manifest_says_how_to_adapt_and_to_draw() -> None:
 
 
 @pytest.fixture(scope="module")
-def plain() -> Bundle:
+def plain() -> BundleArchive:
     return build(ALGORITHM)
 
 
 @pytest.fixture(scope="module")
-def swept() -> Bundle:
+def swept() -> BundleArchive:
     return build(replace(SWEEPING, draws="draw"))
 
 
-def test_a_manifest_of_a_plain_algorithm_has_the_defaults(plain: Bundle) -> None:
+def test_a_manifest_of_a_plain_algorithm_has_the_defaults(plain: BundleArchive) -> None:
     listed = decode_manifest(plain.encoded)
 
     assert (listed.v, listed.personalize, listed.draws) == (1, "", "walk")
     assert (listed.carry_exchanges, listed.carry_needed) == (0, False)
 
 
-def test_a_manifest_says_which_phase_passes_over_the_data(swept: Bundle) -> None:
+def test_a_manifest_says_which_phase_passes_over_the_data(swept: BundleArchive) -> None:
     listed = decode_manifest(swept.encoded)
 
     assert (listed.v, listed.draws, listed.batch) == (1, "draw", 4)
@@ -246,7 +246,7 @@ def running(tmp_path: Path) -> Iterator[list[Device]]:
         device.store.close()
 
 
-def device_of(bundle: Bundle, folder: Path, running: list[Device]) -> Device:
+def device_of(bundle: BundleArchive, folder: Path, running: list[Device]) -> Device:
     device = Device(folder, World(bundle, {"head": {"head.w": HEAD}, "m/head": {"m/head.w": MEMORY}}))
     running.append(device)
     return device
@@ -269,7 +269,7 @@ def trained(carry: tiny.Array, draws: str, *, swept: bool) -> tiny.Array:
 def test_a_device_reads_and_sends_the_servers_memory(
     tmp_path: Path, running: list[Device], kind: str, request: pytest.FixtureRequest
 ) -> None:
-    bundle: Bundle = request.getfixturevalue(kind)
+    bundle: BundleArchive = request.getfixturevalue(kind)
     device = device_of(bundle, tmp_path, running)
     carry = np.ones((WIDTH, 1), np.float32)
 
@@ -378,7 +378,7 @@ def test_what_a_device_does_feed_may_be_read(listed: Manifest, function: str, po
 
 def problems(manifest: Manifest, request: CompileRequest) -> list[str]:
     bare = msgspec.structs.replace(manifest, graphs=())
-    told = verify_bundle(Bundle(bare, {}), request).problems
+    told = verify_bundle(BundleArchive(bare, {}), request).problems
     return [each for each in told if not each.startswith("graphs:")]
 
 

@@ -26,9 +26,8 @@ from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from edgefl_device.data.samples import Batches, LocalData
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.control import RoundControl
-from edgefl_device.round.forward import MultiStepForward, record_tag
+from edgefl_device.round.forward import ActivationRecord, MultiStepForward, record_tag
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
-from edgefl_device.round.record import Record
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import chunkings, record, samples, tiny, walk
 from tests.parity.rounds import Exported, exported, local_data, on_device, published
@@ -179,7 +178,7 @@ def test_i1_the_record_on_disk_is_the_one_shot_forward(tmp_path: Path, model: st
 
 
 def test_i20_a_record_of_the_last_round_is_refused_in_the_next(tmp_path: Path) -> None:
-    record = Record.create(tmp_path / "record-0.bin", (3, 2), "float32", "round 1")
+    record = ActivationRecord.create(tmp_path / "record-0.bin", (3, 2), "float32", "round 1")
     record.write(0, np.ones((3, 2), np.float32))
     record.seal()
 

@@ -20,7 +20,7 @@ from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_device.data.samples import LabelSpec, LocalData
-from edgefl_device.personal.personalize import Adaptation, AdaptationReport, Personalizer
+from edgefl_device.personal.personalize import Adaptation, PersonalizationReport, Personalizer
 from edgefl_export.compiler.manifest import check_wiring
 from tests.analysis.personal.tiers import BATCH, Tier, made
 from tests.models.test_autocut import CLASSES as SAMPLE_AGAIN_CLASSES
@@ -127,7 +127,7 @@ def personal_inputs_data() -> tuple[LocalData, LocalData]:
 
 def personal_inputs_on_device(
     made: Tier, local: LocalData, later: LocalData, folder: Path
-) -> AdaptationReport:
+) -> PersonalizationReport:
     device = Personalizer(
         engine=engine_of(made.form), manifest=made.bundle.manifest, blobs=made, folder=folder
     )
