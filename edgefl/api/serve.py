@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgefl.config import Federation, load
-from edgefl.config.broker import REACHED_BY
+from edgefl.config.tables import REACHED_BY
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
 from edgefl.lab.run_folder import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
-from edgefl.setup.digests import UNDECIDING, imports_code, run_digest
-from edgefl.setup.places import found_from_anywhere, held
 from edgefl.setup.processor import check_device
+from edgefl.setup.runs import UNDECIDING, found_from_anywhere, held, imports_code, run_digest
 from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer

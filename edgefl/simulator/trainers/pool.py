@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
 from edgefl.errors import EdgeflError
-from edgefl.setup.digests import code_of
+from edgefl.setup.runs import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.trainers.local_rounds import (
