@@ -9,7 +9,7 @@ import pytest
 
 import edgefl
 
-MODULES = ("compile", "federation", "plan", "run")
+MODULES = ("compile", "federation", "run")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -152,13 +152,7 @@ class LocalTrainer:
                     state = {**state, **outputs.state}
                     del feeds, outputs  # or the next step's batch is made while they exist
                     if (step + 1) % self._checkpoint_steps == 0 or step + 1 == total:
-                        # Each is copied only when it is drawn.
-                        tensors = (
-                            pair
-                            for name, value in state.items()
-                            for pair in engine.read_state({name: value}).items()
-                        )
-                        checkpoint = Checkpoint(step + 1, dict(sums), tensors, basis)
+                        checkpoint = Checkpoint(step + 1, dict(sums), self._tensors(state), basis)
                         self._store.save_checkpoint(job.nonce, checkpoint)
                 if graphs:
                     graphs.clear()
@@ -185,6 +179,11 @@ class LocalTrainer:
                 spec, self.loader.fetch_weights(job, self.loader.manifest.suffix)
             )
         return feeds | carry_inputs(spec, carry)
+
+    def _tensors(self, state: State) -> Iterator[tuple[str, Array]]:
+        """Yield the tensors of the state, each copied only when it is drawn."""
+        for name, value in state.items():
+            yield from self.loader.engine.read_state({name: value}).items()
 
 
 def round_result(

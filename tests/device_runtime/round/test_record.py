@@ -123,10 +123,10 @@ def test_rows_of_other_types_survive(tmp_path: Path) -> None:
 
 def test_a_disk_too_full_for_the_record_is_a_store_error_and_no_sigbus(tmp_path: Path) -> None:
     script = (
-        "import resource, sys; from pathlib import Path; from edgefl_device.round.forward import Record;"
+        "import resource, sys; from pathlib import Path; from edgefl_device.round.forward import ActivationRecord;"
         "from edgefl.errors import StoreError;"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
-        "try: Record.create(Path(sys.argv[1]) / 'r.bin', (1 << 20, 2), 'float32', 'v')\n"
+        "try: ActivationRecord.create(Path(sys.argv[1]) / 'r.bin', (1 << 20, 2), 'float32', 'v')\n"
         "except StoreError as error: print(error.message)"
     )
     ended = subprocess.run(

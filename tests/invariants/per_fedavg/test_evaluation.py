@@ -14,7 +14,7 @@ import torch
 from edgefl.analysis.personal.evaluate import User
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed
-from edgefl_device.data.support import Protocol, UserShards, held_out, split
+from edgefl_device.data.support import Protocol, SampleShards, held_out, split
 from tests.analysis.personal.users import evaluate_users, users_of, whole
 from tests.pairs import by_default
 from tests.support.reference import Client, federated
@@ -130,7 +130,7 @@ def test_25_another_seed_draws_other_batches() -> None:
 @pytest.mark.parametrize("user", range(5))
 def test_26_support_and_query_have_no_sample_in_common(protocol: Protocol, user: int) -> None:
     labels = np.random.default_rng(user).integers(0, 4, 40)
-    shards = UserShards(np.arange(25), np.arange(25, 40))
+    shards = SampleShards(np.arange(25), np.arange(25, 40))
 
     parts = split(protocol, shards, labels, seed=3, user=user)
 
@@ -152,7 +152,7 @@ def test_26_what_is_held_out_of_the_only_samples_is_apart_too() -> None:
 def test_26_the_literal_protocol_adapts_to_what_judges_it_and_says_so() -> None:
     spec, algorithm = whole()
     labels = np.arange(20) % 3
-    parts = split("paper_literal", UserShards(np.arange(12), np.arange(12, 20)), labels, seed=0)
+    parts = split("paper_literal", SampleShards(np.arange(12), np.arange(12, 20)), labels, seed=0)
 
     report = evaluate_users(
         algorithm, spec.weights, users_of(spec, SIZES), alpha=0.1, protocol="paper_literal"
