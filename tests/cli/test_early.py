@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from edgefl.cli.paths import writable_file
+from edgefl.cli.options import writable_file
 from tests.support.commands import run_python
 
 _RUN = """

@@ -52,7 +52,7 @@ def told(folder: Path, bundle: BundleArchive) -> Told:
     return Place.of(folder, bundle, random_weights(manifest), data).in_cpp()
 
 
-def refused(folder: Path, bundle: Bundle) -> str:
+def refused(folder: Path, bundle: BundleArchive) -> str:
     """What is said of a bundle that is refused."""
     ended = told(folder, bundle)
     assert ended.code == 1
