@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import BundleError, DataError, RoundAborted
-from edgefl.wire.bundle.archive import Bundle
+from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
 from edgefl_device.round.control import Step
 from edgefl_device.round.forward import ActivationRecord, record_tag
@@ -288,7 +288,7 @@ def test_i20_a_record_of_another_bundle_is_not_used(tmp_path: Path) -> None:
     ("make", "phase", "step"), [(tiny.make_bundle, "forward 2", 10), (sweep.sweeping, "train", 6)]
 )
 def test_a_record_or_checkpoint_of_fewer_rows_is_not_used(
-    make: Callable[[], Bundle], phase: str, step: int, tmp_path: Path
+    make: Callable[[], BundleArchive], phase: str, step: int, tmp_path: Path
 ) -> None:
     """The device was started again with more data, with which the positions of the phases move."""
     world = World(make())
