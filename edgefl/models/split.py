@@ -175,7 +175,7 @@ def check_classes(spec: ModelSpec) -> None:
     if not label.dtype.is_floating_point and label.below not in (None, spec.classes):
         out = spec.boundary(len(spec.units)).shape
         raise ModelError(
-            f"{spec.name} gives {out} per sample, so {label.below} classes; {spec.classes} classes were asked for: give it "
+            f"{spec.name} gives {out} per sample, so {label.below} classes; expected {spec.classes} classes: give it "
             "as many outputs, or the loss that reads them (`edgefl ls losses`)",
             found=out,
         )

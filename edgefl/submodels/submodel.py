@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class FrozenChunk:
+class FrozenUnits:
     """Consecutive frozen units that are fetched, run forward over the local data and dropped together.
 
     ``units`` are units with weights, followed by later ones that hold tensors these read too.
@@ -55,7 +55,7 @@ class Submodel(ABC):
         return None
 
     @property
-    def prefix(self) -> tuple[FrozenChunk, ...]:
+    def prefix(self) -> tuple[FrozenUnits, ...]:
         """Units that are run forward, frozen, before training; empty if the whole depth is trained."""
         return ()
 

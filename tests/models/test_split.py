@@ -194,7 +194,7 @@ def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(81, 5))
     for loss in (BinaryCrossEntropy(), SquaredError()):
         assert split(net, sample=SAMPLE, classes=5, loss=loss).label.shape == (5,)
-    with pytest.raises(ModelError, match="5 classes; 4 classes were asked for"):
+    with pytest.raises(ModelError, match="5 classes; expected 4 classes"):
         split(net, sample=SAMPLE, classes=4)
 
 

@@ -1,9 +1,12 @@
 """Metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
 
-::
+An adapter computes the steps for each user::
 
-    users = [User.of(number, train=(x, y), test=(x, y)), ...]
+    users = [User.of(0, train=(x, y), test=(x, y))]
     setting, adapter = EvaluationSetting(alpha=0.03), Adapter(algorithm, weights)
+
+The report has the means over all users. ::
+
     report = summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
     report.mean, report.before, report.worst_decile
 

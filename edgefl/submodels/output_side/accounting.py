@@ -23,7 +23,7 @@ from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
 from edgefl.models.tied import state_of
 from edgefl.models.torch_functions.recurrent import PaddedSequence
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.submodel import FrozenChunk, Submodel
+from edgefl.submodels.submodel import FrozenUnits, Submodel
 
 # How many elements are alive at once while a unit runs forward, each value freed after its last use.
 
@@ -170,7 +170,7 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
     return float(total / sum(clients.values()))
 
 
-def m_forward(chunk: FrozenChunk, batch: int = 32) -> int:
+def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
     """Return M_fwd(k): a chunk's weights plus the peak of live activations in one of its units, without gradients.
 
     The weights include moving statistics, and tied weights that a later unit holds.

@@ -13,7 +13,7 @@ from edgefl.errors import ModelError
 from edgefl.models.layers.recurrent import BiLstm, truncate
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed
-from edgefl.submodels.submodel import FrozenChunk, Submodel, units_with_tensors
+from edgefl.submodels.submodel import FrozenUnits, Submodel, units_with_tensors
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
 
@@ -82,9 +82,9 @@ class OutputSide(Submodel):
         return groups
 
     @cached_property
-    def prefix(self) -> tuple[FrozenChunk, ...]:
+    def prefix(self) -> tuple[FrozenUnits, ...]:
         """Frozen chunks in the order of their execution."""
-        chunks: list[FrozenChunk] = []
+        chunks: list[FrozenUnits] = []
         sample = self.spec.sample
         for group in self.groups:
             units = [(name, self.spec.module.get_submodule(name)) for name in group]
@@ -93,7 +93,7 @@ class OutputSide(Submodel):
             module = sequential(units)
             result = output_spec(module, sample)
             lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed(module).values())
-            chunks.append(FrozenChunk((*units_with_tensors(module), *lenders), module, sample, result))
+            chunks.append(FrozenUnits((*units_with_tensors(module), *lenders), module, sample, result))
             sample = result
         return tuple(chunks)
 

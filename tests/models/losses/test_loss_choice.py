@@ -135,7 +135,7 @@ def test_a_model_without_a_loss_is_split_with_the_one_that_fits() -> None:
         ModelError, match=r"the model gives \(3, 6, 6\) per sample: name the loss: cross_entropy"
     ):
         split(net, sample=sample, classes=3)
-    with pytest.raises(ModelError, match="so 3 classes; 7 classes were asked for"):
+    with pytest.raises(ModelError, match="so 3 classes; expected 7 classes"):
         split(net, sample=sample, classes=7, loss=CrossEntropy())
 
 
