@@ -1,4 +1,4 @@
-"""Datasets, their loaders and the partitioners that spread them over clients."""
+"""Datasets, their loaders, and partitions of their samples among clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CIFAR-10: all of it as published, an exact part of it, or all of it as JPEG, which is a dataset of its own."""
+"""CIFAR-10: the published images, the first images of it, or all images compressed as JPEG."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ _RECORD = 1 + 3 * 32 * 32
 _MEAN, _DEVIATION = 0.4734, 0.2516
 
 _Part = tuple[Array, Array]
-"""Images, uint8 [n, 3, 32, 32], and their classes, int64 [n]."""
+"""Images, uint8 [n, 3, 32, 32], and their class numbers, int64 [n]."""
 
 
 def load(
     places: Sequence[Path], target: Path, *, download: bool = False, progress: Progress | None = None
 ) -> Dataset:
-    """Load exact pixels of CIFAR-10.
+    """Load CIFAR-10 with exact pixels.
 
-    The published binary version (folder or archive), ``cifar10.npz`` with ``x_train``, ``y_train``, ``x_test`` and
-    ``y_test`` (channels last), or else the first 4,000 and 1,000 images, which the dataset's name says.
+    Looks in each folder for the published binary version (folder or archive) or ``cifar10.npz`` with ``x_train``,
+    ``y_train``, ``x_test`` and ``y_test`` (channels last). If no folder has it, uses the first 4,000 training and 1,000
+    test images, if those are found; the name of the dataset then contains these numbers.
 
     Args:
-        places: folders to search, each also with the subfolder ``cifar10``.
-        target: folder for the archive, if it is downloaded.
-        download: download the archive if nothing is found.
+        places: Folders to search, each together with its subfolder ``cifar10``.
+        target: Folder for the downloaded archive.
+        download: Download the archive if nothing is found.
+        progress: Called with the progress of the download. None: print it.
 
     Raises:
-        DataError: no place has the files, or they are damaged.
+        DataError: No folder has the files, the download failed, or the files are damaged.
     """
     folders = [folder for place in places for folder in (place / FOLDER, place)]
     for folder in folders:
@@ -70,13 +72,16 @@ def load(
 
 
 def load_jpeg(places: Sequence[Path]) -> Dataset:
-    """Load all images as JPEG of quality 75: ``jpeg_pack_train.npz`` and ``jpeg_pack_test.npz``.
+    """Load all images of CIFAR-10 as JPEG of quality 75, from ``jpeg_pack_train.npz`` and ``jpeg_pack_test.npz``.
 
-    They contain ``jpeg`` (uint8, the concatenated files), ``offset`` (int [n + 1]) and ``y``. Suited to compare methods, not
-    with published numbers. Needs Pillow.
+    The files contain ``jpeg`` (uint8, the concatenated JPEG files), ``offset`` (int [n + 1]) and ``y``. Use them to
+    compare methods with each other, not with published results. Needs Pillow.
+
+    Args:
+        places: Folders to search, each together with its subfolder ``cifar10``.
 
     Raises:
-        DataError: no place has the files, or they are damaged.
+        DataError: No folder has the files, they are damaged, or Pillow is not installed.
     """
     for place in places:
         for folder in (place / FOLDER, place):
@@ -89,6 +94,7 @@ def load_jpeg(places: Sequence[Path]) -> Dataset:
 
 
 def _load_published(folder: Path) -> Dataset | None:
+    """Load a folder's complete copy of the dataset. Return None if the folder has none."""
     if (folder / BATCHES).is_dir():
         return _of_folder(folder / BATCHES)
     if (folder / ARCHIVE).is_file():
@@ -119,7 +125,9 @@ def _of_archive(path: Path) -> Dataset:
 
 
 def _of_records(files: dict[str, bytes], where: Path) -> Dataset:
-    """Return images and classes of records: a class and the red, green and blue values of an image, a byte each."""
+    """Return the dataset of binary records. A record has the class and the red, green and blue values of an image, a byte
+    each.
+    """
     parts = []
     for name in (*TRAIN, TEST):
         data = files.get(name, b"")
@@ -146,7 +154,9 @@ def _of_npz(path: Path) -> Dataset:
 
 @lru_cache(maxsize=2)
 def _unpack(path: Path, _changed: int) -> _Part:
-    """Return the decoded images of a pack, read-only; cached while the file is unchanged, because it takes seconds."""
+    """Return the decoded images of a JPEG pack, read-only. They are cached while the file is unchanged, as decoding takes
+    seconds.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as error:
@@ -190,6 +200,7 @@ def _damage_error(path: Path, why: object) -> DataError:
 
 
 def _nowhere(name: str, files: str, places: Sequence[Path], more: str) -> DataError:
+    """Return the error for files that were not found."""
     searched = ", ".join(str(place) for place in places) or "no folder"
     return DataError(
         f"{name} was not found in {searched}: name the folder of {files} with `data` or EDGEFL_DATA{more}",

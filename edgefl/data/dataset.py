@@ -1,4 +1,4 @@
-"""A labelled dataset as compact arrays, and the files that devices read."""
+"""Labelled datasets as compact arrays, and the data files of devices."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class OtherInput:
-    """Input beside x, with its rows for training and for testing.
+    """Input of a model besides x.
 
     Attributes:
-        train: rows for training, (n, ...), in the dtype that the model reads.
-        test: rows for testing, (n, ...).
-        below: the values are integers 0 .. below-1; 0 for any values.
+        train: Rows for training, (n, ...), in the dtype that the model reads.
+        test: Rows for testing, (n, ...).
+        below: Values are integers 0 .. below-1. 0: any values.
     """
 
     train: Array
@@ -44,28 +44,35 @@ class OtherInput:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """Samples x (n, ...), other inputs of a model, and labels y (n, ...).
+    """Samples x (n, ...), additional inputs of a model, and labels y (n, ...).
 
-    Images stay uint8, (n, C, H, W); ``x * scale + shift`` makes the floats that a model reads. With ``below``, x are token
-    numbers 0 .. below-1, which a model reads as int64. Samples of float32 are read as they are. Labels are integers (int64)
-    or floats (float32), of any shape.
+    Images are uint8, (n, C, H, W); a model reads ``x * scale + shift``. With ``below``, x are token numbers 0 ..
+    below-1, which a model reads as int64. Samples of float32 are read unchanged. Labels are integers (int64) or floats
+    (float32), of any shape.
 
     Attributes:
-        name: exact name of the data, for results and logs.
-        train_x: samples for the training of devices, with labels ``train_y``.
-        test_x: samples for the evaluation of the server, with labels ``test_y``.
-        classes: number of classes; a vocabulary's size if tokens are labels, 1 if labels are no classes.
-        others: inputs beside x, by name.
-        top: largest value of a pixel.
-        names: names of the classes.
-        ignored: a label beside the classes that does not count, such as -100 for padding or 255 for a border.
-        owners: source of each training sample (an author, a document), int64, for a partition by owner.
-        test_owners: source of each test sample, so that owners are evaluated on their own samples.
-        reader: settings with which files of a device become such samples.
-        tokenizer: JSON of the tokenizer of texts; empty for bytes.
+        name: Exact name of the data, for results and logs.
+        train_x: Samples for the training of devices.
+        train_y: Labels of ``train_x``.
+        test_x: Samples for the evaluation on the server.
+        test_y: Labels of ``test_x``.
+        scale: Factor that turns integers into the floats that a model reads.
+        shift: Summand that turns integers into the floats that a model reads.
+        classes: Number of classes. The size of the vocabulary if tokens are labels, 1 if labels are no classes.
+        top: Largest value that a pixel can have.
+        below: Number of tokens if samples are token numbers, else 0.
+        others: Inputs besides x, by name.
+        names: Names of the classes, in the order of their numbers. Empty: none.
+        owners: Number of the source of each training sample (an author, a document), int64, for a partition by owner.
+            None: unknown.
+        test_owners: Number of the source of each test sample, to evaluate owners on their own samples. None: unknown.
+        ignored: Additional label of entries that do not count, such as -100 for padding or 255 for a border. None:
+            none.
+        reader: Settings with which files of a device become such samples. None: default.
+        tokenizer: JSON of the tokenizer of texts. Empty for bytes.
 
     Raises:
-        DataError: arrays contradict each other.
+        DataError: Shapes, dtypes or values of the arrays contradict each other.
     """
 
     name: str
@@ -130,15 +137,24 @@ class Dataset:
         below: int = 0,
         **more: Any,
     ) -> Self:
-        """Make a dataset of arrays.
+        """Return a dataset of arrays.
 
-        Images are uint8, (n, C, H, W) or grey (n, H, W). They are normalised to mean 0 and deviation 1 over the training
-        images; on a server whose devices have their own, over the test images. Samples of floats become float32 and keep
-        their values: bring them to a common scale. With ``below`` samples are token numbers 0 .. below-1. Labels are
-        integers, ``classes`` by default one more than the largest, or floats, which are no classes.
+        Images are uint8, (n, C, H, W) or grey (n, H, W). They are normalised to mean 0 and standard deviation 1 over
+        the training images, or over the test images if there are no training images. Floats become float32 and are not
+        normalised, so bring them to a common scale first.
+
+        Args:
+            train_x: Training samples. They have no rows if devices have their own data.
+            train_y: Their labels: integers, or floats, which are no classes.
+            test_x: Test samples, at least one.
+            test_y: Their labels.
+            name: Name of the data.
+            classes: Number of classes. None: one more than the largest integer label.
+            below: Number of tokens if samples are token numbers, else 0.
+            more: Further attributes of the dataset.
 
         Raises:
-            DataError: arrays of another type or shape, or values out of range.
+            DataError: Arrays have another type or shape, or values are out of range.
         """
         train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
         if len(test_x) == 0 or len(test_y) == 0:
@@ -166,7 +182,10 @@ class Dataset:
         return cls(name, x[0], y[0], x[1], y[1], 1.0 / deviation, -mean / deviation, count, top, **more)
 
     def save(self, path: str | Path) -> Path:
-        """Write an npz for :meth:`load` and a federation file's ``data.file``, completely or not at all; return the path."""
+        """Write the dataset to an npz file, atomically, and return its path.
+
+        :meth:`load` reads the file, and so does a federation file with ``data.file``. Missing folders are created.
+        """
         parts: dict[str, Any] = {key: getattr(self, key) for key in (*_ARRAYS, *_FACTS)}
         for name, other in self.others.items():
             parts |= {f"train.{name}": other.train, f"test.{name}": other.test, f"below.{name}": other.below}
@@ -184,7 +203,15 @@ class Dataset:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Load the dataset of an npz: the arrays of :meth:`of`, or the two for tests, and all that :meth:`save` wrote."""
+        """Load a dataset from an npz file.
+
+        Args:
+            path: File of :meth:`save`, or an npz with the four arrays of :meth:`of`. The training arrays may be
+                missing.
+
+        Raises:
+            DataError: The file is missing or damaged, or its arrays contradict each other.
+        """
         parts = _read(path)
         try:
             arrays = [parts[key] for key in _ARRAYS]
@@ -217,6 +244,7 @@ class Dataset:
         return replace(made, **facts)
 
     def _check_alike(self) -> None:
+        """Raise DataError if training and test data differ in shape or dtype, or if values are out of range."""
         if self.names and not len({*self.names}) == len(self.names) == self.classes:
             raise DataError(
                 f"{self.name}: {self.classes} classes have as many different names, found {', '.join(self.names)}"
@@ -248,25 +276,28 @@ class Dataset:
 
     @property
     def _kind(self) -> str:
+        """ "images" or "samples", for display."""
         return "images" if self.dtype == "float32" and len(self.shape) == 3 else "samples"
 
     @property
     def pixels(self) -> bool:
-        """True if samples are images of integers."""
+        """True if samples are uint8 images."""
         return not self.below and self.train_x.dtype == np.uint8 and len(self.shape) == 3
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample; (C, H, W) of an image."""
+        """Shape of one sample, such as (C, H, W) for an image."""
         return tuple(self.train_x.shape[1:])
 
     @property
     def dtype(self) -> str:
-        """Type of a sample as a model reads it: int64 for tokens, float32 for all others."""
+        """Dtype in which a model reads samples: int64 for tokens, else float32."""
         return "int64" if self.below else "float32"
 
     def read(self, x: Array) -> Array:
-        """Return rows of x as a model reads them: float32, ``x * scale + shift`` for integers; tokens int64."""
+        """Convert rows of x to the values that a model reads: ``x * scale + shift`` in float32 for integers, int64 for
+        tokens.
+        """
         if self.below or x.dtype.kind == "f":
             return x.astype(self.dtype, copy=False)
         floats = x.astype(np.float32)
@@ -275,21 +306,37 @@ class Dataset:
         return floats
 
     def train_batch(self, rows: Array) -> dict[str, Array]:
-        """Return ``rows`` of the training set by the parts of a batch, as :meth:`test_batch`."""
+        """Return a training batch by the names of its parts: ``x`` as a model reads it, the other inputs, and ``y``.
+
+        Args:
+            rows: Row numbers of the training samples.
+        """
         others = {name: other.train[rows] for name, other in self.others.items()}
         return {"x": self.read(self.train_x[rows]), **others, "y": self.train_y[rows]}
 
     def test_batch(self, rows: Array) -> dict[str, Array]:
-        """Return ``rows`` of the test set by the parts of a batch: ``x`` as a model reads it, other inputs, ``y``."""
+        """Return a test batch by the names of its parts: ``x`` as a model reads it, the other inputs, and ``y``.
+
+        Args:
+            rows: Row numbers of the test samples.
+        """
         others = {name: other.test[rows] for name, other in self.others.items()}
         return {"x": self.read(self.test_x[rows]), **others, "y": self.test_y[rows]}
 
     def unit(self) -> Dataset:
-        """Return the dataset with pixels in [0, 1], not centred (``data.scale = "unit"``), and a name that says so."""
+        """Return a copy whose pixels are read as values in [0, 1], not centred (``data.scale = "unit"``). Its name says
+        so.
+        """
         return replace(self, name=f"{self.name}, pixels in [0, 1]", scale=1.0 / self.top, shift=0.0)
 
     def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
-        """Return at most ``train`` and ``test`` samples, drawn by ``seed`` (0: all of them), with a name that says so."""
+        """Return a copy with a random subset of the samples. Its name contains the numbers.
+
+        Args:
+            train: Most training samples. 0: all.
+            test: Most test samples. 0: all.
+            seed: Seed of the choice.
+        """
         rng = np.random.default_rng(seed)
         rows, held_out = some(rng, len(self.train_y), train), some(rng, len(self.test_y), test)
         if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
@@ -310,27 +357,40 @@ class Dataset:
         )
 
     def write_device(self, path: Path, rows: Array) -> None:
-        """Write the training samples ``rows`` as a device's file."""
+        """Write the training samples ``rows`` to a device's data file (:func:`write_client`)."""
         others = {name: each.train[rows] for name, each in self.others.items()}
         write_client(path, self.train_x[rows], self.train_y[rows], **others)
 
 
 def limited_name(name: str, train: int, test: int) -> str:
-    """Return the name of a part of the data ``name``."""
+    """Return the name of a subset of the data ``name`` with these numbers of samples."""
     return f"{name}, {train:,} train and {test:,} test samples"
 
 
 def some(rng: np.random.Generator, available: int, wanted: int) -> Array:
-    """Return ``wanted`` random positions among ``available`` ones, ascending; all of them for 0."""
+    """Return random positions, ascending.
+
+    Args:
+        rng: Random generator.
+        available: Number of positions to choose from.
+        wanted: Number of positions to choose. 0: all.
+    """
     if wanted == 0 or wanted >= available:
         return np.arange(available)
     return np.sort(rng.permutation(available)[:wanted])
 
 
 def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
-    """Write a device's file, an npz, completely or not at all.
+    """Write a device's data file, an npz, atomically.
 
-    It contains ``x`` (n, ...), ``y`` (n, ...), integers as int64, and the other inputs of a model by name.
+    Args:
+        path: Path of the file. Missing folders are created.
+        x: Samples (n, ...).
+        y: Labels (n, ...). Integers are stored as int64.
+        others: Additional inputs of the model by name, each (n, ...).
+
+    Raises:
+        DataError: There are no samples, or their number differs from that of the labels.
     """
     if len(x) != len(y) or len(y) == 0:
         raise DataError(
@@ -342,6 +402,7 @@ def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
 
 
 def _labels(y: Array, name: str) -> Array:
+    """Return labels as int64 or float32. Raises DataError for labels that are no finite numbers."""
     if y.dtype.kind not in "biuf":
         raise DataError(f"{name}: labels are numbers, found {y.dtype} {y.shape}; give each class a number")
     if y.dtype.kind != "f":
@@ -362,16 +423,18 @@ def _check_finite(what: str, rows: Array) -> None:
 
 
 def _classes(labels: Sequence[Array], ignored: int | None) -> int:
-    """Return the largest label that counts plus one; 1 for labels that are no integers."""
+    """Return one more than the largest label that counts, or 1 for floats."""
     counted = [_counted(each, ignored) for each in labels if each.dtype == np.int64]
     return 1 + max((int(each.max()) for each in counted if each.size), default=0)
 
 
 def _counted(labels: Array, ignored: int | None) -> Array:
+    """Return the labels that are not ``ignored``, flat; all labels if ``ignored`` is None."""
     return labels if ignored is None else labels[labels != ignored]
 
 
 def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -> None:
+    """Raise DataError unless all values are in 0 .. below-1."""
     found = [(int(each.min()), int(each.max())) for each in arrays if each.size]
     least, most = min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
     if not 0 <= least <= most < below:
@@ -381,7 +444,7 @@ def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -
 
 
 def _read(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of an npz; test arrays alone also serve as training arrays."""
+    """Return the arrays of an npz file. If it has only test arrays, training arrays without rows are added."""
     remedy = "`Dataset.save` writes one; a folder of photos for each class is read too"
     parts = read_npz(Path(path), remedy)
     if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
@@ -390,6 +453,7 @@ def _read(path: str | Path) -> dict[str, Array]:
 
 
 def _reader(parts: Mapping[str, Array], path: str | Path) -> Reader | None:
+    """Return the reader stored in a file, or None. Raises DataError if it is malformed."""
     if "reader" not in parts:
         return None
     try:
@@ -400,7 +464,7 @@ def _reader(parts: Mapping[str, Array], path: str | Path) -> Reader | None:
 
 
 def _others(parts: Mapping[str, Array], train: int) -> dict[str, OtherInput]:
-    """Return the inputs beside x in a file, which has at least their test rows."""
+    """Return the additional inputs in a file. Each has at least test rows."""
     names = [key.removeprefix("test.") for key in parts if key.startswith("test.")]
     return {
         name: OtherInput(

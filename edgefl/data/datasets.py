@@ -1,7 +1,7 @@
-"""Datasets by name, with the search for their files and a default that needs none.
+"""Datasets by name, and the search for their files.
 
-``load("auto")`` needs no network: Fashion-MNIST if its files are found (or may be downloaded), else the
-handwritten digits in the folder of this module: ``digits.csv.gz``, the test half of E. Alpaydin and C. Kaynak, "Optical
+``load("auto")`` needs no network: it loads Fashion-MNIST if its files are found (or may be downloaded), else the
+handwritten digits ``digits.csv.gz`` next to this module. These are the test half of E. Alpaydin and C. Kaynak, "Optical
 Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (CC BY 4.0), as scikit-learn ships it.
 """
 
@@ -37,13 +37,17 @@ def load(
     download: bool = False,
     progress: Progress | None = None,
 ) -> Dataset:
-    """Load the dataset ``name`` (one of :data:`NAMES`).
+    """Load a dataset by name.
 
-    Files are searched in ``directory`` if it is given, otherwise in the folder of the environment variable EDGEFL_DATA and
-    in the download folder ``~/.cache/edgefl``.
+    Args:
+        name: One of :data:`NAMES`.
+        directory: Only folder to search for files. None: the folder in the environment variable EDGEFL_DATA, then the
+            download folder ``~/.cache/edgefl``.
+        download: Download missing files.
+        progress: Called with the progress of the download. None: print it.
 
     Raises:
-        DataError: no place has the files, or they are damaged.
+        DataError: The name is unknown, no folder has the files, the download failed, or the files are damaged.
     """
     if name == "auto":
         return _auto(directory, download=download, progress=progress)
@@ -62,7 +66,11 @@ def load(
 
 
 def places(directory: Path | None) -> tuple[Path, ...]:
-    """Return the folders to search, in order."""
+    """Return the folders to search for files, in order.
+
+    Args:
+        directory: Only folder to search. None: the folder in EDGEFL_DATA, then the download folder.
+    """
     if directory is not None:
         return (directory,)
     named = os.environ.get("EDGEFL_DATA", "").strip()
@@ -73,11 +81,14 @@ def places(directory: Path | None) -> tuple[Path, ...]:
 
 
 def download_folder() -> Path:
-    """Return the folder of downloads: ``edgefl`` in the user's cache folder."""
+    """Return the folder for downloaded files, ``edgefl`` in the user's cache folder. Raises ConfigError if there is no
+    home folder.
+    """
     return folders.cache("downloads", "EDGEFL_DATA to the folder of the data")
 
 
 def _auto(directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    """Load Fashion-MNIST, or the digits if it is not found and the user named no folder."""
     try:
         return _idx(FASHION_MNIST, directory, download=download, progress=progress)
     except DataError as error:
@@ -90,6 +101,7 @@ def _auto(directory: Path | None, *, download: bool, progress: Progress | None) 
 
 
 def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    """Find, or if allowed download, the files of ``source`` and load them."""
     for place in places(directory):
         if files := idx.find(source, place):
             return idx.read(source, files)
@@ -107,7 +119,11 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
 
 
 def digits() -> Dataset:
-    """Return the 1,797 handwritten digits of scikit-learn, 8x8 with 17 grey levels, in a fixed 1,437 / 360 split."""
+    """Load scikit-learn's 1,797 handwritten digits, 8x8 with 17 grey levels, in a fixed split of 1,437 and 360.
+
+    Raises:
+        DataError: The file of this package is damaged.
+    """
     rows = _digits_table()
     x, y = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1]
     order = np.random.default_rng(0).permutation(len(y))
@@ -127,7 +143,7 @@ def digits() -> Dataset:
 
 
 def _digits_table() -> npt.NDArray[np.int64]:
-    """Return a row for each digit: 64 grey levels and its class."""
+    """Return one row per digit: 64 grey levels and the class."""
     try:
         return np.loadtxt(DIGITS, delimiter=",", dtype=np.int64).reshape(-1, 65)
     except (OSError, EOFError, ValueError, zlib.error) as error:
@@ -135,7 +151,7 @@ def _digits_table() -> npt.NDArray[np.int64]:
 
 
 def random_images() -> Dataset:
-    """Return noise in CIFAR-10's shape with random labels, for benchmarks in which only sizes matter."""
+    """Return random pixels in CIFAR-10's shape with random labels, for benchmarks in which only sizes matter."""
     rng, samples = np.random.default_rng(0), 8192
     x = rng.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8)
     y = rng.integers(0, 10, samples)

@@ -1,4 +1,4 @@
-"""Download of published files from the first address that has them, checked before they appear under their names."""
+"""Download of published files. A file gets its name only after its checksum was verified."""
 
 from __future__ import annotations
 
@@ -29,14 +29,19 @@ def fetch(
     remedy: str,
     progress: Progress | None = None,
 ) -> None:
-    """Download ``target`` from the first of the folders ``urls`` that has a file of its name and MD5.
+    """Download a file from the first URL that has it. Creates missing folders, and replaces an existing file.
 
     Args:
-        of: name of the dataset, for the error.
-        remedy: end of the error's message.
+        urls: URLs of folders that contain the file.
+        target: Path of the file. Its name is appended to each URL.
+        md5: Published MD5 of the file.
+        of: Name of the dataset, for the error text.
+        remedy: End of the error text.
+        progress: Called with file name, bytes so far and bytes in all (0: unknown). None: print the progress.
+        timeout_s: Timeout of the connection in seconds.
 
     Raises:
-        DataError: no address has the file; the message has the answer of each.
+        DataError: No URL has the file with this MD5. The message lists the problem of each.
     """
     problems = []
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +63,7 @@ def fetch(
 
 
 def _copy(url: str, file: BinaryIO, progress: Progress) -> str:
-    """Copy, and return the MD5 of the data."""
+    """Copy the data of a URL into ``file`` and return their MD5."""
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
         total, done = int(response.headers.get("Content-Length") or 0), 0
@@ -71,11 +76,18 @@ def _copy(url: str, file: BinaryIO, progress: Progress) -> str:
 
 
 def print_progress(file: str, done: int, total: int) -> None:
-    """Print one line on stderr, which each call overwrites."""
+    """Print the progress of a download on stderr, in one line that each call overwrites.
+
+    Args:
+        file: Name of the file.
+        done: Bytes so far.
+        total: Bytes in all. 0: unknown.
+    """
     share = f"{done / total:4.0%}" if total else f"{done:,} bytes"
     print(f"\r{file} {share}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def md5_of(path: Path) -> str:
+    """Return the MD5 of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

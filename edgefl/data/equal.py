@@ -1,5 +1,6 @@
-"""Partitions into clients of equal size with unlike classes: FAFED's three degrees (fafed.md 4.3), and a mix of classes
-for each client (fiarse.md 4.2).
+"""Partitions into clients of equal size with different classes.
+
+FAFED's three degrees of similarity (fafed.md 4.3), and a mix of classes for each client (fiarse.md 4.2).
 """
 
 from __future__ import annotations
@@ -16,9 +17,16 @@ SWEEPS, NEAR = 5_000, 1e-7
 
 
 def balance(shares: Array, rows: Array, columns: Array) -> Array | None:
-    """Scale rows and columns of ``shares`` (n, m) >= 0 until they have these sums, float64 (Sinkhorn).
+    """Scale rows and columns of a table until they have the given sums (Sinkhorn).
 
-    Returns None if they do not converge, such as if the zeros of ``shares`` do not allow these sums.
+    Args:
+        shares: Table (n, m) with entries >= 0.
+        rows: Sum of each row.
+        columns: Sum of each column.
+
+    Returns:
+        The scaled table, float64. None if it does not converge, for example because zeros in ``shares`` rule these sums
+        out.
     """
     table = shares.astype(np.float64)
     for _ in range(SWEEPS):
@@ -30,9 +38,18 @@ def balance(shares: Array, rows: Array, columns: Array) -> Array | None:
 
 
 def round_table(table: Array, rows: Array, columns: Array) -> Array:
-    """Return ``table`` with every entry rounded up or down so that its sums are these integers, int64; zeros stay zero.
+    """Round each entry of a table up or down so that rows and columns have the given integer sums. Zeros stay zero.
 
-    Such a table exists: the rest after rounding down is a flow from rows to columns through edges of capacity one.
+    Such a table exists: the remainders after rounding down are a flow from rows to columns through edges of capacity
+    one.
+
+    Args:
+        table: Table (n, m) whose rows and columns have these sums approximately.
+        rows: Sum of each row.
+        columns: Sum of each column.
+
+    Returns:
+        The rounded table, int64.
     """
     whole = np.floor(table + NEAR).astype(np.int64)
     raised = np.zeros(table.shape, bool)
@@ -47,7 +64,9 @@ def round_table(table: Array, rows: Array, columns: Array) -> Array:
 
 
 def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tuple[int, int]]:
-    """Return the entries to flip so that ``start`` has one more and a column that lacks one gets it (breadth first)."""
+    """Return the entries to flip so that row ``start`` and a column with too small a sum each gain one (breadth-first
+    search).
+    """
     # By column: the row it was reached from, and the column through which that row was reached.
     came: dict[int, tuple[int, int]] = {}
     queue: list[tuple[int, int]] = [(start, -1)]
@@ -63,7 +82,9 @@ def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tu
 
 
 def _back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]]:
-    """Return the flips that lead to ``column``, the last one: a row gives up ``through`` for the column after it."""
+    """Return the entries to flip on the path to ``column``, in order. In between, a row passes its raised entry to another
+    column.
+    """
     flips: list[tuple[int, int]] = []
     while True:
         row, through = came[column]
@@ -75,13 +96,26 @@ def _back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]
 
 
 LEAST_SHARE = 0.01
-"""Dirichlet entries below it are raised to it (fafed.md 4.3)."""
+"""Smallest Dirichlet entry; smaller ones are raised to it (fafed.md 4.3)."""
 
 
 def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int) -> list[Array]:
-    """Deal ``percent`` of the shuffled rows evenly, and the others sorted by label in consecutive equal pieces.
+    """Partition rows so that a part of each client's data is iid and the rest is sorted by label.
 
-    Returns row numbers per client, sorted; every row is used once, and sizes differ by at most one. 100 is iid, 0 is sorted.
+    ``percent`` of the shuffled rows are dealt evenly. The others are sorted by label and cut into consecutive equal
+    pieces.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        percent: Percentage of iid rows: 100 is iid, 0 is sorted.
+        seed: Seed of the partition.
+
+    Returns:
+        Row numbers per client, sorted. Every row is used once, and sizes differ by at most one.
+
+    Raises:
+        DataError: ``percent`` is out of range, or there are fewer rows than clients.
     """
     check_samples(labels, clients)
     if not 0.0 <= percent <= 100.0:
@@ -97,16 +131,24 @@ def similarity(labels: Array, clients: int, *, percent: float = 95.0, seed: int)
 
 
 def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
-    """Give every client samples of every class in proportions drawn from Dirichlet(alpha), with equal sizes of clients.
+    """Partition rows so that every client has samples of every class, in Dirichlet proportions, and all have equal size.
 
-    Each entry of the table of counts (clients, classes) is one plus a share of the rest. The shares are a Dirichlet row,
-    with entries below 0.01 raised to it, scaled to the sums of rows and columns (Sinkhorn) and rounded with these sums kept.
+    Each entry of the table of counts (clients, classes) is one plus a share of the rest. The shares are a Dirichlet row
+    with entries below 0.01 raised to it. They are scaled to the sums of rows and columns (Sinkhorn), and rounded with
+    these sums kept.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        alpha: Parameter of the Dirichlet distribution; above 0.
+        seed: Seed of the partition.
 
     Returns:
-        Row numbers per client, sorted; every row is used once, and sizes differ by at most one.
+        Row numbers per client, sorted. Every row is used once, and sizes differ by at most one.
 
     Raises:
-        DataError: a class has fewer samples than there are clients, or clients fewer samples than there are classes.
+        DataError: A class has fewer samples than there are clients, a client would have fewer samples than there are
+            classes, or no table was found.
     """
     check_samples(labels, clients)
     check_alpha(alpha)
@@ -131,14 +173,24 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
 
 
 def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -> list[Array]:
-    """Give every client its own mix of classes, p_i ~ Dirichlet(alpha), with equal sizes of clients (fiarse.md 4.2).
+    """Partition rows so that every client has its own mix of classes, p_i ~ Dirichlet(alpha), and equal size (fiarse.md
+    4.2).
 
-    In random order, clients with room draw a class from p_i, among the classes with samples left, and get a sample of it; if
-    p_i has none of these, any sample. The last clients get the rest, so the mixes follow p_i only as far as the data allow:
-    less so for a small ``alpha`` and few samples of a class.
+    In random order, clients that are not full draw a class from p_i, among the classes with samples left, and get one
+    sample of it. If p_i has none of these classes, they get any sample. The last clients get the rest, so the mixes
+    follow p_i only as far as the data allow. They follow it less for a small ``alpha`` and few samples of a class.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        alpha: Parameter of the Dirichlet distribution; above 0.
+        seed: Seed of the partition.
 
     Returns:
-        Row numbers per client, sorted; every row is used once, and sizes differ by at most one.
+        Row numbers per client, sorted. Every row is used once, and sizes differ by at most one.
+
+    Raises:
+        DataError: ``alpha`` is not positive, or there are fewer rows than clients.
     """
     check_samples(labels, clients)
     check_alpha(alpha)
@@ -160,17 +212,22 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
 
 
 def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
-    """Give every client half of the classes: of each pair of clients the first a random half, the other the rest.
+    """Partition rows so that each pair of clients divides the classes: the first has a random half of them, the second the
+    rest.
 
-    So a class has ``clients / 2`` holders. If classes have equally many samples, each is dealt evenly to its holders. If
-    not, clients still have equal sizes, unless no table of counts allows it; then classes are dealt evenly and sizes
-    differ.
+    So ``clients / 2`` clients have a class. If classes have equally many samples, each is dealt evenly. If not, clients
+    still have equal sizes, unless no table of counts allows it. Then classes are dealt evenly and sizes differ.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        seed: Seed of the partition.
 
     Returns:
-        Row numbers per client, sorted; every row is used once.
+        Row numbers per client, sorted. Every row is used once.
 
     Raises:
-        DataError: an odd number of clients or classes, or a class with fewer samples than holders.
+        DataError: The number of clients or of classes is odd, or a class has fewer samples than clients that need it.
     """
     check_samples(labels, clients)
     known, counts = np.unique(labels, return_counts=True)
@@ -191,7 +248,9 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
 
 
 def _halves(held: Array, counts: Array) -> Array:
-    """Return counts (clients, classes) with the zeros of ``held``: equal sizes if possible, else each class dealt evenly."""
+    """Return the samples per client and class, zero where ``held`` is zero: equal sizes if possible, else each class dealt
+    evenly.
+    """
     clients = len(held)
     sizes = _sizes(int(counts.sum()), clients)
     table = balance(held, sizes, counts)
@@ -206,5 +265,5 @@ def _halves(held: Array, counts: Array) -> Array:
 
 
 def _sizes(samples: int, clients: int) -> Array:
-    """Return parts of ``samples`` that differ by at most one."""
+    """Return the sizes of ``clients`` parts of ``samples``, which differ by at most one."""
     return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)

@@ -1,4 +1,6 @@
-"""Per-FedAvg's partition: ten groups of users, half with five classes and half with one or two (per_fedavg.md 3.2)."""
+"""Per-FedAvg's partition: ten groups of users, half of them with five classes and half with one or two (per_fedavg.md
+3.2).
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,25 @@ def groups(
     seed: int,
     order: Sequence[int] | None = None,
 ) -> list[Array]:
-    """Return Per-FedAvg's ten groups of ``clients / 10`` users (per_fedavg.md 3.2); row numbers per client, sorted,
-    disjoint.
+    """Partition rows into Per-FedAvg's ten groups of ``clients / 10`` users (per_fedavg.md 3.2).
 
-    Users of the groups 1 to 5 have ``a`` samples of each of the first five classes. Users of group 5 + j have ``a / 2``
-    of class j and ``2 a`` of class 5 + j, or, with ``single_class``, only the latter. Group g is clients
-    ``(g - 1) * clients / 10`` to ``g * clients / 10 - 1``. ``order`` names the ten labels, first five first (default:
-    ascending). ``a`` is even; 0 takes the largest that the labels allow. Equal seeds give equal partitions; further rows are
-    left out.
+    Users of groups 1 to 5 have ``a`` samples of each of the first five classes. Users of group 5 + j have ``a / 2`` of
+    class j and ``2 a`` of class 5 + j; with ``single_class`` they have only the latter. Group g is clients ``(g - 1) *
+    clients / 10`` to ``g * clients / 10 - 1``. Remaining rows are unused. Equal seeds give equal partitions.
+
+    Args:
+        labels: Label of each row, of ten classes.
+        clients: Number of clients, a multiple of ten.
+        a: Even number of samples. 0: the largest that the labels allow.
+        single_class: Users of groups 6 to 10 have one class instead of two.
+        seed: Seed of the partition.
+        order: Order of the ten labels. None: ascending.
+
+    Returns:
+        Row numbers per client, sorted and disjoint.
 
     Raises:
-        DataError: the labels do not allow ``a``; the message has the largest that they allow.
+        DataError: The labels do not allow ``a`` (the message has the largest possible), or there are not ten classes.
     """
     known = _ten(labels, order)
     table = _table(labels, known, clients, a, single_class)
@@ -42,10 +52,13 @@ def groups(
 def largest_a(
     labels: Array, clients: int, *, single_class: bool = False, order: Sequence[int] | None = None
 ) -> int:
-    """Return the largest even ``a`` of :func:`groups`, or 0 if there is none.
+    """Return the largest even ``a`` that :func:`groups` can use with these labels, or 0 if there is none.
 
-    With q users in a group, it needs ``5.5 q a`` samples of each of the first five classes (``5 q a`` for ``single_class``)
-    and ``2 q a`` of each other.
+    With q users in a group, it needs ``5.5 q a`` samples of each of the first five classes (``5 q a`` for
+    ``single_class``), and ``2 q a`` of each other. The arguments have the meaning of those of :func:`groups`.
+
+    Raises:
+        DataError: There are not ten classes, or ``clients`` is no multiple of ten.
     """
     known = _ten(labels, order)
     counts = np.array([np.count_nonzero(labels == label) for label in known])
@@ -55,7 +68,11 @@ def largest_a(
 
 
 def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
-    """Return samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2."""
+    """Return the samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2.
+
+    Raises:
+        DataError: ``clients`` is no multiple of ten.
+    """
     if clients < GROUPS or clients % GROUPS:
         raise DataError(
             f"partition groups has ten groups of equally many users, found {clients} devices: take a multiple of ten",
@@ -70,6 +87,7 @@ def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
 
 
 def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_class: bool) -> Array:
+    """Return the samples per user and class for ``a``. Raises DataError if the labels do not allow it."""
     most = largest_a(labels, clients, single_class=single_class, order=known)
     wanted = a or most
     if wanted < 2 or wanted % 2 or wanted > most:
@@ -85,6 +103,7 @@ def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_cla
 
 
 def _ten(labels: Array, order: Sequence[int] | None) -> Sequence[int]:
+    """Return the ten labels in order. Raises DataError if there are not ten, or ``order`` names others."""
     present = set(np.unique(labels).tolist())
     known = sorted(present) if order is None else [int(label) for label in order]
     if len(known) != GROUPS or set(known) != present:

@@ -1,4 +1,4 @@
-"""The idx files of the MNIST family: found in a folder, or downloaded and checked."""
+"""Datasets of the MNIST family, in idx files: search, download and loading."""
 
 from __future__ import annotations
 
@@ -16,7 +16,17 @@ from edgefl.wire.array_files import read_idx
 
 @dataclass(frozen=True)
 class IdxSource:
-    """Source of a dataset of the MNIST family, with the checksums of its files."""
+    """Published dataset of the MNIST family.
+
+    Attributes:
+        name: Name of the dataset.
+        folder: Subfolder for its files.
+        urls: URLs of folders that contain the files.
+        md5: MD5 of each file by its name.
+        mean: Mean of the training pixels divided by 255.
+        deviation: Standard deviation of the training pixels divided by 255.
+        classes: Number of classes.
+    """
 
     name: str
     folder: str
@@ -64,7 +74,12 @@ MNIST = IdxSource(
 
 
 def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
-    """Return the four files in ``folder`` or ``folder/<dataset>``, gzipped or not, by name; None if one is missing."""
+    """Return the paths of the dataset's four files by name, or None if one is missing.
+
+    Args:
+        source: Dataset.
+        folder: Folder to search, together with its subfolder ``source.folder``. Files may be gzipped or not.
+    """
     # The dataset's own folder first: MNIST and Fashion-MNIST have the same file names.
     for place in (folder / source.folder, folder):
         files = {name: _either(place, name) for name in source.md5}
@@ -74,11 +89,20 @@ def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
 
 
 def _either(place: Path, name: str) -> Path | None:
+    """Return the path of a file, gzipped or not, or None."""
     return next((path for path in (place / name, place / name.removesuffix(".gz")) if path.is_file()), None)
 
 
 def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
-    """Return the dataset in these files; raise DataError if one is damaged or belongs to another dataset."""
+    """Load the dataset from its files.
+
+    Args:
+        source: Dataset.
+        files: Path of each file by name (:func:`find`).
+
+    Raises:
+        DataError: A file is damaged, or is one of another dataset.
+    """
     for path in files.values():
         _check_identity(source, path)
     parts = {name: read_idx(path) for name, path in files.items()}
@@ -96,7 +120,7 @@ def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
 
 
 def _check_identity(source: IdxSource, path: Path) -> None:
-    """Raise DataError for a gzipped file of another dataset: MNIST and Fashion-MNIST share their file names."""
+    """Raise DataError if a gzipped file is from another dataset: MNIST and Fashion-MNIST have the same file names."""
     if path.suffix != ".gz":
         return
     digest = md5_of(path)
@@ -106,10 +130,16 @@ def _check_identity(source: IdxSource, path: Path) -> None:
 
 
 def download(source: IdxSource, folder: Path, progress: Progress | None = None) -> None:
-    """Download the missing files of ``folder/<dataset>``, each checked by MD5 before it appears under its name.
+    """Download the missing files of the dataset into ``folder/<source.folder>``. Each is verified by its MD5.
+
+    Args:
+        source: Dataset.
+        folder: Parent folder.
+        progress: Called with the progress. None: print it.
+        timeout_s: Timeout of a connection in seconds.
 
     Raises:
-        DataError: no address can be reached, or a file is not the published one; the message has the remedy.
+        DataError: No URL has a file with its published MD5. The message has the remedy.
     """
     for name, md5 in source.md5.items():
         target = folder / source.folder / name

@@ -1,5 +1,6 @@
-"""Partitions of labelled samples: over clients (uniform, by a Dirichlet distribution per label, few labels or shards for
-each, or whole owners), and into parts for training and for tests.
+"""Partitions of labelled samples: among clients, and into a training part and a test part.
+
+Clients get uniform parts, a Dirichlet distribution per label, few labels or shards each, or whole owners.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ REDRAWS = 1000
 
 
 def iid(labels: Array, clients: int, *, seed: int) -> list[Array]:
-    """Return shuffled rows in parts whose sizes differ by at most one; row numbers per client, sorted."""
+    """Partition shuffled rows into parts whose sizes differ by at most one.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        seed: Seed of the partition.
+
+    Returns:
+        Row numbers per client, sorted.
+
+    Raises:
+        DataError: There are fewer rows than clients.
+    """
     check_samples(labels, clients)
     order = np.random.default_rng(seed).permutation(len(labels))
     return [np.sort(part) for part in np.array_split(order, clients)]
@@ -31,14 +44,24 @@ def dirichlet(
     min_samples: int = 1,
     redraws: int = REDRAWS,
 ) -> list[Array]:
-    """Return a per-label Dirichlet partition (embracingfl.md 3.5); row numbers per client, sorted.
+    """Partition rows by a Dirichlet distribution per label (embracingfl.md 3.5).
 
-    For each label k, q_k ~ Dir(alpha * 1_m) and the shuffled samples of k are cut at the cumulative proportions of
-    q_k. Every row is used once. The whole partition is drawn again, at most ``redraws`` times, while a client has
-    fewer than ``min_samples`` rows. Equal seeds give equal partitions.
+    For each label k, q_k ~ Dir(alpha * 1_m), and the shuffled samples of k are cut at the cumulative proportions of
+    q_k. Every row is used once. Equal seeds give equal partitions.
+
+    Args:
+        labels: Label of each row.
+        clients: Number m of clients.
+        alpha: Parameter of the Dirichlet distribution; above 0.
+        seed: Seed of the partition.
+        min_samples: Fewest rows of a client. While a client has fewer, the whole partition is drawn again.
+        redraws: Most times that it is drawn again.
+
+    Returns:
+        Row numbers per client, sorted.
 
     Raises:
-        DataError: after all redraws a client still has fewer rows.
+        DataError: ``alpha`` is not positive, or a client has too few rows after all redraws.
     """
     check_samples(labels, clients, min_samples)
     check_alpha(alpha)
@@ -56,12 +79,22 @@ def dirichlet(
 
 
 def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[Array]:
-    """Give each client whole owners (authors, speakers, documents); return row numbers per client, in their order.
+    """Partition rows so that each owner (author, speaker, document) is at one client.
 
-    The largest owners come first, each to the client with the fewest rows so far; among equals the seed decides.
+    The owners with most rows are placed first, each at the client with the fewest rows so far. The seed orders owners
+    with equally many rows.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        owners: Owner of each row.
+        seed: Seed of the partition.
+
+    Returns:
+        Row numbers per client, sorted.
 
     Raises:
-        DataError: there are fewer owners than clients.
+        DataError: There are fewer owners than clients.
     """
     check_samples(labels, clients)
     numbers, counts = np.unique(owners, return_counts=True)
@@ -82,6 +115,7 @@ def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[
 
 
 def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -> list[Array]:
+    """Return one draw of :func:`dirichlet`."""
     pieces: list[list[Array]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -93,15 +127,24 @@ def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -
 
 
 def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
-    """Give each client at most ``per_client`` labels (Non-IID-2, fedbat.md 4.2); return row numbers per client, sorted.
+    """Partition rows so that each client has at most ``per_client`` labels (Non-IID-2, fedbat.md 4.2).
 
-    Client k owns the (k mod C)-th of the C labels. If there are fewer clients than labels, it also owns every label that
-    would have no owner. The rest of its ``per_client`` distinct labels are drawn at random. The shuffled rows of
-    each label are divided among its owners in parts whose sizes differ by at most one. Every row is used once. Equal seeds
-    give equal partitions.
+    Client k owns the (k mod C)-th of the C labels. If there are fewer clients than labels, it also owns every label
+    that would have no owner. The rest of its ``per_client`` labels are drawn at random. The shuffled rows of each label
+    are divided among its owners in parts whose sizes differ by at most one. Every row is used once. Equal seeds give
+    equal partitions.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        per_client: Number of labels of a client.
+        seed: Seed of the partition.
+
+    Returns:
+        Row numbers per client, sorted.
 
     Raises:
-        DataError: the labels cannot be owned in this way, or a client gets no row.
+        DataError: These numbers of labels and clients do not match, or a client gets no row.
     """
     check_samples(labels, clients)
     known = np.unique(labels)
@@ -127,13 +170,23 @@ def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
-    """Give each client ``per_client`` shards, pieces of the rows sorted by label (McMahan et al., 2017, section 3).
+    """Partition rows into shards, pieces of the rows sorted by label, and deal them at random (McMahan et al., 2017,
+    section 3).
 
-    Rows of a label are shuffled first, and shards are dealt at random. Sizes of shards differ by at most one. Returns row
-    numbers per client, sorted; every row is used once. Equal seeds give equal partitions.
+    Rows of a label are shuffled first. Sizes of shards differ by at most one. Every row is used once. Equal seeds give
+    equal partitions.
+
+    Args:
+        labels: Label of each row.
+        clients: Number of clients.
+        per_client: Number of shards of a client.
+        seed: Seed of the partition.
+
+    Returns:
+        Row numbers per client, sorted.
 
     Raises:
-        DataError: there are fewer rows than shards.
+        DataError: There are fewer rows than shards.
     """
     check_samples(labels, clients, per_client)
     rng = np.random.default_rng(seed)
@@ -144,13 +197,14 @@ def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def _choose_labels(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
-    """Return ``count`` positions of labels: the client's first one, those that only it can take, and random others."""
+    """Return the positions of a client's labels: its first one, those without another owner, and random others."""
     first = [client % labels, *range(client + clients, labels, clients)]
     others = np.setdiff1d(np.arange(labels), first)
     return {*first, *rng.choice(others, count - len(first), replace=False).tolist()}
 
 
 def _check_ownable(labels: int, clients: int, per_client: int) -> None:
+    """Raise DataError unless ``per_client`` labels per client can cover all labels."""
     fewest = -(-labels // clients)
     if not fewest <= per_client <= labels:
         raise DataError(
@@ -163,12 +217,20 @@ def _check_ownable(labels: int, clients: int, per_client: int) -> None:
 
 
 def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
-    """Return disjoint rows per client, sorted, in the proportions of ``wanted`` (clients, C), samples per client and class.
+    """Return rows for each client in given proportions of classes.
 
     All clients get the same share of ``wanted``, the largest that every class allows, to within one sample of a class.
 
+    Args:
+        labels: Label of each row.
+        wanted: Samples per client and class, (clients, C).
+        seed: Seed of the choice.
+
+    Returns:
+        Row numbers per client, sorted and disjoint.
+
     Raises:
-        DataError: a client would get no row, or there are no samples of a class that is wanted.
+        DataError: A client would get no row, or a class that is wanted has no samples.
     """
     counts = np.bincount(labels, minlength=wanted.shape[1])[: wanted.shape[1]]
     needed = wanted.sum(axis=0)
@@ -189,7 +251,13 @@ def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
 
 
 def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
-    """Return samples per client and label, int64, shape (clients, classes)."""
+    """Return the number of samples per client and label, int64 (clients, classes).
+
+    Args:
+        labels: Label of each row.
+        parts: Row numbers per client.
+        classes: Number of classes.
+    """
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
 
 
@@ -238,11 +306,14 @@ Sample = TypeVar("Sample", bound=Any)
 def hold_out(
     samples: Mapping[Class, Sequence[Sample]], seed: int
 ) -> tuple[dict[Class, list[Sample]], dict[Class, list[Sample]]]:
-    """Split the samples of each class into a part to train on and a fifth to test on, both sorted.
+    """Split the samples of each class into four fifths for training and one fifth for testing, both sorted.
 
     Args:
-        samples: file names or row numbers by class.
-        seed: decides which fifth is for tests.
+        samples: File names or row numbers by class.
+        seed: Seed of the choice.
+
+    Returns:
+        Training samples by class, and test samples by class.
 
     Raises:
         DataError: No class has two samples.

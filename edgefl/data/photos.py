@@ -1,4 +1,4 @@
-"""A folder of photos for each class as a dataset."""
+"""Loader of image datasets: a folder of photos for each class."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _TESTS = ("test", "val", "valid", "validation")
 
 
 def load(folder: Path, size: int, seed: int = 0) -> Dataset:
-    """Load the photos of a folder with one sub-folder for each class, or with such folders in ``train`` and ``test``.
+    """Load photos from a folder that has one subfolder per class, or such folders in ``train`` and ``test``.
 
     Args:
-        folder: the folder; hidden files and those that are no pictures are ignored.
-        size: pixels of a side, to which photos are stretched.
-        seed: decides which fifth of each class the server evaluates on, where there is no folder ``test``.
+        folder: Folder. Hidden files, and files that are no images, are ignored.
+        size: Width and height in pixels to which photos are stretched.
+        seed: Seed of the choice of test photos, one fifth of each class, if there is no folder ``test``.
 
     Raises:
-        DataError: A photo cannot be read or lies in no class's folder, or there is an empty folder or one inside of a
-            class's folder. Or the folder has no photos in folders of classes, or one photo in each.
+        DataError: A photo cannot be read or is in no class folder, a class folder is empty or contains another class
+            folder, or there are too few photos or classes.
     """
     test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
     if test_folder is not None and (folder / "train").is_dir():
@@ -44,7 +44,7 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
 
 
 def _by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the photos of each class by its name, sorted."""
+    """Return the photos of each class, sorted, by the name of the class. Raises DataError as :func:`load`."""
     found: dict[str, list[Path]] = {}
     for child in sorted(folder.iterdir()):
         if _is_photo(child) and not child.name.startswith("."):
@@ -78,7 +78,12 @@ def _is_photo(path: Path) -> bool:
 
 
 def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:
-    """Return samples, uint8 (n, 3, size, size), and their class numbers."""
+    """Return the decoded photos, uint8 (n, 3, size, size), and their class numbers.
+
+    Args:
+        photos: Photos of each class.
+        size: Width and height.
+    """
     pillow, rows = library(), []
     for path in (path for paths in photos for path in paths):
         try:

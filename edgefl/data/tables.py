@@ -1,4 +1,4 @@
-"""One file of records (CSV or JSON lines) as a dataset, read as devices read theirs."""
+"""Loader of a file of records (CSV or JSON lines), parsed as devices parse their files."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from edgefl.wire.records import (
 
 _CLASS = re.compile(r"[+-]?\d+")
 _MISSING = ("nan", "na", "n/a", "null", "none", "inf", "-inf")
-"""What programs for tables write where a number is missing."""
+"""Values that spreadsheet programs write for a missing number."""
 _MOST_NUMBERED = 100
-"""Whole numbers that are taken for classes; more are taken for numbers to predict."""
+"""Most different whole numbers that count as classes. With more they count as numbers to predict."""
 
 
 def is_table(path: Path) -> bool:
-    """Return True if the name of ``path`` says that it holds records."""
+    """Return True if the suffix of ``path`` is one of files with records."""
     return path.suffix.lower() in RECORDS
 
 
 def reader_of(path: Path, label: str) -> TableReader | TextReader:
-    """Return how ``path`` is read if the federation does not say it.
+    """Return a default reader for a file of records.
 
     Args:
-        path: the file.
-        label: the column of the class.
+        path: File.
+        label: Column of the class.
 
     Returns:
-        The column ``text`` as text if there is one, otherwise all columns but ``label`` as numbers.
+        A reader of the column ``text`` if there is one, else of all columns but ``label`` as numbers.
 
     Raises:
         DataError: The file has no column ``label``, or no other column.
@@ -82,17 +82,17 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
     """Load the records of a file as samples (n, columns), float32.
 
     Args:
-        path: a CSV or JSON lines.
-        reader: the columns, their scale, and the column of the label.
-        seed: decides which fifth of each class the server evaluates on.
-        standardize: set mean and deviation of ``reader`` to those of the training samples.
-        train: False if all records are to test on, because devices hold their own data.
+        path: CSV or JSON lines.
+        reader: Columns, their scale, and the column of the label.
+        seed: Seed of the choice of test records, one fifth of each class.
+        standardize: Replace mean and deviation of ``reader`` by those of the training samples.
+        train: False if all records are for testing, because devices have their own data.
 
     Returns:
-        Samples whose dataset has ``reader``, so that devices read their own files alike.
+        Dataset that includes the reader, so that devices read their own files in the same way.
 
     Raises:
-        DataError: A record cannot be used; the message names its line.
+        DataError: A record cannot be used. The message names its line.
     """
     if reader.others:
         raise DataError(
@@ -131,7 +131,17 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
 
 
 def load_texts(path: Path, reader: TextReader, seed: int, *, train: bool = True) -> Corpus:
-    """Load the texts and classes of a file; arguments and errors as those of :func:`load`."""
+    """Load the texts of a file and their classes.
+
+    Args:
+        path: CSV or JSON lines.
+        reader: Columns of text and label.
+        seed: Seed of the choice of test records, one fifth of each class.
+        train: False if all records are for testing, because devices have their own data.
+
+    Raises:
+        DataError: A record cannot be used (the message names its line), or labels are no classes.
+    """
     labels = _LabelColumn.of(path, reader.label)
     if labels.floats:
         raise DataError(f"{path}: column {reader.label!r} has numbers, expected classes of texts")
@@ -154,7 +164,7 @@ def load_texts(path: Path, reader: TextReader, seed: int, *, train: bool = True)
 
 
 def _label(value: object) -> str:
-    """Return a label as text. BadRow if it is empty or no text."""
+    """Return a label as text. Raises BadRow if it is empty or no text in UTF-8."""
     text = "" if value is None else unicodedata.normalize("NFC", str(value).strip())
     if not text:
         raise BadRow("the label is empty")
@@ -169,7 +179,13 @@ def _is_missing(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _LabelColumn:
-    """Labels of a file: ``classes`` with ``names`` (none if they are numbered from 0), or numbers to predict."""
+    """Kinds of labels in a file.
+
+    Attributes:
+        classes: Number of classes.
+        names: Names of the classes. Empty if they are numbered from 0.
+        floats: True if labels are numbers to predict.
+    """
 
     classes: int
     names: tuple[str, ...] = ()
@@ -177,7 +193,7 @@ class _LabelColumn:
 
     @classmethod
     def of(cls, path: Path, column: str) -> _LabelColumn:
-        """Return the labels that occur in a column. DataError if one is missing, or if all records have the same."""
+        """Read a column and return the kind of its labels. Raises DataError if a label is missing, or if all are equal."""
         found: dict[str, int] = {}
         for line, record in records(path, {column: None}):
             try:
@@ -195,6 +211,7 @@ class _LabelColumn:
 
     @classmethod
     def _of_numbers(cls, path: Path, column: str, found: Mapping[str, int]) -> _LabelColumn:
+        """Return the kind of labels that are all numbers. ``found`` has the first line of each."""
         if not all(float(text).is_integer() for text in found):
             return cls(1, floats=True)
         for text, line in found.items():
@@ -220,7 +237,7 @@ class _LabelColumn:
         return cls(len(names), tuple(names))
 
     def number(self, value: object) -> float:
-        """Return a label as a class number or a number to predict. BadRow if it is none."""
+        """Return the class number of a label, or the number to predict. Raises BadRow if it is invalid."""
         return (
             finite(value, "the label", "float32")
             if self.floats
@@ -228,7 +245,7 @@ class _LabelColumn:
         )
 
     def fits(self, text: str) -> bool:
-        """Return True if ``text`` is a label."""
+        """Return True if ``text`` is a valid label."""
         try:
             self.number(text)
         except BadRow:
@@ -237,7 +254,7 @@ class _LabelColumn:
 
 
 def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
-    """Return the rows to train on and those to test on, in the order of the file."""
+    """Return the row numbers for training and for testing, both ascending."""
     kinds = np.zeros(len(labels), np.int64) if floats else labels
     rows = {kind: np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds).tolist()}
     train, test = (np.array(sorted(chain(*part.values())), np.int64) for part in hold_out(rows, seed))
@@ -245,5 +262,6 @@ def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
 
 
 def _refused(path: Path, line: int, bad: BadRow) -> DataError:
+    """Return the error for a record that cannot be used."""
     where = f"{path}, line {line}"
     return DataError(f"{where}: {bad}; repair or remove it", where=where)

@@ -1,1 +1,1 @@
-"""Texts: the search for corpora, their token numbers, and samples made of them."""
+"""Texts: the search for corpora, their conversion to token numbers, and samples made of tokens."""

@@ -1,7 +1,7 @@
-"""Texts by name, as in their published files: reviews, news, articles, plays.
+"""Published text corpora by name: reviews, news, articles, plays.
 
-Files are searched under the names of their publication, in the folders that :func:`edgefl.data.datasets.places` lists.
-pyarrow reads Parquet files (extra ``text``).
+Files are searched under their published names, in the folders that :func:`edgefl.data.datasets.places` returns. Parquet
+files are read by pyarrow (extra ``text``).
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ from edgefl.errors import ConfigError, DataError
 
 
 class Missing(DataError):
-    """A file that is in none of the folders that were searched."""
+    """A file of a corpus that is in none of the searched folders."""
 
 
 @dataclass(frozen=True)
 class PublishedCorpus:
-    """Published corpus: its ``folder`` below each searched one, and its files by their MD5, at each of ``urls``."""
+    """Published files of a corpus.
+
+    Attributes:
+        name: Name of the corpus.
+        folder: Subfolder for its files.
+        urls: URLs of folders that contain the files.
+        md5: MD5 of each file by its name.
+    """
 
     name: str
     folder: str
@@ -41,7 +48,15 @@ class PublishedCorpus:
     md5: Mapping[str, str]
 
     def find(self, places: Sequence[Path], names: Sequence[str]) -> Path:
-        """Return the first file with one of ``names``, in the corpus' folder or in a place; raise Missing without one."""
+        """Return the path of the first file found.
+
+        Args:
+            places: Folders to search, each after its subfolder ``folder``.
+            names: Names of the file, in the order of preference.
+
+        Raises:
+            Missing: No folder has such a file.
+        """
         for folder in self._folders(places):
             for path in (folder / name for name in names):
                 if path.is_file():
@@ -56,11 +71,14 @@ class PublishedCorpus:
         )
 
     def download(self, target: Path, progress: Progress | None = None) -> None:
-        """Download the missing files of the corpus' folder in ``target``, each checked by MD5 before it appears under
-        its name.
+        """Download the missing files into the corpus' folder in ``target``. Each is verified by its MD5.
+
+        Args:
+            target: Parent folder.
+            progress: Called with the progress. None: print it.
 
         Raises:
-            DataError: no address has the published file; the message has the remedy.
+            DataError: No URL has a file with its published MD5. The message has the remedy.
         """
         folder = target / self.folder
         for name, md5 in self.md5.items():
@@ -102,7 +120,13 @@ SHAKESPEARE = PublishedCorpus(
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts in order; ``labels`` int64 (n,) if each has a class, ``owners`` int64 (n,) of their authors or speakers."""
+    """Texts in order.
+
+    Attributes:
+        texts: Texts.
+        labels: Class number of each text, int64 (n,), or None.
+        owners: Number of each text's author or speaker, int64 (n,), or None.
+    """
 
     texts: Sequence[str]
     labels: Array | None = None
@@ -112,7 +136,7 @@ class Texts:
         return len(self.texts)
 
     def at(self, rows: Array) -> Texts:
-        """Return the texts at these positions."""
+        """Return the texts at the positions ``rows``, with their labels and owners."""
         return Texts(
             [self.texts[row] for row in rows],
             None if self.labels is None else self.labels[rows],
@@ -122,7 +146,14 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Corpus with its exact ``name``, and ``classes``, the names of the labels; none if there are no labels."""
+    """Training and test texts of a corpus.
+
+    Attributes:
+        name: Exact name, for results and logs.
+        train: Texts for training.
+        test: Texts for testing.
+        classes: Names of the classes. Empty if the texts have no labels.
+    """
 
     name: str
     train: Texts
@@ -130,7 +161,13 @@ class Corpus:
     classes: tuple[str, ...] = ()
 
     def limited(self, train: int, test: int, seed: int) -> Corpus:
-        """Return at most ``train`` and ``test`` texts, drawn by ``seed`` (0: all of them), with a name that says so."""
+        """Return a copy with a random subset of the texts. Its name contains the numbers.
+
+        Args:
+            train: Most training texts. 0: all.
+            test: Most test texts. 0: all.
+            seed: Seed of the choice.
+        """
         rng = np.random.default_rng(seed)
         rows, held_out = (
             some(rng, len(part), most) for part, most in ((self.train, train), (self.test, test))
@@ -147,12 +184,17 @@ _Reader = Callable[[Sequence[Path]], Corpus]
 def load(
     name: str, places: Sequence[Path], target: Path | None = None, *, progress: Progress | None = None
 ) -> Corpus:
-    """Load the corpus ``name`` (one of :data:`CORPORA`).
+    """Load a corpus by name.
 
-    If no place has it, it is downloaded into ``target``. Without a target, the partial copy that is passed around is read.
+    Args:
+        name: One of :data:`CORPORA`.
+        places: Folders to search.
+        target: Folder for the download if no folder has the corpus. None: do not download; read the well-known partial
+            copy if it is found.
+        progress: Called with the progress of the download. None: print it.
 
     Raises:
-        DataError: no place has the corpus, or it is damaged.
+        DataError: The name is unknown, no folder has the corpus, the download failed, or files are damaged.
     """
     if name not in CORPORA:
         raise DataError(f"no texts {name!r}; there are: {', '.join(CORPORA)}", name=name)
@@ -183,7 +225,7 @@ def load(
 
 
 def _imdb(places: Sequence[Path]) -> Corpus:
-    """Read IMDB as Parquet, or as the archive of one file for each review."""
+    """Read IMDB from Parquet files, or from the published archive with one file per review."""
     (archive,) = IMDB.md5
     files = [
         IMDB.find(places, (f"{part}.parquet", f"{part}-00000-of-00001.parquet", archive))
@@ -207,10 +249,12 @@ def _ag_news(places: Sequence[Path]) -> Corpus:
 
 
 def _some_ag_news(places: Sequence[Path]) -> Corpus:
+    """Read the partial copy of AG News, with a subset of its training texts."""
     return _topics(_columns(AG_NEWS.find(places, ("train_subset.parquet",)), "text", "label"), places)
 
 
 def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
+    """Return the corpus with these training texts and the test texts of AG News."""
     test = _news(AG_NEWS.find(places, ("test.csv", "test.csv.gz")))
     some = len(train[0]) < 120_000
     name = f"{AG_NEWS.name} ({len(train[0]):,} of 120,000 training texts)" if some else AG_NEWS.name
@@ -218,7 +262,7 @@ def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
 
 
 def _wikitext2(places: Sequence[Path]) -> Corpus:
-    """Read WikiText-2 as token files, or as the archive of their publication."""
+    """Read WikiText-2 from token files, or from the published archive."""
     (archive,) = WIKITEXT2.md5
     train, test = (
         _articles(_text(WIKITEXT2.find(places, (*names, archive)), f"wikitext-2/{names[0]}"))
@@ -228,14 +272,14 @@ def _wikitext2(places: Sequence[Path]) -> Corpus:
 
 
 def _some_wikitext2(places: Sequence[Path]) -> Corpus:
-    """Read the partial copy of WikiText-2, whose validation file replaces the missing training file; the name says so."""
+    """Read the partial copy of WikiText-2. Its validation file replaces the missing training file, as the name says."""
     partial = replace(WIKITEXT2, folder="wikitext2_partial")
     train, test = (_articles(_text(partial.find(places, (f"{part}.txt.gz",)))) for part in ("valid", "test"))
     return Corpus(f"{WIKITEXT2.name} (its validation file as training set)", train, test)
 
 
 def _shakespeare(places: Sequence[Path]) -> Corpus:
-    """Read the plays with speakers as owners; the last tenth of each one's speeches, in order, is for tests."""
+    """Read the plays with speakers as owners. The last tenth of each speaker's speeches, in order, is for testing."""
     path = SHAKESPEARE.find(places, ("input.txt", "input.txt.gz"))
     speakers: dict[str, list[str]] = {}
     for speech in re.split(r"\n\s*\n", _text(path).strip()):
@@ -263,11 +307,11 @@ _READERS: Mapping[str, tuple[_Reader, _Reader | None]] = {
     "wikitext2": (_wikitext2, _some_wikitext2),
     "shakespeare": (_shakespeare, None),
 }
-"""Functions that read each corpus in the searched folders: all of it, and the partial copy that is passed around."""
+"""Functions that read each corpus from the searched folders: the complete one, and a well-known partial copy or None."""
 
 
 def _reviews(archive: Path) -> list[list[list[Any]]]:
-    """Return texts and classes of both parts, in the order of the files' names: ``aclImdb/train/pos/0_9.txt`` and so on."""
+    """Return texts and class numbers of IMDB's training and test parts, in the order of the file names."""
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     with tarfile.open(archive) as files:
         for member in files:
@@ -282,7 +326,7 @@ def _reviews(archive: Path) -> list[list[list[Any]]]:
 
 
 def _text(path: Path, member: str = "") -> str:
-    """Return a file's text, gzipped or not; of an archive, that of its ``member``."""
+    """Return the text of a file, gzipped or not, or of the entry ``member`` of a zip archive."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             return archive.read(member).decode("utf-8")
@@ -291,6 +335,7 @@ def _text(path: Path, member: str = "") -> str:
 
 
 def _columns(path: Path, *names: str) -> list[list[Any]]:
+    """Return columns of a Parquet file as lists. Raises ConfigError if pyarrow is not installed."""
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -302,13 +347,13 @@ def _columns(path: Path, *names: str) -> list[list[Any]]:
 
 
 def _news(path: Path) -> tuple[list[str], list[int]]:
-    """Read AG News as published: class from 1, title, description."""
+    """Return texts and class numbers of a published AG News file (class from 1, title, description)."""
     rows = [row for row in csv.reader(io.StringIO(_text(path))) if row]
     return [f"{title} {text}" for _, title, text in rows], [int(label) - 1 for label, _, _ in rows]
 
 
 def _articles(text: str) -> Texts:
-    """Return a text for each article, which begins with a heading of one level, `` = Title = ``."""
+    """Split WikiText into articles, which begin with a heading of one level, `` = Title = ``. Each is an owner."""
     heads = [match.start() for match in re.finditer(r"(?m)^ = [^=].*? = $", text)]
     ends = [*heads[1:], len(text)]
     found = (
@@ -322,5 +367,6 @@ def _labelled(texts: Sequence[str], labels: Sequence[int]) -> Texts:
 
 
 def _owned(pairs: Iterable[tuple[int, str]]) -> Texts:
+    """Return texts with owners, from pairs of owner and text."""
     listed = list(pairs)
     return Texts([text for _, text in listed], owners=np.array([who for who, _ in listed], np.int64))

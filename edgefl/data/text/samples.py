@@ -1,4 +1,4 @@
-"""Samples made of texts: one for each text and its class, or windows of running text with the next tokens."""
+"""Samples made of texts: one per text with its class, or windows of running text with the next tokens."""
 
 from __future__ import annotations
 
@@ -12,21 +12,26 @@ from edgefl.data.text.corpora import Corpus, Texts
 from edgefl.errors import ConfigError, DataError
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
-"""Texts as the token numbers of each."""
+"""Function that returns the token numbers of each text."""
 
 MASK = "attention_mask"
-"""The input beside x that says which tokens are there (1) and which are padding (0)."""
+"""Name of the additional input that is 1 at tokens and 0 at padding."""
 
 
 def text_samples(
     corpus: Corpus, encode: Encode, *, length: int, vocabulary: int, mask: bool = False
 ) -> Dataset:
-    """Return a sample for each text: its first ``length`` tokens, then padding (token 0), int64 (n, length), and its class.
+    """Return one sample per text: its first ``length`` tokens, padded with token 0, int64 (n, length), and its class.
 
-    With ``mask`` the samples have the input ``attention_mask``.
+    Args:
+        corpus: Texts with classes.
+        encode: Function that returns the token numbers of each text.
+        length: Tokens of a sample.
+        vocabulary: Number of tokens.
+        mask: Add the input ``attention_mask``.
 
     Raises:
-        ConfigError: the texts have no classes.
+        ConfigError: The texts have no classes.
     """
     if not corpus.classes:
         raise ConfigError(f"{corpus.name} has no classes: train a model that says what comes next on it")
@@ -54,10 +59,16 @@ def text_samples(
 def window_samples(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
     """Return windows of ``length`` tokens, int64 (n, length), and the next token of each, for a language model.
 
-    Windows lie end to end in the text of one owner; a shorter rest at its end is left out.
+    Windows follow each other in the joined texts of one owner. A shorter rest is left out.
+
+    Args:
+        corpus: Texts.
+        encode: Function that returns the token numbers of each text.
+        length: Tokens of a window.
+        vocabulary: Number of tokens.
 
     Raises:
-        DataError: no owner has ``length + 1`` tokens.
+        DataError: No owner has ``length + 1`` tokens.
     """
     train_x, train_y, owners = _windows(corpus.train, encode, length)
     test_x, test_y, test_owners = _windows(corpus.test, encode, length)
@@ -83,7 +94,7 @@ def window_samples(corpus: Corpus, encode: Encode, *, length: int, vocabulary: i
 
 
 def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
-    """Return (tokens, mask), both int64 (n, length)."""
+    """Return the tokens of each row, cut or padded to ``length``, and the mask, both int64 (n, length)."""
     tokens, mask = np.zeros((2, len(rows), length), np.int64)
     for place, row in enumerate(rows):
         kept = row[:length]
@@ -92,7 +103,7 @@ def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
 
 
 def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Array]:
-    """Return (tokens, next tokens, owners)."""
+    """Return tokens and next tokens of each window, both (n, length), and its owner (n,)."""
     owners = np.zeros(len(part), np.int64) if part.owners is None else part.owners
     said: dict[int, list[int]] = {}
     for who, tokens in zip(owners.tolist(), encode(part.texts), strict=True):
@@ -109,10 +120,14 @@ def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Ar
 
 
 def unigram_perplexity(train: Array, test: Array, vocabulary: int) -> float:
-    """Return the perplexity of a unigram model with add-one smoothing, so that no token is impossible.
+    """Return the perplexity of a unigram model with add-one smoothing, so that no token has probability 0.
 
-    It gives token v the probability (count of v in ``train`` + 1) / (tokens of ``train`` + ``vocabulary``). Both arrays are
-    integers 0 .. ``vocabulary`` - 1 of any shape; ``test`` has at least one.
+    The model gives token v the probability (count of v in ``train`` + 1) / (tokens of ``train`` + ``vocabulary``).
+
+    Args:
+        train: Token numbers 0 .. ``vocabulary`` - 1, of any shape.
+        test: Token numbers to predict, at least one.
+        vocabulary: Number of tokens.
     """
     counts = np.bincount(train.reshape(-1), minlength=vocabulary) + 1
     surprise = np.log(counts.sum()) - np.log(counts)

@@ -1,6 +1,6 @@
-"""Texts as token numbers: a trained tokenizer (extra ``text``), or the bytes of UTF-8, which need nothing.
+"""Conversion of texts to token numbers: by a trained tokenizer (extra ``text``), or as bytes of UTF-8, without a library.
 
-A tokenizer is the JSON of the ``tokenizers`` library. Number 0 is padding and 1 an unknown word.
+A tokenizer is stored as JSON of the ``tokenizers`` library. Token 0 is padding, token 1 an unknown word.
 """
 
 from __future__ import annotations
@@ -18,18 +18,28 @@ from edgefl.wire import folders
 
 PAD, UNKNOWN = "<pad>", "<unk>"
 BYTES = 256
-"""Size of the vocabulary of bytes; a text has no byte 0, which is padding."""
+"""Number of tokens of the vocabulary of bytes. Texts contain no byte 0, which is padding."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Conversion of texts to numbers 0 .. size-1; ``tokenizer`` is its JSON, empty for bytes."""
+    """Conversion of texts to token numbers 0 .. size-1.
+
+    Attributes:
+        size: Number of tokens.
+        tokenizer: JSON of the tokenizer. Empty: tokens are the bytes of UTF-8.
+    """
 
     size: int = BYTES
     tokenizer: bytes = b""
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
-        """Return ``texts -> token numbers``; raise ConfigError without the library, DataError for a damaged tokenizer."""
+        """Return a function that returns the token numbers of each text.
+
+        Raises:
+            ConfigError: The library is not installed.
+            DataError: The tokenizer is damaged.
+        """
         if not self.tokenizer:
             return lambda texts: [list(text.encode("utf-8")) for text in texts]
         try:
@@ -44,10 +54,14 @@ class Vocabulary:
 
 
 def words(texts: Iterable[str], size: int) -> Vocabulary:
-    """Return a vocabulary of the ``size`` most frequent lower-case words of ``texts``, without punctuation; others are
-    unknown.
+    """Return a vocabulary of the most frequent words of ``texts``, lower case and without punctuation.
 
-    Words of equal frequency are in alphabetical order, so that equal texts give equal numbers.
+    Words with equal frequency are ordered alphabetically, so that equal texts give equal numbers. Raises ConfigError if
+    the library is not installed.
+
+    Args:
+        texts: Texts to count words in.
+        size: Number of tokens, padding and unknown word included.
     """
     library = _library()
     plain = library.normalizers.Sequence([library.normalizers.NFKC(), library.normalizers.Lowercase()])
@@ -55,16 +69,21 @@ def words(texts: Iterable[str], size: int) -> Vocabulary:
 
 
 def separated(texts: Sequence[str], size: int) -> Vocabulary:
-    """Return the same for texts with tokens between spaces already, taken as they are (WikiText)."""
+    """Return a vocabulary like :func:`words` for texts whose tokens are separated by spaces (WikiText). Case is kept."""
     return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
 
 
 def cached_vocabulary(
     made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int
 ) -> Vocabulary:
-    """Return ``made(texts, size)``, one of the functions above, from the cache folder if possible.
+    """Return a vocabulary from the cache folder, or make it and write it there.
 
-    To count the words of tens of thousands of texts takes seconds, in every run and worker of a simulation.
+    Counting the words of tens of thousands of texts takes seconds, in every run and every worker of a simulation.
+
+    Args:
+        made: :func:`words` or :func:`separated`.
+        texts: Texts to count words in.
+        size: Number of tokens.
     """
     try:
         place = _place(made, texts, size)
@@ -82,7 +101,7 @@ def cached_vocabulary(
 
 
 def _place(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Path:
-    """Return the path of a cached vocabulary, named by all that decides it."""
+    """Return the path of a cached vocabulary. Its name is a digest of everything that determines the content."""
     digest = hashlib.sha256(f"{made.__name__} {size} {_library().__version__}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode())
@@ -90,6 +109,7 @@ def _place(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str
 
 
 def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vocabulary:
+    """Return a vocabulary of whole tokens that is trained on ``texts``."""
     library = _library()
     made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
     if normalizer is not None:
@@ -103,6 +123,7 @@ def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vo
 
 
 def _library() -> Any:
+    """Import and return the package ``tokenizers``. Raises ConfigError if it is not installed."""
     try:
         import tokenizers
         from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: F401
