@@ -77,7 +77,7 @@ class Replay:
         if run.digest != spec.digest:
             raise ConfigError(
                 f"the journal holds run {run.run} of federation {spec.federation!r} under another configuration, or other "
-                "code: pass the federation file that it was run with (--config), and use that release and those files",
+                "code: pass the federation file that it was run with (`config`), and use that release and those files",
                 run=run.run,
             )
         # Whether a round counts is in the journal, and what was undone is not repeated.
