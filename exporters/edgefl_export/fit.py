@@ -103,6 +103,8 @@ def _share(sizes: Sequence[int], before: int, at: int, after: int) -> float:
     return min(1.0, max(0.0, (sizes[at] - sizes[after]) / whole))
 
 
+Training = Callable[[Submodel], TrainingChoices]
+"""A user's function: the local training of a submodel, which may differ from size to size."""
 Progress = Callable[[str], None]
 """A user's function, called with a line of text before each size."""
 
@@ -110,7 +112,7 @@ Progress = Callable[[str], None]
 def plan(
     spec: ModelSpec,
     device: Device,
-    training: Callable[[Submodel], TrainingChoices],
+    training: Training,
     *,
     kinds: Iterable[str] = (),
     gammas: Sequence[float] = (),
@@ -119,7 +121,7 @@ def plan(
 ) -> Fit:
     """Return every submodel of a model with its cost on a device.
 
-    If the device names its memory, sizes far from it are not traced (:mod:`edgefl_export.memory.guess`); a trace takes a
+    If the device names its memory, sizes far from it are not traced (:func:`next_traced`); a trace takes a
     second or two.
 
     Args:
@@ -226,9 +228,7 @@ class _Sketch:
 class _SizePlanner:
     """Costs of the sizes of one model, with the peaks of the graphs that were traced."""
 
-    def __init__(
-        self, spec: ModelSpec, device: Device, training: Callable[[Submodel], TrainingChoices]
-    ) -> None:
+    def __init__(self, spec: ModelSpec, device: Device, training: Training) -> None:
         self._spec, self._device, self._training = spec, device, training
         self._forwards = Forwards(spec)
         self._parameters, self._macs = whole(spec)

@@ -2,7 +2,7 @@
 
 Engines take longer to select than to multiply: onnxruntime five times as long, and on tensors of activations ExecuTorch's
 own kernel longer than a product of matrices. A product is no selection if the value that is not selected is infinite or NaN,
-because 0 * inf is NaN. So only values that :mod:`edgefl_export.value_ranges` knows to be finite are rewritten.
+because 0 * inf is NaN. So only values that :func:`value_ranges` knows to be finite are rewritten.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 import edgefl.models.layers.cells  # noqa: F401 - defines ops
-from edgefl_export.capture.nodes import PORT, argument, broadcast_shape, fake_value, node_argument
+from edgefl_export.capture.nodes import PORT, argument, broadcast_shape, call, fake_value, node_argument
 from edgefl_export.operators import AFTER, named
 
 _aten = torch.ops.aten
@@ -58,17 +58,8 @@ class SelectToMultiply(ABC):
         """
 
 
-class NodeWriter:
-    """Writer of nodes with their fake result, at the place where the graph inserts."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        self._graph = graph
-
-    def __call__(self, target: Callable[..., Any], *args: Any, **options: Any) -> fx.Node:
-        """Append a call of ``target`` and return its node."""
-        node = self._graph.call_function(target, args, options)
-        node.meta["val"] = target(*fx.node.map_arg(args, lambda read: read.meta["val"]), **options)
-        return node
+NodeWriter = Callable[..., fx.Node]
+"""Inserts the call of a function with its arguments, and returns the node."""
 
 
 class _Rewriter:
@@ -76,7 +67,7 @@ class _Rewriter:
 
     def __init__(self, module: fx.GraphModule, selections: SelectToMultiply) -> None:
         self._graph, self._module, self._selections = module.graph, module, selections
-        self._write = NodeWriter(module.graph)
+        self._write = partial(call, module.graph)
         self._ranges = value_ranges(module)
         self._inputs = _inputs_of(module.graph)
         self._guesses = _spread(module.graph.nodes, self._guess, _is_whole)

@@ -289,7 +289,7 @@ def _onnx_macs(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
     read = [shapes.get(name, ()) for name in node.input]
     made = shapes.get(node.output[0], ())
     if node.op_type in _PRODUCTS and not all(read[:2]):
-        return 0  # the body of a Scan has not all shapes
+        return 0  # some shapes within a Scan are unknown
     attributes = {attribute.name: attribute for attribute in node.attribute}
     if node.op_type == "MatMul":
         return math.prod(made) * read[0][-1]

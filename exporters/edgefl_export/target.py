@@ -15,7 +15,7 @@ from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph, Table, TracedFunction
 from edgefl_export.capture.trace import decompose, trace
 from edgefl_export.memory.recompute import Budget
-from edgefl_export.verify.graphs import Verification
+from edgefl_export.verify.graphs import Run, Verification, compare
 
 GraphPass = Callable[[fx.GraphModule], None]
 """Rewrite of the graph of core ops, in place."""
@@ -71,7 +71,19 @@ class Target(ABC):
                 the smallest number of bytes that was found.
         """
 
-    @abstractmethod
+    def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
+        """Return a run of ``model`` in the runtime of this format.
+
+        Args:
+            function: the function that the graph computes.
+            model: bytes of the graph.
+            in_place: state ports that the runtime writes into the memory of their input, if it can.
+
+        Raises:
+            ExportError: if the runtime refuses the graph.
+        """
+        raise NotImplementedError
+
     def verify(
         self,
         function: Function,
@@ -87,12 +99,13 @@ class Target(ABC):
             function: the function that the graph computes.
             model: bytes of the graph.
             seed: seed of the example.
-            in_place: state ports that the runtime writes into the memory of their input, if it can.
+            in_place: as of :meth:`load`.
             quick: accept torch's float32 as the measure of rounding wherever it excuses the graph.
 
         Raises:
             ExportError: if an output strays from torch (:mod:`edgefl_export.verify.graphs`).
         """
+        return compare(function, self.load(function, model, in_place), seed, quick=quick)
 
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()

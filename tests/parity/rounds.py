@@ -30,7 +30,7 @@ from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler, WeightR
 from edgefl_device.round.job import Job
 from edgefl_device.round.trainer import LocalTrainer, RoundResult
 from edgefl_device.store.database import Checkpoint
-from edgefl_export.compiler.request import FrozenChunk
+from edgefl_export.compiler.request import ChunkForward
 from tests.parity.forms import engine_of
 from tests.support.bundles import build_bundle
 from tests.support.reference import run_round
@@ -102,7 +102,7 @@ def exported(submodel: OutputSide, *, batch: int, steps: int, lr: float, form: s
         algorithm,
         tuple(name for name, _ in submodel.suffix.named_children()),
         prefix=tuple(
-            FrozenChunk(chunk.units, function)
+            ChunkForward(chunk.units, function)
             for chunk, function in zip(submodel.prefix, forward, strict=True)
         ),
         model=spec.name,

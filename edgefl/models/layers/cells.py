@@ -64,20 +64,13 @@ def lstm_cells(
     return states, h.t().contiguous(), c.t().contiguous(), i_, f_, g_, o_, before, squashed
 
 
-@torch.library.custom_op("edgefl::lstm_cells_backward", mutates_args=())
-def lstm_cells_backward(
-    d_states: Tensor | None,
-    d_h: Tensor,
-    d_c: Tensor,
-    i: Tensor,
-    f: Tensor,
-    g: Tensor,
-    o: Tensor,
-    before: Tensor,
-    squashed: Tensor,
-    recurrent: Tensor,
-    reverse: bool,
-) -> Gradient:
+@torch.library.custom_op(
+    "edgefl::lstm_cells_backward",
+    mutates_args=(),
+    schema="(Tensor? d_states, Tensor d_h, Tensor d_c, Tensor i, Tensor f, Tensor g, Tensor o, Tensor before, "
+    "Tensor squashed, Tensor recurrent, bool reverse) -> (Tensor, Tensor, Tensor)",
+)
+def lstm_cells_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> Gradient:
     """Return the gradients of :func:`lstm_cells` with respect to every p (T, B, 4H), and to the initial h and c (B, H).
 
     With dh = d_states[t] + (gradient from the step after), s = ``squashed`` and c = ``before``::
@@ -90,15 +83,10 @@ def lstm_cells_backward(
         d_states: Gradient of the hidden states (T, B, H). None: zero.
         d_h: Gradient of the last h (B, H).
         d_c: Gradient of the last c (B, H).
-        i: Saved gate (T, H, B), as are ``f``, ``g`` and ``o``.
-        f: Saved gate.
-        g: Saved gate.
-        o: Saved gate.
-        before: Saved cell state before each step (T, H, B).
-        squashed: Saved tanh of the cell state after each step (T, H, B).
-        recurrent: Recurrent weights (4H, H).
-        reverse: Value of ``reverse`` in the forward pass.
+        *saved: Saved gates i, f, g and o, cell state before each step, and tanh of the one after it, each (T, H, B);
+            recurrent weights (4H, H); value of ``reverse`` in the forward pass.
     """
+    i, f, g, o, before, squashed, recurrent, reverse = saved
     steps, hidden, batch = i.shape
     d_gates, d_p = i.new_empty(steps, batch, 4 * hidden), i.new_empty(4 * hidden, batch)
     di, df, dg, do = d_p.chunk(4)

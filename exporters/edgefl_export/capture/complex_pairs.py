@@ -41,12 +41,8 @@ class NoComplexFormError(Exception):
     def refusal(self, function: Function) -> ExportError:
         """Return the error that names the op, its place and what to write instead."""
         place = locate_call(function, self._op, lambda value: value.is_complex())
-        return refusal(
-            function,
-            place.op or self._op,
-            place,
-            f"has no form for complex numbers ({place}). {instead_of(self._op, _WRITTEN_OUT)}",
-        )
+        remedy = instead_of(self._op, _WRITTEN_OUT)
+        return refusal(function, self._op, place, "has no form for complex numbers", f". {remedy}")
 
 
 def without_complex(

@@ -87,7 +87,7 @@ def graph_of(
     code is made when it runs.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
-    writer = _OpRecorder(table, without_values if fake else _with_values)
+    writer = _OpRecorder(table, fake)
     for number, value in enumerate(inputs):
         writer.place(value, number)
     with writer, disable_autocast_cache():
@@ -106,9 +106,9 @@ class _Made:
 class _OpRecorder(TorchDispatchMode):
     """Dispatch mode that runs ops and records a node for each."""
 
-    def __init__(self, table: Table, run: Callable[[Any, Any, Any], Any]) -> None:
+    def __init__(self, table: Table, fake: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._table, self._run = table, run
+        self._table, self._fake = table, fake
         self._graph = fx.Graph()
         self._root = nn.Module()
         self._made: Any = WeakTensorKeyDictionary()
@@ -136,7 +136,10 @@ class _OpRecorder(TorchDispatchMode):
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         constant = not drawn and all(each is None or each.constant for each in made)
         if torch.Tag.data_dependent_output in func.tags:
-            return self._value(func, args, kwargs, constant)
+            # No graph can hold a Python value unless it is always the same.
+            if not constant:
+                raise RuntimeError(f"{func} takes a Python value out of a tracing tensor")
+            return func(*args, **kwargs)
         return self._write(func, args, kwargs, constant and any(made))
 
     def _rewritten(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -154,12 +157,6 @@ class _OpRecorder(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         return NotImplemented
-
-    def _value(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
-        """Return a Python value out of a tensor, which no graph can hold unless it is always the same."""
-        if not constant:
-            raise RuntimeError(f"{func} takes a Python value out of a tracing tensor")
-        return func(*args, **kwargs)
 
     def _write(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
         if (
@@ -186,9 +183,11 @@ class _OpRecorder(TorchDispatchMode):
         return results
 
     def _results(self, func: Any, args: Any, kwargs: Any, constant: bool) -> Any:
-        if self._run is _with_values and func in _PRODUCTS and not constant and _row_major(args, kwargs):
+        if self._fake:
+            return without_values(func, args, kwargs)
+        if func in _PRODUCTS and not constant and _row_major(args, kwargs):
             return _of_zeros(func, args, kwargs)
-        return self._run(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _note(self, value: Tensor, node: fx.Node, constant: bool = False) -> None:
         self._made[value] = _Made(node, constant and value.numel() <= CONSTANT_NUMEL_LIMIT)
@@ -222,10 +221,6 @@ class _OpRecorder(TorchDispatchMode):
 def _has_kernel(func: OpOverload) -> bool:
     """Return True if a processor runs the op itself, and not the ops of its decomposition."""
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CPU))
-
-
-def _with_values(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:

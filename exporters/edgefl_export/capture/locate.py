@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ _RUNNERS = tuple(
 class SourceLocation:
     """Name of an op in torch, module path as in ``named_modules``, and ``file:line``; empty if unknown.
 
-    ``backward``: the op is part of a gradient; module and line are those of its forward op.
+    ``backward``: the op is part of a gradient; module and line then belong to its forward op.
     """
 
     op: str = ""
@@ -72,13 +72,9 @@ def locate(function: Function, op: str) -> SourceLocation:
     return SourceLocation()
 
 
-def locate_type(function: Function, types: Callable[[torch.dtype], bool]) -> SourceLocation:
-    """Return the location of the first call whose result is a tensor of one of ``types``; empty if there is none."""
-
-    def made(result: object) -> bool:
-        return any(isinstance(item, Tensor) and types(item.dtype) for item in pytree.tree_leaves(result))
-
-    return _watched(function, _CallTracer(made=made))
+def locate_type(function: Function, dtypes: Collection[torch.dtype]) -> SourceLocation:
+    """Return the location of the first call whose result is a tensor of one of ``dtypes``; empty if there is none."""
+    return _watched(function, _CallTracer(dtypes=dtypes))
 
 
 def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> SourceLocation:
@@ -92,12 +88,13 @@ def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -
     return place if place != SourceLocation() else locate(function, op)
 
 
-def refusal(function: Function, op: str, place: SourceLocation, what: str) -> ExportError:
-    """Return the error for ``op`` of the function, found at ``place``."""
+def refusal(function: Function, op: object, place: SourceLocation, what: str, rest: str) -> ExportError:
+    """Return the error for ``op`` of the function: that it ``what`` at ``place``, and the ``rest`` of the sentence."""
+    name = place.op or str(op)
     return ExportError(
-        f"op {op} in function {function.name!r} {what}",
+        f"op {name} in function {function.name!r} {what} ({place}){rest}",
         function=function.name,
-        op=op,
+        op=name,
         module=place.module,
         source=place.source,
     )
@@ -166,15 +163,14 @@ def _nothing(*_: object) -> bool:
 
 
 class _CallTracer(TorchDispatchMode):
-    """Dispatch mode that runs ops and remembers the location of the first one that is ``wanted`` or whose result is
-    ``made``.
+    """Dispatch mode that runs ops and remembers the location of the first one that is ``wanted``, or whose result is of
+    one of ``dtypes``.
     """
 
-    def __init__(self, wanted: Wanted = _nothing, made: Callable[[object], bool] = _nothing) -> None:
+    def __init__(self, wanted: Wanted = _nothing, dtypes: Collection[torch.dtype] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.place = SourceLocation()
-        self._wanted = wanted
-        self._made = made
+        self._wanted, self._dtypes = wanted, dtypes
         self._calls: list[tuple[nn.Module, str]] = []  # the modules that are running, each with its path
         self._forward: dict[int, tuple[str, str]] = {}  # module and line of each gradient's forward op
 
@@ -189,7 +185,8 @@ class _CallTracer(TorchDispatchMode):
         if self.place == SourceLocation() and self._wanted(func, args, kwargs or {}):
             self.place = place
         result = func(*args, **(kwargs or {}))
-        if self.place == SourceLocation() and self._made(result):
+        made = (item for item in pytree.tree_leaves(result) if isinstance(item, Tensor))
+        if self.place == SourceLocation() and any(item.dtype in self._dtypes for item in made):
             self.place = place
         return result
 

@@ -8,6 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
+from edgefl_export.operators import AFTER
+
 PORT = "port"
 """In ``meta`` of a placeholder: the name of its port."""
 
@@ -75,3 +77,18 @@ def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 def broadcast_shape(*values: Tensor) -> tuple[int, ...]:
     """Return the shape of a result that is computed entry by entry from these tensors."""
     return tuple(torch.broadcast_shapes(*(value.shape for value in values)))
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """Insert a call of ``target`` and return its node with a fake result."""
+    node = graph.call_function(target, args, kwargs)
+    values, options = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
+    node.meta["val"] = target(*values, **options)
+    return node
+
+
+def held_back(graph: fx.Graph, node: fx.Node, trigger: fx.Node | None) -> fx.Node:
+    """Insert ``node``, but not before ``trigger`` has been computed (:data:`edgefl_export.operators.AFTER`)."""
+    late = graph.call_function(AFTER, (node, trigger))
+    late.meta["val"] = node.meta["val"]
+    return late

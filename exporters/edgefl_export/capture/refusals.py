@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -129,12 +129,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             )
         if remedy := FORMLESS.get(name_of(node.target)):
             place = locate(function, str(node.target))
-            raise refusal(
-                function,
-                place.op or str(node.target),
-                place,
-                f"has no form for any engine ({place}). {remedy}",
-            )
+            raise refusal(function, node.target, place, "has no form for any engine", f". {remedy}")
         if _has_shape_of_values(node, tags):
             raise _refused(
                 function,
@@ -234,11 +229,6 @@ def _base(node: fx.Node) -> fx.Node:
             return node
 
 
-def is_written_to(node: fx.Node) -> bool:
-    """Return True if an op writes into the memory of ``node``."""
-    return any(node in written_by(user) or (is_view(user) and is_written_to(user)) for user in node.users)
-
-
 def is_view(node: fx.Node) -> bool:
     return node.op == "call_function" and getattr(node.target, "is_view", False)
 
@@ -330,31 +320,30 @@ float16 may leave a graph, as an output that is rounded to it for the way to the
 pass.
 """
 
+_TYPES = {each for each in vars(torch).values() if isinstance(each, torch.dtype) and each.is_floating_point}
+_NARROW = _TYPES - {*FLOATS}
 _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
 def check_floats(lowered: LoweredGraph) -> None:
     """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
-    node = _first(lowered, _narrow, but=_is_stored_as_float16)
+    nodes = (each for each in lowered.module.graph.nodes if _narrow_types(each))
+    node = next((each for each in nodes if not _is_stored_as_float16(each)), None)
     if node is None:
         return
     remedy = "Only float32 and float64 can be exported, training in narrower floats is not supported:"
-    dtype = str(_types(node, _narrow)[0]).removeprefix("torch.")
+    dtype = str(_narrow_types(node)[0]).removeprefix("torch.")
     if node.op == "placeholder":
-        nodes = lowered.module.graph.find_nodes(op="placeholder")
-        name = dict(zip(nodes, lowered.inputs, strict=True))[node]
+        names = dict(zip(lowered.module.graph.find_nodes(op="placeholder"), lowered.inputs, strict=True))
+        name = names[node]
         raise ExportError(
             f"input {name!r} of function {lowered.name!r} is {dtype}. {remedy} declare the port as float32",
             function=lowered.name,
             input=name,
         )
-    place = locate_type(lowered.function, _narrow)
-    raise refusal(
-        lowered.function,
-        place.op or str(node.target),
-        place,
-        f"makes a {dtype} tensor ({place}). {remedy} leave out the conversion or autocast",
-    )
+    place = locate_type(lowered.function, _NARROW)
+    rest = f". {remedy} leave out the conversion or autocast"
+    raise refusal(lowered.function, node.target, place, f"makes a {dtype} tensor", rest)
 
 
 def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
@@ -367,17 +356,12 @@ def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
             "exporters/edgefl_export/decompositions",
             function=lowered.name,
         )
-    place = locate(lowered.function, match[1])
-    return refusal(
-        lowered.function,
-        place.op or match[1],
-        place,
-        f"has no ONNX form ({place}). "
-        + instead_of(
-            match[1],
-            "Use other ops there, or add a rule that rewrites it to core ops in exporters/edgefl_export/decompositions",
-        ),
+    remedy = instead_of(
+        match[1],
+        "Use other ops there, or add a rule that rewrites it to core ops in exporters/edgefl_export/decompositions",
     )
+    place = locate(lowered.function, match[1])
+    return refusal(lowered.function, match[1], place, "has no ONNX form", f". {remedy}")
 
 
 def _texts(error: BaseException) -> list[str]:
@@ -390,22 +374,9 @@ def _texts(error: BaseException) -> list[str]:
     return texts
 
 
-def _narrow(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point and dtype not in FLOATS
-
-
-def _first(
-    lowered: LoweredGraph,
-    types: Callable[[torch.dtype], bool],
-    but: Callable[[fx.Node], bool] = lambda _: False,
-) -> fx.Node | None:
-    nodes = (node for node in lowered.module.graph.nodes if _types(node, types) and not but(node))
-    return next(nodes, None)
-
-
 def _is_stored_as_float16(node: fx.Node) -> bool:
     """Return True if no op computes with a rounded result: it is an output, or is made float32 again."""
-    halves = _types(node, _narrow) == [torch.float16]
+    halves = _narrow_types(node) == [torch.float16]
     return halves and node.op == "call_function" and all(map(_stores, node.users))
 
 
@@ -413,7 +384,7 @@ def _stores(user: fx.Node) -> bool:
     return user.op == "output" or user.target in (AFTER, torch.ops.aten._to_copy.default)
 
 
-def _types(node: fx.Node, types: Callable[[torch.dtype], bool]) -> list[torch.dtype]:
-    """Return those of ``types`` that results of ``node`` have."""
+def _narrow_types(node: fx.Node) -> list[torch.dtype]:
+    """Return the narrow floats among the types of the results of ``node``."""
     values = pytree.tree_leaves(node.meta.get("val"))
-    return [value.dtype for value in values if isinstance(value, Tensor) and types(value.dtype)]
+    return [value.dtype for value in values if isinstance(value, Tensor) and value.dtype in _NARROW]

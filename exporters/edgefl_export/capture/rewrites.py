@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from edgefl_export.capture.nodes import argument, fake_value, node_argument
-from edgefl_export.capture.refusals import is_written_to
+from edgefl_export.capture.nodes import argument, fake_value, held_back, node_argument
 from edgefl_export.decompositions.normalization import GRADIENT
 from edgefl_export.operators import AFTER, POSITIVE
 
 # Cheaper forms of gradients, while a graph is forward, backward and update in torch's own ops.
 
 _aten = torch.ops.aten
-_POOLING = _aten.max_pool2d_with_indices.default
-_FACTORS = {
-    _aten.threshold_backward.default: 1,
-    _aten.tanh_backward.default: 1,
-    _aten.sigmoid_backward.default: 1,
-}
-"""Gradients of ops by entry that are dL/dy times a factor of what the op gives: the place of that argument."""
 
 
 def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
@@ -41,35 +33,15 @@ def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
 
 
 def _of_maximum(node: fx.Node) -> None:
-    """Give the gradient of a maximum the pooled tensor, and apply an activation's gradient before it.
-
-    The factor of an activation at a maximum is that of the maximum, so the pooled values decide instead of its input, which
-    has some four times as many entries. Autograd does not keep the pooled values, so a model may write to them; then nothing
-    is changed.
+    """Give the gradient of a maximum the tensor that was pooled.
 
     torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
     that finds the maxima again, without positions, must read the tensor itself.
     """
     positions = argument(node, "indices")
     pooling = positions.args[0] if positions.target is operator.getitem else positions
-    if pooling.target is not _POOLING:
-        return
-    pooled = pooling.args[0]
-    node.update_arg(1, pooled)
-    best = next(_parts(pooling, 0), None)
-    if best is None or len(node.users) != 1 or is_written_to(best):
-        return
-    (reader,) = node.users
-    for target, place in _FACTORS.items():
-        own = reader.target is target and reader.args[0] is node
-        if own and _value(node_argument(reader, place)) is _value(pooled):
-            with node.graph.inserting_before(node):
-                arguments = (node.args[0], best, *reader.args[2:])
-                first = node.graph.call_function(target, arguments, reader.kwargs)
-            node.update_arg(0, first)
-            reader.replace_all_uses_with(node)
-            node.graph.erase_node(reader)
-            return
+    if pooling.target is _aten.max_pool2d_with_indices.default:
+        node.update_arg(1, pooling.args[0])
 
 
 def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -106,13 +78,6 @@ def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
             each.replace_all_uses_with(part)
             graph.erase_node(each)
     graph.erase_node(node)
-
-
-def _value(node: fx.Node) -> fx.Node:
-    """Return the value behind ``detach``."""
-    while node.target in (_aten.detach.default, _aten.alias.default):
-        node = node_argument(node, 0)
-    return node
 
 
 def _parts(node: fx.Node, at: int) -> Iterator[fx.Node]:
@@ -171,7 +136,7 @@ def _moved_up(graph: fx.Graph, store: fx.Node, position: Mapping[fx.Node, int]) 
     others = [user for user in value.users if user is not store and user.op == "call_function"]
     value.append(store)
     with graph.inserting_after(store):
-        behind = _after(graph, value, store)
+        behind = held_back(graph, value, store)
     for user in others:
         if position[user] > position[value]:
             user.replace_input_with(value, behind)
@@ -183,14 +148,10 @@ def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Nod
         return
     with graph.inserting_before(late[0]):
         kept = node_argument(restored, 0)
-        held = _after(graph, kept, _before(late[0]))
-        again = graph.node_copy(restored, _in_place_of(kept, held))
+        held = held_back(graph, kept, _before(late[0]))
+        again = graph.node_copy(restored, lambda node: held if node is kept else node)
     for user in late:
         user.replace_input_with(restored, again)
-
-
-def _in_place_of(old: fx.Node, new: fx.Node) -> Callable[[fx.Node], fx.Node]:
-    return lambda node: new if node is old else node
 
 
 def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
@@ -214,12 +175,6 @@ def _before(node: fx.Node) -> fx.Node:
             return node
 
 
-def _after(graph: fx.Graph, node: fx.Node, trigger: fx.Node) -> fx.Node:
-    call = graph.call_function(AFTER, (node, trigger))
-    call.meta["val"] = node.meta["val"]
-    return call
-
-
 # Merge of equal nodes of a captured graph.
 #
 # onnxruntime merges them when it loads a graph. Here it happens first, so that recomputation and predictions of memory
@@ -233,15 +188,20 @@ def merge_equal(module: fx.GraphModule) -> None:
 
     Slices stay, too: the export joins a slice and the one slice that reads it.
     """
-    graph = module.graph
+    nodes = module.graph.nodes
+    merge_nodes(
+        module.graph,
+        [n for n in nodes if n.op == "call_function" and n.target is not _SLICE and _is_pure(n.target)],
+    )
+
+
+def merge_nodes(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
+    """Replace equal ones of ``nodes``, which are in order, by the first of them."""
     first: dict[Hashable, fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node.target is _SLICE or not _is_pure(node.target):
-            continue
-        key = (node.target, _key(node.args), _key(node.kwargs))
-        found = first.setdefault(key, node)
-        if found is not node:
-            node.replace_all_uses_with(found)
+    for node in nodes:
+        same = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        if same is not node:
+            node.replace_all_uses_with(same)
             graph.erase_node(node)
 
 

@@ -37,8 +37,8 @@ _PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
 
 @dataclass(frozen=True)
-class FrozenChunk:
-    """Frozen units of a tier that run together, and the function of their forward pass."""
+class ChunkForward:
+    """Forward pass of frozen units of a tier that run together."""
 
     units: tuple[str, ...]
     forward: Function
@@ -90,10 +90,10 @@ class TierTraining:
         )
 
     @cached_property
-    def prefix(self) -> tuple[FrozenChunk, ...]:
+    def prefix(self) -> tuple[ChunkForward, ...]:
         """The frozen chunks, each with the function of its forward pass."""
         return tuple(
-            FrozenChunk(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
+            ChunkForward(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
             for chunk in self.submodel.prefix
         )
 
@@ -148,7 +148,7 @@ class CompileRequest:
     algorithm: Algorithm
     units: tuple[str, ...]
     data: DataSpec
-    prefix: tuple[FrozenChunk, ...] = ()
+    prefix: tuple[ChunkForward, ...] = ()
     exchange: str = ""
     chunk_bytes: int = Limits().chunk_bytes
     memory_budget: Budget | None = None

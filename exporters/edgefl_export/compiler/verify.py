@@ -69,7 +69,7 @@ def verify_bundle(
     for graph in bundle.manifest.graphs:
         if graph.name not in request.functions:
             raise BundleError(
-                f"no function stands behind graph {graph.name!r}: algorithm {request.algorithm.name!r} with "
+                f"expected a function for graph {graph.name!r}, found none: algorithm {request.algorithm.name!r} with "
                 f"{len(request.prefix)} chunks has {', '.join(request.functions)}; name the federation file of this bundle",
                 graph=graph.name,
             )

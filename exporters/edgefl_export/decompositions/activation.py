@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -25,15 +23,6 @@ def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
     """dL/dx = dL/dy where abs(x) > limit, else 0: the gradient of both hardshrink and softshrink."""
     zero = torch.zeros((), dtype=grad.dtype)
     return torch.where(x.abs() <= limit, zero, grad)
-
-
-def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return softmax, and 0 for rows of minus infinity alone, recognized by their largest number."""
-    given = x if dtype is None else x.to(dtype)
-    shares: Tensor = _aten._softmax(given, dim, False)
-    return torch.where(
-        given.amax(dim, keepdim=True) == -math.inf, torch.zeros((), dtype=shares.dtype), shares
-    )
 
 
 def glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
@@ -137,7 +126,6 @@ def erfc(x: Tensor) -> Tensor:
 RULES: Rules = {
     _aten.erfc.default: erfc,
     _aten.special_erfc.default: erfc,
-    _aten._safe_softmax.default: safe_softmax,
     _aten.glu_jvp.default: glu_jvp,
     _aten.glu_backward_jvp.default: glu_backward_jvp,
     _aten.threshold_backward.default: threshold_backward,

@@ -226,11 +226,7 @@ def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
 
 
 def _window(
-    padded: Tensor,
-    offset: tuple[int, ...],
-    size: Sequence[int],
-    moves: ConvolutionArgs,
-    first_axis: int,
+    padded: Tensor, offset: tuple[int, ...], size: Sequence[int], moves: ConvolutionArgs, first_axis: int
 ) -> Tensor:
     """The inputs that kernel position ``offset`` meets, one per output position."""
     for i, k in enumerate(offset):

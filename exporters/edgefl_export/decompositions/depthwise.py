@@ -1,10 +1,10 @@
-"""Depthwise convolutions on small planes as one matrix per channel.
+"""Depthwise convolutions of large kernels on small planes as one matrix per channel.
 
 Runtimes run a depthwise convolution group by group, and a group of 8 x 8 values is over before it has begun. With P
-input and Q output positions, y_c = x_c M_c, where M_c [P, Q] = sum_k w[c, k] B_k and B_k [P, Q] is 1 where kernel
+input and Q output positions, y_c = x_c M_c, where M_c [P, Q] = sum_k w[c, k] B_k. B_k [P, Q] is 1 where kernel
 position k leads from an input to an output position. So
 
-* dL/dx_c = dL/dy_c M_c^T;
+* dL/dx_c = dL/dy_c M_c^T.
 * dL/dw[c, k] = <B_k, x_c^T dL/dy_c>.
 
 That is P * Q / K times the multiplications, in a few large products instead of many tiny ones.
@@ -22,6 +22,9 @@ from torch import Tensor
 # Positions of input times output up to which products win, and the groups from which they do.
 SMALL_PLANES = 64 * 64
 MANY_GROUPS = 32
+# Smaller kernels are faster on the blocked layout: with 3 x 3 as matrices MobileNet's step takes an eighth longer. Without
+# them for 7 x 7 ConvNeXt's takes a seventh longer (AMD EPYC, one thread; docs/compiler-inside.md).
+SMALL_KERNEL = 9
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,10 @@ class Planes:
 
 
 def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
-    """Return True for a depthwise convolution, one output per channel, on planes small enough."""
+    """Return True for a depthwise convolution of a large kernel, one output per channel, on planes small enough."""
     depthwise = w.shape[1] == 1 and w.shape[0] == groups == x.shape[1] and groups >= MANY_GROUPS
-    return depthwise and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
+    large = math.prod(w.shape[2:]) > SMALL_KERNEL
+    return depthwise and large and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
 
 
 def forward(x: Tensor, w: Tensor, planes: Planes) -> Tensor:

@@ -1,5 +1,4 @@
-"""Batch normalization, in training and frozen, in the two forms that :mod:`edgefl_export.onnx.ops` writes as one node,
-and the gradient of layer normalization in few passes.
+"""Batch normalization, in training and frozen, in the two forms that :mod:`edgefl_export.onnx.ops` writes as one node.
 
 PyTorch's own op hides a write to the running statistics in its schema. Here the batch statistics come out of a
 functional op, and the running ones follow from them.
@@ -7,14 +6,13 @@ functional op, and the running ones follow from them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgefl_export.operators import DECLINED, Rules
+from edgefl_export.operators import Rules
 
 _aten = torch.ops.aten
 
@@ -97,46 +95,6 @@ def batch_norm_gradient(
     return grad + _affine(x, tilt, sum_grad * share - tilt * mean), gain, slope, sum_grad
 
 
-def native_layer_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    shape: list[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: list[bool],
-) -> Gradient:
-    """Return the gradients of layer normalization.
-
-    With z = (x - m) s, means over the normalized axes and sums over the others:
-
-    dL/dweight = sum g z;  dL/dbias = sum g;  dL/dx = s (weight g - mean(weight g) - z mean(weight g z)).
-
-    Means with the weight are products of a matrix and a vector: weight g z is never made.
-    """
-    if x.numel() == 0:
-        return DECLINED
-    count, lead = math.prod(shape), x.dim() - len(shape)
-    rows = grad.reshape(-1, count)
-    scale = rstd.reshape(-1, 1)
-    z = (x.reshape(-1, count) - mean.reshape(-1, 1)) * scale
-    slopes = rows * z
-    grad_x = None
-    if output_mask[0]:
-        if weight is None:
-            level, tilt, pull = rows.sum(1, keepdim=True), slopes.sum(1, keepdim=True), rows
-        else:
-            column = weight.reshape(-1, 1)
-            level, tilt, pull = rows @ column, slopes @ column, rows * weight.reshape(-1)
-        part = scale / count
-        grad_x = (pull * scale - (z * (tilt * part) + level * part)).view(x.shape)
-    inner = x.shape[lead:]
-    grad_weight = slopes.sum(0).view(inner) if output_mask[1] and weight is not None else None
-    grad_bias = rows.sum(0).view(inner) if output_mask[2] and bias is not None else None
-    return grad_x, grad_weight, grad_bias
-
-
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """x * scale + shift per channel in one pass: frozen batch norm with mean 0 and variance 1."""
     zeros, ones = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
@@ -174,5 +132,4 @@ RULES: Rules = {
     _aten.native_batch_norm_backward.default: backward_of(
         batch_norm_gradient, lambda before, gain: before * _channels(gain, before)
     ),
-    _aten.native_layer_norm_backward.default: native_layer_norm_backward,
 }

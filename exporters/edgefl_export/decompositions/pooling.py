@@ -178,52 +178,62 @@ def adaptive_max_pool(
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """y = A_H x A_W^T / count with 0/1 window matrices, where ONNX cannot say it: a divisor of one's own, or
-    windows that stick out (ceil mode, which runtimes count differently). Otherwise the op stays."""
+    """Return :func:`avg_pool` for what ONNX cannot express: a divisor of one's own, or windows that stick out (ceil mode,
+    which runtimes count differently). Otherwise the op stays."""
     where = Windows.of_average(2, *args)
-    if not where.divisor and not where.ceil_mode:
-        return DECLINED
-    rows, columns, scale = _average(x, where)
-    return _sandwich(rows, x, columns.t()) * scale
+    return avg_pool(2, x, *args) if where.divisor or where.ceil_mode else DECLINED
 
 
-def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx = A_H^T (dL/dy / count) A_W: each output spreads its gradient evenly over its window."""
-    rows, columns, scale = _average(x, Windows.of_average(2, *args))
-    return _sandwich(rows.t(), grad * scale, columns)
+def avg_pool(axes: int, x: Tensor, *args: Any) -> Tensor:
+    """Return y = x times the 0/1 window matrix [windows, size] of each of the last ``axes``, / count."""
+    matrices, scale = _average(x, Windows.of_average(axes, *args))
+    return along_all(x, [matrix.t() for matrix in matrices]) * scale
 
 
-def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
-    """y = A_H x A_W^T, where row i of A averages inputs floor(i n / m) .. ceil((i + 1) n / m); a mean if m = 1."""
-    if list(output_size) == [1, 1]:
-        return x.mean([-2, -1], keepdim=True)
-    rows, columns = (adaptive_matrix(x.shape[i - 2], output_size[i], x) for i in range(2))
-    return _sandwich(rows, x, columns.t())
+def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """Return dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window."""
+    matrices, scale = _average(x, Windows.of_average(axes, *args))
+    return along_all(grad * scale, matrices)
 
 
-def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """dL/dx = A_H^T dL/dy A_W with the averaging matrices of the forward."""
-    if tuple(grad.shape[-2:]) == (1, 1):
-        return (grad * (1.0 / (x.shape[-2] * x.shape[-1]))).expand(x.shape)
-    rows, columns = (adaptive_matrix(x.shape[i - 2], grad.shape[i - 2], x) for i in range(2))
-    return _sandwich(rows.t(), grad, columns)
+def adaptive_avg_pool(x: Tensor, output_size: list[int]) -> Tensor:
+    """Return averages over inputs floor(i n / m) .. ceil((i + 1) n / m) of each of the last axes; a mean if all m = 1."""
+    axes = len(output_size)
+    if {*output_size} == {1}:
+        return x.mean(list(range(-axes, 0)), keepdim=True)
+    sizes = zip(x.shape[-axes:], output_size, strict=True)
+    return along_all(x, [adaptive_matrix(size, count, x).t() for size, count in sizes])
 
 
-def _sandwich(left: Tensor, x: Tensor, right: Tensor) -> Tensor:
-    """left x right for each plane, contiguous as pooling gives it: a flatten behind it is a view."""
-    return along(along(x, -1, right), -2, left.t()).contiguous()
+def adaptive_avg_pool_backward(axes: int, grad: Tensor, x: Tensor) -> Tensor:
+    """Return dL/dx = dL/dy times the averaging matrices of the forward."""
+    if {*grad.shape[-axes:]} == {1}:
+        return (grad * (1.0 / x.shape[-axes:].numel())).expand(x.shape)
+    sizes = zip(x.shape[-axes:], grad.shape[-axes:], strict=True)
+    return along_all(grad, [adaptive_matrix(size, count, x) for size, count in sizes])
 
 
-def _average(x: Tensor, where: Windows) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Window matrices A_H [H', H] and A_W [W', W], and 1 / count as a number, or as [H', W'] if it varies."""
-    spans = spans_of(x, where)
-    rows, columns = (windows(spans[i], x.shape[i - 2], x.dtype) for i in range(2))
+def along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
+    """Return x with each of its last axes multiplied by its matrix [old, new], contiguous as pooling gives it: a flatten
+    behind it is a view."""
+    for axis, matrix in enumerate(reversed(matrices), 1):
+        x = along(x, -axis, matrix)
+    return x.contiguous()
+
+
+def _average(x: Tensor, where: Windows) -> tuple[list[Tensor], Tensor | float]:
+    """Return the window matrix of each axis, and 1 / count as a number, or by window if it varies."""
+    spans, space = spans_of(x, where), x.shape[-len(where.kernel) :]
+    matrices = [windows(each, size, x.dtype) for each, size in zip(spans, space, strict=True)]
     if where.divisor:
-        return rows, columns, 1.0 / where.divisor
-    tall, wide = (counts(spans[i], x.shape[i - 2], where.include_pad) for i in range(2))
-    if len(set(tall)) == len(set(wide)) == 1:
-        return rows, columns, 1.0 / (tall[0] * wide[0])
-    return rows, columns, 1.0 / (column(tall) * column(wide).t()).to(x.dtype)
+        return matrices, 1.0 / where.divisor
+    entries = [counts(each, size, where.include_pad) for each, size in zip(spans, space, strict=True)]
+    if all(len({*each}) == 1 for each in entries):
+        return matrices, 1.0 / math.prod(each[0] for each in entries)
+    count = torch.tensor(entries[0])
+    for each in entries[1:]:
+        count = count.unsqueeze(-1) * torch.tensor(each)
+    return matrices, 1.0 / count.to(x.dtype)
 
 
 def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -282,46 +292,6 @@ def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     return to_positions(grad, x, args[-1], 3)
 
 
-def avg_pool3d(x: Tensor, *args: Any) -> Tensor:
-    """y = x times A_D, A_H and A_W, each along its axis: row i of A averages window i of that axis."""
-    return _along_all(x, _averages(x, Windows.of_average(3, *args)))
-
-
-def avg_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx is dL/dy times the transposed matrices."""
-    return _along_all(grad, [matrix.t() for matrix in _averages(x, Windows.of_average(3, *args))])
-
-
-def adaptive_avg_pool3d(x: Tensor, output_size: list[int]) -> Tensor:
-    """Return averages over windows floor(i n / m) .. ceil((i + 1) n / m), otherwise as :func:`avg_pool3d`."""
-    sizes = zip(x.shape[-3:], output_size, strict=True)
-    return _along_all(x, [adaptive_matrix(size, count, x) for size, count in sizes])
-
-
-def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """dL/dx is dL/dy times the transposed matrices."""
-    sizes = zip(x.shape[-3:], grad.shape[-3:], strict=True)
-    return _along_all(grad, [adaptive_matrix(size, count, x).t() for size, count in sizes])
-
-
-def _averages(x: Tensor, where: Windows) -> list[Tensor]:
-    """[windows, size] for each axis; the number of entries of a window is the product of those along its axes."""
-    matrices = []
-    for axis, (size, spans) in enumerate(zip(x.shape[-3:], spans_of(x, where), strict=True)):
-        entries = counts(spans, size, where.include_pad)
-        if where.divisor:
-            entries = [where.divisor if axis == 0 else 1] * len(spans)
-        matrices.append(windows(spans, size, x.dtype) / column(entries, x.dtype))
-    return matrices
-
-
-def _along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
-    """x [.., D, H, W] with each axis multiplied by its matrix [new, old]."""
-    for axis, matrix in zip((-1, -2, -3), reversed(matrices), strict=True):
-        x = along(x, axis, matrix.t())
-    return x.contiguous()
-
-
 # Linear maps of single axes by matrices that are computed in the graph.
 #
 # Such a matrix is sparse and regular, and may have more entries than the model has weights. Written as a comparison of
@@ -365,15 +335,15 @@ RULES: Rules = {
     _aten.avg_pool2d.default: avg_pool2d,
     _aten.max_pool2d_with_indices.default: max_pool2d,
     _aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
-    _aten.avg_pool2d_backward.default: avg_pool2d_backward,
-    _aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,
-    _aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,
+    _aten.avg_pool2d_backward.default: partial(avg_pool_backward, 2),
+    _aten._adaptive_avg_pool2d.default: adaptive_avg_pool,
+    _aten._adaptive_avg_pool2d_backward.default: partial(adaptive_avg_pool_backward, 2),
     _aten.adaptive_max_pool3d.default: partial(adaptive_max_pool, pool=_aten.max_pool3d_with_indices),
     _aten.adaptive_max_pool3d_backward.default: partial(to_positions, axes=3),
     _aten.max_pool3d_with_indices.default: max_pool3d,
     _aten.max_pool3d_with_indices_backward.default: max_pool3d_backward,
-    _aten.avg_pool3d.default: avg_pool3d,
-    _aten.avg_pool3d_backward.default: avg_pool3d_backward,
-    _aten._adaptive_avg_pool3d.default: adaptive_avg_pool3d,
-    _aten._adaptive_avg_pool3d_backward.default: adaptive_avg_pool3d_backward,
+    _aten.avg_pool3d.default: partial(avg_pool, 3),
+    _aten.avg_pool3d_backward.default: partial(avg_pool_backward, 3),
+    _aten._adaptive_avg_pool3d.default: adaptive_avg_pool,
+    _aten._adaptive_avg_pool3d_backward.default: partial(adaptive_avg_pool_backward, 3),
 }

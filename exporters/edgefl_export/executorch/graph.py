@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.nodes import copy_of, fake_value, ints_argument, node_argument, results
+from edgefl_export.capture.nodes import call, copy_of, fake_value, ints_argument, node_argument, results
+from edgefl_export.capture.rewrites import merge_nodes
 from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.operators import AFTER, named
 
 _aten = torch.ops.aten
-
-
-def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Append a call and return its node with a fake value."""
-    node = graph.call_function(target, args, kwargs)
-    values = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
-    node.meta["val"] = target(*values[0], **values[1])
-    return node
 
 
 SAME = frozenset(
@@ -66,7 +58,17 @@ def to_kernel_ops(lowered: LoweredGraph) -> fx.GraphModule:
     """Return a copy of the lowered graph in ops that have kernels; every node has its fake value in ``meta["val"]``."""
     graph, _ = copy_of(lowered.module.graph)
     module = fx.GraphModule(lowered.module, graph)
-    _merge_equal(module.graph)
+    # Merged arithmetic lets the backward pass read results of the forward pass. Not merged are movements, of which there are
+    # many, what waits for something (AFTER), and outputs, which have memory of their own.
+    outputs = set(results(graph))
+    merge_nodes(
+        graph,
+        [
+            node
+            for node in graph.nodes
+            if node.op == "call_function" and node not in outputs and is_pointwise(node)
+        ],
+    )
     _drop_copies(module.graph)
     _name_axes(module.graph)
     _fold(module)
@@ -124,30 +126,6 @@ def _merge_views(graph: fx.Graph) -> None:
             node.target = _aten.view_copy.default if node in outputs else _aten.view.default
             node.args = (source, list(node.meta["val"].shape))
             node.kwargs = {}
-
-
-def _merge_equal(graph: fx.Graph) -> None:
-    """Merge equal arithmetic, so that the backward pass can read the results of the forward pass.
-
-    Not movements, of which there are many, nor what waits for something (:data:`AFTER`); an output has memory of its own.
-    """
-    outputs, known = set(results(graph)), dict[object, fx.Node]()
-    for node in list(graph.nodes):
-        if node.op != "call_function" or node in outputs or not is_pointwise(node):
-            continue
-        same = known.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
-        if same is not node:
-            node.replace_all_uses_with(same)
-            graph.erase_node(node)
-
-
-def _key(value: object) -> object:
-    """Return equal keys for equal arguments, which may be lists and dictionaries; 1, 1.0 and True are not equal."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _key(item)) for name, item in value.items())
-    return value if isinstance(value, fx.Node) else (type(value), repr(value))  # 0.0 and -0.0 are two numbers
 
 
 def _fold(module: fx.GraphModule) -> None:

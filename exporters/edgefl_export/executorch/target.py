@@ -22,11 +22,11 @@ from edgefl_export.capture.graph import LoweredGraph, Table
 from edgefl_export.capture.rewrites import store_early
 from edgefl_export.executorch import rules
 from edgefl_export.executorch.layout import move_transpositions
-from edgefl_export.memory.budget import Form, Measures, within
+from edgefl_export.memory.budget import Form, MemoryMeasure, within
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.select_to_multiply import NodeWriter, SelectToMultiply
 from edgefl_export.target import Target
-from edgefl_export.verify.graphs import Verification, agrees
+from edgefl_export.verify.graphs import Run, Verification, agrees
 
 if TYPE_CHECKING:
     from edgefl_export.executorch.check.isolated import IsolatedRunner
@@ -67,6 +67,26 @@ class StepMasks(SelectToMultiply):
             distance = writer(_aten.rsub.Scalar, second, first)
         mask = writer(_aten.ceil.default, writer(_aten.clamp.default, distance, 0.0, 1.0))
         return mask if inverted == negated else writer(_aten.rsub.Scalar, mask, 1.0)
+
+
+class _ProgramMemory(MemoryMeasure):
+    """Memory that programs plan. The last one is kept, because writing a program takes seconds."""
+
+    pages = False
+
+    def __init__(self, planned_outputs: bool) -> None:
+        self._planned_outputs = planned_outputs
+        self._last: tuple[LoweredGraph, Artifact] | None = None
+
+    def program(self, form: Form) -> Artifact:
+        from edgefl_export.executorch.program.write import to_executorch
+
+        if self._last is None or self._last[0] is not form[0]:
+            self._last = form[0], to_executorch(form[0], planned_outputs=self._planned_outputs)
+        return self._last[1]
+
+    def safe(self, form: Form) -> int:
+        return self.program(form).planned_bytes
 
 
 class ExecuTorchTarget(Target):
@@ -111,30 +131,15 @@ class ExecuTorchTarget(Target):
 
         if budget is None:
             return to_executorch(lowered, planned_outputs=self._planned)
-        last: list[tuple[LoweredGraph, Artifact]] = []
-
-        def planned(form: Form) -> int:
-            if not last or last[0][0] is not form[0]:  # writing a program takes seconds
-                last[:] = [(form[0], to_executorch(form[0], planned_outputs=self._planned))]
-            return last[0][1].planned_bytes
-
-        unbounded = planned((lowered,))
+        memory = _ProgramMemory(self._planned)
+        unbounded = memory.safe((lowered,))
         count = max(LEAST_BYTES, int(budget.count * unbounded)) if budget.relative else int(budget.count)
-        planned(within(lowered, count, Measures(planned, pages=False)))
-        return replace(last[0][1], memory_budget=count)
+        return replace(memory.program(within(lowered, count, memory)), memory_budget=count)
 
-    def verify(
-        self,
-        function: Function,
-        model: bytes,
-        seed: int,
-        in_place: Collection[str] = (),
-        *,
-        quick: bool = False,
-    ) -> Verification:
+    def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
         from edgefl_export.executorch.check import programs
 
-        return programs.verify(function, model, seed, quick=quick)
+        return programs.load(function, model)
 
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
@@ -148,13 +153,12 @@ class ExecuTorchTarget(Target):
     def variants(
         self, lowered: LoweredGraph, artifact: Artifact, verification: Verification
     ) -> dict[str, bytes]:
-        from edgefl_export.executorch.check import programs
         from edgefl_export.executorch.program.write import in_rows
 
         form = in_rows(lowered, artifact)
         if form is None:
             return {}
-        run = partial(programs.load, lowered.function, form)
+        run = partial(self.load, lowered.function, form)
         return {ROWS: form} if agrees(lowered.function, tuple(lowered.outputs), run, verification) else {}
 
     def port_mismatch(self, graph: Graph, model: bytes) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -177,54 +178,61 @@ def _places(values: _PageValues, count: int) -> list[int]:
 
 Form = tuple[LoweredGraph, ...]
 """A step as the graphs that it runs one after another: itself, or its segments."""
-Needed = Callable[[Form], int]
-"""Bytes over the idle process that a device needs for a form."""
-
 MARGIN = 1.1
 """How many times the prediction a budget has to have room for, where there is no bound beside it."""
 
 
-@dataclass(frozen=True)
-class Measures:
-    """Memory of a form in one format, measured in several ways.
+class MemoryMeasure(ABC):
+    """Memory that a device needs for a form of a step in one format, measured in several ways.
 
-    ``safe`` bytes are enough for a device; about ``likely`` bytes are needed (None: no better figure). ``least`` takes no
-    time, and is never above ``safe``. ``pages``: the engine runs segments. ``first`` makes the form of a step without a
-    budget.
+    ``pages``: the engine runs segments. ``estimates``: :meth:`likely` is another figure than :meth:`safe`.
     """
 
-    safe: Needed
-    likely: Needed | None = None
-    least: Needed = lambda form: 0
-    pages: bool = True
-    first: Callable[[LoweredGraph], LoweredGraph] = lambda lowered: lowered
+    pages = True
+    estimates = False
+
+    @abstractmethod
+    def safe(self, form: Form) -> int:
+        """Return bytes over the idle process that are enough."""
+
+    def likely(self, form: Form) -> int:
+        """Return about the bytes over the idle process that are needed."""
+        return self.safe(form)
+
+    def least(self, form: Form) -> int:
+        """Return a number that is never above :meth:`safe` and takes no time."""
+        return 0
+
+    def first(self, lowered: LoweredGraph) -> LoweredGraph:
+        """Return the form of a step without a budget."""
+        return lowered
 
 
-def within(lowered: LoweredGraph, budget: int, measures: Measures) -> Form:
+def within(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
     """Return the cheapest form of ``lowered`` that needs at most ``budget`` bytes over the idle process.
 
     Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
     device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
     """
-    forms, found, passed = _StepForms(lowered, measures.first(lowered)), list[int](), list[tuple[int, Form]]()
-    passes = [(forms.recomputed(), measures.safe)]
-    if measures.likely:
-        passes.append((forms.recomputed(), measures.likely))
-    if measures.pages:
-        passes.append((forms.paged(), measures.likely or measures.safe))
-    for tried, needed_by in passes:
+    forms, found, passed = _StepForms(lowered, measure.first(lowered)), list[int](), list[tuple[int, Form]]()
+    passes = [(forms.recomputed(), False)]
+    if measure.estimates:
+        passes.append((forms.recomputed(), True))
+    if measure.pages:
+        passes.append((forms.paged(), measure.estimates))
+    for tried, estimated in passes:
         for form in tried:
-            if needed_by is measures.safe and (least := measures.least(form)) > budget:
+            if not estimated and (least := measure.least(form)) > budget:
                 passed.append((least, form))
                 continue
-            found.append(needed_by(form))
+            found.append(measure.likely(form) if estimated else measure.safe(form))
             if found[-1] <= budget:
                 return form
     smallest = min(
-        [*found, *(measures.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])]
+        [*found, *(measure.safe(form) for _, form in sorted(passed, key=lambda each: each[0])[:1])]
     )
-    means = "recomputation and paging" if measures.pages else "recomputation"
-    without = mebibytes_up(measures.safe((forms.first,)))
+    means = "recomputation and paging" if measure.pages else "recomputation"
+    without = mebibytes_up(measure.safe((forms.first,)))
     raise ExportError(
         f"function {lowered.name!r} does not fit a memory budget of {mebibytes(budget)}: with all {means} it needs "
         f"{mebibytes_up(smallest)} over the idle process, {without} without. Give "
@@ -242,12 +250,26 @@ def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
     margin.
     """
     count = budget.of(lowered)
-    measures = Measures(needed, None if budget.relative else _predicted, _bound, first=lean)
-    return within(lowered, count, measures), count
+    return within(lowered, count, OnnxMemory(estimates=not budget.relative)), count
 
 
-def _predicted(form: Form) -> int:
-    return int(MARGIN * predicted_peak(*form))
+class OnnxMemory(MemoryMeasure):
+    """Memory that onnxruntime needs."""
+
+    def __init__(self, *, estimates: bool) -> None:
+        self.estimates = estimates
+
+    def safe(self, form: Form) -> int:
+        return needed(form)
+
+    def likely(self, form: Form) -> int:
+        return int(MARGIN * predicted_peak(*form))
+
+    def least(self, form: Form) -> int:
+        return _bound(form)
+
+    def first(self, lowered: LoweredGraph) -> LoweredGraph:
+        return lean(lowered)
 
 
 def needed(form: Form) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import TensorSpec
 from edgefl_export.artifact import is_page
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.nodes import fake_value, node_argument, read_inputs, results
+from edgefl_export.capture.nodes import fake_value, held_back, node_argument, read_inputs, results
 from edgefl_export.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
 from edgefl_export.operators import AFTER
 
@@ -142,7 +142,7 @@ class _SegmentWriter:
         if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
             return read
         return {
-            value: self._held_back(made)
+            value: held_back(self._body, made, self._latest)
             if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages
             else made
             for value, made in read.items()
@@ -150,11 +150,6 @@ class _SegmentWriter:
 
     def _is_made_here(self, owner: fx.Node) -> bool:
         return owner.op == "call_function" and self._crossing.segment[owner] == self._number
-
-    def _held_back(self, value: fx.Node) -> fx.Node:
-        call = self._body.call_function(AFTER, (value, self._latest))
-        call.meta["val"] = value.meta["val"]
-        return call
 
     def _value(self, node: fx.Node) -> fx.Node:
         """Return ``node`` in this segment, computed now if every segment computes it itself."""

@@ -28,7 +28,7 @@ from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.nodes import copy_of, fake_value, results
+from edgefl_export.capture.nodes import copy_of, fake_value, held_back, results
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.usage import (
     SMALL_BYTES,
@@ -374,9 +374,7 @@ class _GraphRewriter:
         """Return ``node``, not before the gradient that has come furthest."""
         if not isinstance(node.meta["val"], Tensor):
             return node
-        call = self.graph.call_function(AFTER, (node, self.trigger))
-        call.meta["val"] = node.meta["val"]
-        return call
+        return held_back(self.graph, node, self.trigger)
 
 
 # Late updates: new state that waits until the old one has been read, so that it can overwrite it.
@@ -438,8 +436,7 @@ def _waited(lowered: LoweredGraph) -> bool:
         key = update.factor, trigger
         if key not in waiting:
             with graph.inserting_before(graph.output_node()):
-                waiting[key] = graph.call_function(AFTER, key)
-            waiting[key].meta["val"] = fake_value(update.factor)
+                waiting[key] = held_back(graph, *key)
         update.reader.replace_input_with(update.factor, waiting[key])
         moved = _nodes_from(update.reader)
         for node in [node for node in graph.nodes if node in moved]:

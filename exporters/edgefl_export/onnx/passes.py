@@ -16,8 +16,6 @@ from onnx_ir.passes import InPlacePass, PassResult, common
 
 # Entries below which one more node costs more than it saves.
 _FEW_BROADCAST, _FEW_SUMMED = 256, 1024
-_FEW_LEFT, _MANY_RIGHT = 64, 1 << 20
-_MATRIX = 2
 # Limits of sums as products: the ones take memory for each row. Beyond a few rows, more numbers than a cache holds are
 # summed as fast, because the product reads a few columns of all rows at a time (4096x1152: 0.63 ms and 0.90).
 _ROWS, _FEW_ROWS, _MANY = 1 << 16, 256, 1 << 19
@@ -61,31 +59,6 @@ class SumsToProducts(GraphRewrite):
             made = _product(x, rows, columns, static_sizes(node.outputs[0]) or [])
             made[-1].outputs[0].type, made[-1].outputs[0].shape = node.outputs[0].type, node.outputs[0].shape
             convenience.replace_nodes_and_values(graph, node, [node], made, node.outputs, made[-1].outputs)
-
-
-class ProductsFromTheLeft(GraphRewrite):
-    """Product of few rows with a large matrix: A B -> (B^T A^T)^T, as for the input gradient of a wide dense layer.
-
-    ONNX Runtime repacks the right factor of a product before it multiplies, here all of the matrix for few rows. Turned
-    around, it repacks the few rows and reads the matrix once: it takes transposed factors as they are. 5.9 ms instead of 7.3
-    for 32 rows of 2048 and a matrix of 2048x3136 (Intel Xeon); the same either way on an AMD EPYC. Forward, the weight is
-    transposed already, and :mod:`edgefl_export.decompositions.arithmetic` does it.
-    """
-
-    def rewrite(self, graph: ir.Graph) -> None:
-        for node in list(graph):
-            left, right = node.inputs[:_MATRIX] if node.op_type == "MatMul" else (None, None)
-            sizes = [static_sizes(value) for value in (left, right) if value is not None]
-            if left is None or right is None or [len(each or ()) for each in sizes] != [_MATRIX, _MATRIX]:
-                continue
-            (rows, _), (inner, columns) = (each or [] for each in sizes)
-            if (
-                right.is_graph_input()
-                and 1 < rows <= _FEW_LEFT
-                and columns >= 4 * rows
-                and math.prod((inner, columns)) >= _MANY_RIGHT
-            ):
-                _turn_product(graph, node, left, right)
 
 
 class MergeChains(GraphRewrite):
@@ -166,7 +139,6 @@ PASSES: tuple[InPlacePass, ...] = (
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
     common.IdentityEliminationPass(),  # before the chains, whose links copies would separate
     SumsToProducts(),
-    ProductsFromTheLeft(),
     MergeChains(),
     MatchRanks(),
     CastsByType(),
@@ -180,19 +152,6 @@ PASSES: tuple[InPlacePass, ...] = (
     common.TopologicalSortPass(),
     common.ClearMetadataAndDocStringPass(),
 )
-
-
-def _turn_product(graph: ir.Graph, node: ir.Node, left: ir.Value, right: ir.Value) -> None:
-    turned = [ir.node("Transpose", [value], {"perm": [1, 0]}) for value in (right, left)]
-    product = ir.node("MatMul", [each.outputs[0] for each in turned])
-    back = ir.node("Transpose", product.outputs, {"perm": [1, 0]})
-    for made, like in zip((*turned, product), (right, left, node.outputs[0]), strict=True):
-        made.outputs[0].type, made.outputs[0].shape = like.type, ir.Shape((static_sizes(like) or [])[::-1])
-    result = node.outputs[0]
-    back.outputs[0].type, back.outputs[0].shape = result.type, result.shape
-    convenience.replace_nodes_and_values(
-        graph, node, [node], [*turned, product, back], [result], back.outputs
-    )
 
 
 def _leading(node: ir.Node) -> int:

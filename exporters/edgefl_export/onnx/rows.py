@@ -33,6 +33,7 @@ from edgefl_export.onnx.values import (
     attributes,
     live_peak,
     read_by,
+    replace_entries,
 )
 
 BLOCK_BYTES = 1 << 19
@@ -144,15 +145,12 @@ class _RowWriter:
         outputs = [each for value in self._proto.output for each in self._outputs.get(value.name, [value])]
         values = {name for node in kept for name in node.output}
         info = [value for value in self._proto.value_info if value.name in values]
-        for field, entries in (
+        replace_entries(
             (self._proto.input, [*inputs, *self._inputs.values()]),
             (self._proto.output, outputs),
             (self._proto.value_info, [*info, *self._products]),
             (self._proto.node, [*kept, *self._nodes]),
-        ):
-            copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
-            del field[:]
-            field.extend(copies)
+        )
 
     def _has_rows(self, name: str) -> bool:
         return any(each.startswith(f"{name}[") for each in self._inputs)
@@ -441,11 +439,10 @@ def write(values: GraphValues, chains: Sequence[Chain]) -> None:
     nodes = list[NodeProto]()
     for place, node in enumerate(values.graph.node):
         if place not in gone:
-            nodes.append(NodeProto.FromString(node.SerializeToString()))
+            nodes.append(node)
         if place in loops:
             nodes += _loop(values, loops[place], sizes, f"tile{place}")
-    del values.graph.node[:]
-    values.graph.node.extend(nodes)
+    replace_entries((values.graph.node, nodes))
 
 
 def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) -> Iterator[NodeProto]:

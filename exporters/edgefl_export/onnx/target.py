@@ -32,7 +32,7 @@ from edgefl_export.releases import least_onnxruntime
 from edgefl_export.select_to_multiply import OPPOSITES, NodeWriter, SelectToMultiply
 from edgefl_export.sources import graph_nodes, onnx_nodes
 from edgefl_export.target import Target
-from edgefl_export.verify.graphs import Verification, agrees, load, verify
+from edgefl_export.verify.graphs import Run, Verification, agrees, load
 
 _aten = torch.ops.aten
 
@@ -118,16 +118,8 @@ class OnnxTarget(Target):
         nodes = graph_nodes(lowered, lowered.module.graph)
         return replace(in_segments(parts, predicted_peak(*form), nodes), memory_budget=count)
 
-    def verify(
-        self,
-        function: Function,
-        model: bytes,
-        seed: int,
-        in_place: Collection[str] = (),
-        *,
-        quick: bool = False,
-    ) -> Verification:
-        return verify(function, model, seed, in_place, quick=quick)
+    def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
+        return load(function, model, in_place)
 
     def variants(
         self, lowered: LoweredGraph, artifact: Artifact, verification: Verification
@@ -146,7 +138,7 @@ class OnnxTarget(Target):
             sums = summed(form) if form and BLOCKED in name else None
             for each in filter(None, (sums, form)):
                 # A form that this machine's runtime cannot load is left out, because it is untested.
-                run = partial(load, lowered.function, each, artifact.in_place)
+                run = partial(self.load, lowered.function, each, artifact.in_place)
                 if agrees(lowered.function, tuple(lowered.outputs), run, verification):
                     chosen[name] = each
                     break

@@ -180,6 +180,14 @@ def attributes(node: NodeProto) -> dict[str, Any]:
     return {each.name: helper.get_attribute_value(each) for each in node.attribute}
 
 
+def replace_entries(*fields: tuple[Any, Sequence[Any]]) -> None:
+    """Replace the entries of repeated fields of a graph; they are copied before their field is emptied."""
+    for field, entries in fields:
+        copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
+        del field[:]
+        field.extend(copies)
+
+
 class ConstantSizes:
     """Constants of whole numbers, each stored once, with names that begin with ``prefix``."""
 

@@ -18,7 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_device.round.job import Job
-from edgefl_export.compiler.request import FrozenChunk
+from edgefl_export.compiler.request import ChunkForward
 from tests.analysis.personal.users import personal
 from tests.invariants.embracingfl.tiny import tiny
 from tests.support.arrays import as_tensors
@@ -34,7 +34,7 @@ class Tier:
     spec: ModelSpec
     submodel: Submodel
     algorithm: Algorithm
-    prefix: tuple[FrozenChunk, ...]
+    prefix: tuple[ChunkForward, ...]
     bundle: BundleArchive
     form: str
     blobs: dict[str, bytes]
@@ -99,7 +99,7 @@ def made(
     submodel = build(spec, kind, **options)
     algorithm = personal(submodel, BATCH)
     prefix = tuple(
-        FrozenChunk(part.units, chunk_forward(part.module, part.sample, batch=BATCH))
+        ChunkForward(part.units, chunk_forward(part.module, part.sample, batch=BATCH))
         for part in submodel.prefix
     )
     bundle = build_bundle(

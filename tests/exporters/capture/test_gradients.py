@@ -14,7 +14,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.wire.bundle.formats import FormatName
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.rewrites import _FACTORS, rewrite_gradients
+from edgefl_export.capture.rewrites import rewrite_gradients
 from edgefl_export.capture.trace import capture, trace
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.decompositions import core_table
@@ -67,37 +67,17 @@ def example_of(function: Function, net: nn.Module) -> dict[str, Tensor]:
 
 
 class Pooled(nn.Module):
-    def __init__(
-        self, act: Callable[[Tensor], Tensor], size: int, stride: int, *, again: bool = False
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(8, 4, 3, padding=1)
-        self.act, self.size, self.stride, self.again = act, size, stride, again
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.conv(x))
-        y = functional.max_pool2d(x, self.size, self.stride)
-        return y + x.mean() if self.again else y
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("act", [torch.relu, torch.tanh, torch.sigmoid], ids=["relu", "tanh", "sigmoid"])
-@pytest.mark.parametrize(("size", "stride"), [(2, 2), (3, 2), (3, 1)])
-def test_activations_go_before_the_maximum(act: Callable[[Tensor], Tensor], size: int, stride: int) -> None:
-    torch.manual_seed(0)
-    net = Pooled(act, size, stride)
-    function = gradients(net, IMAGES)
-
-    nodes = list(rewritten(function).nodes)
-    factor = next(node for node in nodes if node.target in _FACTORS)
-    maximum = next(n for n in nodes if n.target is _aten.max_pool2d_with_indices_backward.default)
-    assert maximum.args[0] is factor and nodes.index(factor) < nodes.index(maximum)
-    check(function, example_of(function, net))
+        return functional.max_pool2d(torch.relu(self.conv(x)), 2)
 
 
 def test_equal_entries_of_a_window_and_windows_of_zeros() -> None:
     torch.manual_seed(0)
-    net = Pooled(torch.relu, 2, 2)
+    net = Pooled()
     function = gradients(net, IMAGES)
     example = example_of(function, net)
     example["batch.0.x"] = torch.zeros(IMAGES)
@@ -105,43 +85,6 @@ def test_equal_entries_of_a_window_and_windows_of_zeros() -> None:
     example["state.weights.conv.bias"] = torch.tensor([0.5, -0.5, 0.0, -3.0])
 
     check(function, example)
-
-
-def test_an_activation_that_is_read_beside_the_pooling_stays_where_it_is() -> None:
-    torch.manual_seed(0)
-    net = Pooled(torch.relu, 2, 2, again=True)
-    function = gradients(net, IMAGES)
-
-    nodes = list(rewritten(function).nodes)
-    maximum = next(n for n in nodes if n.target is _aten.max_pool2d_with_indices_backward.default)
-    assert maximum.args[0].target is not _aten.threshold_backward.default
-    check(function, example_of(function, net))
-
-
-class Written(nn.Module):
-    """Writes to what pooling gave, which autograd does not keep."""
-
-    def __init__(self, write: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.conv, self.write = nn.Conv2d(8, 4, 3, padding=1), write
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.max_pool2d(torch.relu(self.conv(x)), 2)
-        self.write(y)
-        return y
-
-
-@pytest.mark.parametrize(
-    "write",
-    [lambda y: y.sub_(0.5), lambda y: y.view(4, -1).mul_(-2.0), lambda y: y.detach().add_(1.0)],
-    ids=["in place", "through a view", "through what is detached"],
-)
-def test_what_pooling_gave_decides_nothing_where_it_is_written_to(write: Callable[[Tensor], object]) -> None:
-    torch.manual_seed(0)
-    net = Written(write)
-    function = gradients(net, IMAGES)
-
-    check(function, example_of(function, net))
 
 
 class Normed(nn.Module):

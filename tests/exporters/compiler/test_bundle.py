@@ -25,7 +25,7 @@ from edgefl.wire.bundle.manifest import BlobRef, DataSpec, Graph, decode_manifes
 from edgefl.wire.bundle.variants import unfolded
 from edgefl_export.compiler.compiler import check_installed, target_of
 from edgefl_export.compiler.manifest import check_wiring, ports
-from edgefl_export.compiler.request import FrozenChunk
+from edgefl_export.compiler.request import ChunkForward
 from edgefl_export.compiler.verify import verify_bundle
 from edgefl_export.onnx import target
 from edgefl_export.onnx.blocked.images import blocked
@@ -73,7 +73,7 @@ def forward_of(module: nn.Module, shape: tuple[int, ...]) -> Function:
     return Function("forward", fn, weights | {"batch.0.x": TensorSpec((BATCH, *shape))})
 
 
-def build(algorithm: Algorithm, prefix: tuple[FrozenChunk, ...], tier: str = "weak") -> BundleArchive:
+def build(algorithm: Algorithm, prefix: tuple[ChunkForward, ...], tier: str = "weak") -> BundleArchive:
     return build_bundle(algorithm, ("head",), prefix=prefix, model="net", tier=tier, data=DATA)
 
 
@@ -83,12 +83,12 @@ def suffix() -> nn.Sequential:
 
 
 @pytest.fixture(scope="module")
-def conv() -> FrozenChunk:
-    return FrozenChunk(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
+def conv() -> ChunkForward:
+    return ChunkForward(("conv",), forward_of(nn.Conv2d(3, 4, 3), (3, 6, 6)))
 
 
 @pytest.fixture(scope="module")
-def built(suffix: nn.Sequential, conv: FrozenChunk) -> tuple[BundleArchive, list[str]]:
+def built(suffix: nn.Sequential, conv: ChunkForward) -> tuple[BundleArchive, list[str]]:
     """A bundle with a prefix, and what was said while it was built."""
     said: list[str] = []
     algorithm = algorithm_of(suffix, (4, 4, 4))
@@ -144,7 +144,7 @@ def test_a_hyper_parameter_without_default_is_told(suffix: nn.Sequential) -> Non
 
 
 def test_a_prefix_cut_elsewhere_is_told(suffix: nn.Sequential) -> None:
-    wrong = FrozenChunk(("conv",), forward_of(nn.Conv2d(3, 4, 5), (3, 6, 6)))
+    wrong = ChunkForward(("conv",), forward_of(nn.Conv2d(3, 4, 5), (3, 6, 6)))
 
     with pytest.raises(
         ExportError, match=r"records float32\[4, 4, 2, 2\], 'train' reads float32\[4, 4, 4, 4\]"

@@ -250,7 +250,7 @@ def test_a_graph_without_function_is_told(exported: Path, config: Path, tmp_path
 
     ran = edgefl("verify", rewritten(exported, extra, tmp_path), config)
 
-    refused(ran, BundleError, "no function stands behind graph 'personalize'")
+    refused(ran, BundleError, "expected a function for graph 'personalize', found none")
 
 
 def test_a_damaged_file_is_told(exported: Path, tmp_path: Path) -> None:

@@ -190,26 +190,16 @@ def _leaves(node: fx.Node, value: Tensor) -> bool:
 
 
 def _no_kernel(lowered: LoweredGraph, node: fx.Node) -> ExportError:
-    place = locate(lowered.function, str(node.target))
-    return refusal(
-        lowered.function,
-        place.op or str(node.target),
-        place,
-        f"has no kernel in ExecuTorch ({place}). "
-        + instead_of(
-            node.target,
-            "Use other ops there, add a rule in exporters/edgefl_export/executorch/rules, or export for onnx",
-        ),
+    remedy = instead_of(
+        node.target,
+        "Use other ops there, add a rule in exporters/edgefl_export/executorch/rules, or export for onnx",
     )
+    place = locate(lowered.function, str(node.target))
+    return refusal(lowered.function, node.target, place, "has no kernel in ExecuTorch", f". {remedy}")
 
 
 def _no_type(lowered: LoweredGraph, node: fx.Node, dtype: torch.dtype) -> ExportError:
-    place = locate_type(lowered.function, lambda found: found is dtype)
-    name = str(dtype).removeprefix("torch.")
-    op = place.op or str(node.target)
-    return refusal(
-        lowered.function,
-        op,
-        place,
-        f"makes a {name} tensor ({place}), which ExecuTorch does not have. Use another type there",
-    )
+    place = locate_type(lowered.function, {dtype})
+    what = f"makes a {str(dtype).removeprefix('torch.')} tensor"
+    rest = ", which ExecuTorch does not have. Use another type there"
+    return refusal(lowered.function, node.target, place, what, rest)

@@ -2,7 +2,7 @@
 
 The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
 of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`edgefl_export.executorch.xnnpack`), our arena
-(:mod:`edgefl_export.executorch.xnnpack.memory`). It has one method, ``forward``; inputs and outputs are those of the
+(:mod:`edgefl_export.executorch.xnnpack.memory`). It has one method, ``forward``, with the inputs and outputs of the
 captured function, in order, in memory that the caller gives. Equal functions give equal bytes.
 
 A runtime's interface that only loads and executes, such as ExecuTorch's own for Android, has no way to give memory for

@@ -66,7 +66,7 @@ def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
     where = Windows.of_average(2, *args)
     if not _covered(x, where):
-        return plain.avg_pool2d_backward(grad, x, *args)
+        return plain.avg_pool_backward(2, grad, x, *args)
     tall, wide = where.kernel
     share = grad.permute(_LAST) * _share(where)
     return place([[share] * wide] * tall, x.shape[2:], _moves(where).all_met(where.kernel)).permute(_FIRST)

@@ -7,6 +7,7 @@ The operators have the formulas. The graph grows with the sequence: :data:`STEPS
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,20 +39,9 @@ def lstm(
     return _turned(states), h.t().contiguous(), c.t().contiguous(), *saved
 
 
-def lstm_backward(
-    d_states: Tensor | None,
-    d_h: Tensor,
-    d_c: Tensor,
-    i: Tensor,
-    f: Tensor,
-    g: Tensor,
-    o: Tensor,
-    before: Tensor,
-    squashed: Tensor,
-    recurrent: Tensor,
-    reverse: bool,
-) -> tuple[Tensor, ...]:
+def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     """``edgefl::lstm_cells_backward``: the shapes are its own."""
+    i, f, g, o, before, squashed, recurrent, reverse = saved
     transposed, dh, dc = recurrent.t(), d_h.t(), d_c.t()
     d_rows = None if d_states is None else _turned(d_states)
     rows: list[tuple[Tensor, ...]] = []

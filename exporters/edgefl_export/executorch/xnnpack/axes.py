@@ -11,7 +11,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument, ints_argument, nodes_argument
-from edgefl_export.executorch.xnnpack.builder import Builder, Emitter, TensorValue, shape_of
+from edgefl_export.executorch.xnnpack.builder import Builder, Condition, Emitter, TensorValue, shape_of
 from edgefl_export.executorch.xnnpack.memory import NONE
 
 _aten = torch.ops.aten
@@ -112,8 +112,8 @@ def _filled(builder: Builder, shape: Sequence[int], number: float) -> TensorValu
     if not math.prod(shape):
         return None
     if math.prod(shape) <= MOST_FILL:
-        return builder.constant(None, torch.full(tuple(shape), number))
-    single = builder.constant(None, torch.full([1] * len(shape), number))
+        return builder.constant(torch.full(tuple(shape), number))
+    single = builder.constant(torch.full([1] * len(shape), number))
     made = builder.value(shape)
     after = [size - 1 for size in shape]
     builder.add(xnn.XNNStaticConstantPad([0] * len(shape), after, number, single.id, made.id, 0))
@@ -181,7 +181,7 @@ def _expand(builder: Builder, node: fx.Node) -> None:
     before = (1,) * (len(shape) - len(before)) + before
     ones = torch.ones([new if old == 1 else 1 for old, new in zip(before, shape, strict=True)])
     source = builder.reshaped(builder.read(node.args[0]), before)
-    builder.add(xnn.XNNMultiply(source.id, builder.constant(None, ones).id, builder.result(node).id, 0))
+    builder.add(xnn.XNNMultiply(source.id, builder.constant(ones).id, builder.result(node).id, 0))
 
 
 def _grows(node: fx.Node) -> int:
@@ -194,13 +194,18 @@ def _grows(node: fx.Node) -> int:
 TRANSPOSITIONS = (_aten.permute.default, _aten.transpose.int, _aten.t.default)
 
 EMITTERS: dict[Any, Emitter] = {
-    _aten.permute.default: Emitter(_permute),
-    _aten.transpose.int: Emitter(_permute),
-    _aten.t.default: Emitter(_permute, lambda node: len(shape_of(node)) == 2),
-    _aten.view_copy.default: Emitter(_reshape),
-    _aten.slice.Tensor: Emitter(_slice, lambda node: argument(node, "step") == 1),
-    _aten.select.int: Emitter(_select),
-    _aten.constant_pad_nd.default: Emitter(_pad, _is_growth),
-    _aten.cat.default: Emitter(_cat, _is_cat),
-    _aten.expand.default: Emitter(_expand, lambda node: _grows(node) <= 1 << 14),
+    **dict.fromkeys(TRANSPOSITIONS, _permute),
+    _aten.view_copy.default: _reshape,
+    _aten.slice.Tensor: _slice,
+    _aten.select.int: _select,
+    _aten.constant_pad_nd.default: _pad,
+    _aten.cat.default: _cat,
+    _aten.expand.default: _expand,
+}
+CONDITIONS: dict[Any, Condition] = {
+    _aten.t.default: lambda node: len(shape_of(node)) == 2,
+    _aten.slice.Tensor: lambda node: argument(node, "step") == 1,
+    _aten.constant_pad_nd.default: _is_growth,
+    _aten.cat.default: _is_cat,
+    _aten.expand.default: lambda node: _grows(node) <= 1 << 14,
 }

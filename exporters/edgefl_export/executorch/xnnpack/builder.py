@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xn
 from torch import Tensor, fx
 
 from edgefl_export.capture.nodes import fake_value
+from edgefl_export.executorch.graph import base_of
 from edgefl_export.executorch.xnnpack.memory import FLOAT, NONE, workspace_bytes
 
 _INPUT, _OUTPUT = 1, 2
@@ -44,30 +45,30 @@ class TensorValue:
 
 
 class Builder:
-    """Collects one delegate's graph. ``resolve`` finds the value of a node that was not emitted yet.
+    """Graph of one delegate, which runs the nodes ``inside`` of ``module``. ``inputs``: nodes that it reads from outside.
 
     Views are not run until something needs the shape: another shape of a value that more is done with is a copy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, module: fx.GraphModule, inside: Set[fx.Node]) -> None:
+        self.inputs: list[fx.Node] = []
         self.nodes: list[xnn.XNode] = []
         self.values: list[xnn.XNNTensorValue] = []
-        self.resolve: Callable[[fx.Node], TensorValue]
         self.reserved: TensorValue | None = None
+        self._module, self._inside = module, inside
         self._known: dict[fx.Node, TensorValue] = {}
         self._plain: dict[TensorValue, TensorValue] = {}
         self._shaped: dict[tuple[TensorValue, tuple[int, ...]], TensorValue] = {}
         self._latest: dict[TensorValue, TensorValue] = {}
         self._outputs: dict[fx.Node, TensorValue] = {}
-        self._inputs: list[TensorValue] = []
         self._data = bytearray()
         self._places: list[xnn.ConstantDataOffset] = [xnn.ConstantDataOffset(0, 0, None)]
         self._constants: dict[tuple[tuple[int, ...], bytes], TensorValue] = {}
 
     # values
 
-    def known(self, node: fx.Node) -> TensorValue | None:
-        return self._known.get(node)
+    def is_known(self, node: fx.Node) -> bool:
+        return node in self._known
 
     def value(
         self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32
@@ -84,14 +85,7 @@ class Builder:
         value = fake_value(node)
         return self.value(value.shape, dtype=value.dtype)
 
-    def external_input(self, node: fx.Node, place: int) -> TensorValue:
-        made = self._like(node)
-        self._mark(made, place, _INPUT)
-        self._inputs.append(made)
-        self._known[node] = made
-        return made
-
-    def constant(self, node: fx.Node | None, tensor: Tensor) -> TensorValue:
+    def constant(self, tensor: Tensor) -> TensorValue:
         """``tensor`` as data of the graph; equal ones are stored once."""
         tensor = tensor.detach().to(torch.float32).contiguous()
         data = tensor.numpy().tobytes()
@@ -101,17 +95,10 @@ class Builder:
             self._places.append(xnn.ConstantDataOffset(len(self._data), len(data), None))
             self._data.extend(data)
             self._constants[key] = self.value(tensor.shape, len(self._places) - 1)
-        if node is not None:
-            self._known[node] = self._constants[key]
         return self._constants[key]
 
     def number(self, number: float) -> TensorValue:
-        return self.constant(None, torch.tensor(number))
-
-    def viewed(self, node: fx.Node, base: fx.Node) -> TensorValue:
-        """A view of a value of this graph."""
-        self._known[node] = self.plain(self.resolve(base))
-        return self._known[node]
+        return self.constant(torch.tensor(number))
 
     def reshaped(self, source: TensorValue, shape: Sequence[int]) -> TensorValue:
         sizes = tuple(int(size) for size in shape)
@@ -132,9 +119,20 @@ class Builder:
 
     def raw(self, argument: Any) -> TensorValue:
         """Return :meth:`stored`, perhaps with another order of its axes that was not needed yet."""
-        if isinstance(argument, fx.Node):
-            return self._known[argument] if argument in self._known else self.resolve(argument)
-        return self.number(float(argument))
+        if not isinstance(argument, fx.Node):
+            return self.number(float(argument))
+        if argument not in self._known:
+            base = base_of(argument)
+            if base in self._inside:
+                self._known[argument] = self.plain(self.raw(base))
+            elif base.op == "get_attr":
+                constant = getattr(self._module, str(base.target))
+                self._known[argument] = self.constant(constant.reshape(argument.meta["val"].shape))
+            else:
+                self._known[argument] = self._like(argument)
+                self._mark(self._known[argument], len(self.inputs), _INPUT)
+                self.inputs.append(argument)
+        return self._known[argument]
 
     def latest(self, value: TensorValue) -> TensorValue:
         """The value in the shape in which it was read last: a shape that all read is another name, and no copy."""
@@ -219,13 +217,13 @@ class Builder:
         self.values[value.id].external_id = place
         self.values[value.id].flags |= flag
 
-    def finish(self, inputs: int, outputs: Sequence[fx.Node]) -> tuple[xnn.XNNGraph, bytearray]:
+    def finish(self, outputs: Sequence[fx.Node]) -> tuple[xnn.XNNGraph, bytearray]:
         """The graph and its constants. External ids are places in the delegate's arguments: inputs, then outputs."""
-        order = {value.id: place for place, value in enumerate(self._inputs)}
+        read = [self._known[node].id for node in self.inputs]
+        order = {value: place for place, value in enumerate(read)}
         for place, node in enumerate(outputs):
-            self._mark(self._outputs[node], inputs + place, _OUTPUT)
-            order[self._outputs[node].id] = inputs + place
-        read = [value.id for value in self._inputs]
+            self._mark(self._outputs[node], len(read) + place, _OUTPUT)
+            order[self._outputs[node].id] = len(read) + place
         written = [self._outputs[node].id for node in outputs]
         if self.reserved is not None:
             self._mark(self.reserved, len(order), _OUTPUT)
@@ -247,25 +245,13 @@ class Builder:
         return workspace_bytes(self.nodes, self.values)
 
 
-# Emitters of ops for XNNPACK, and the arguments of nodes that they read.
+Emitter = Callable[[Builder, fx.Node], None]
+"""Writer of a node's op."""
+Condition = Callable[[fx.Node], bool]
+"""Returns True for a node that an emitter accepts."""
 
 TRANSPOSE = 1
 """XNN_FLAG_TRANSPOSE_WEIGHTS of a product, XNN_FLAG_TRANSPOSE_B of a batched one."""
-
-
-def always(node: fx.Node) -> bool:
-    return True
-
-
-@dataclass(frozen=True)
-class Emitter:
-    """``emit`` writes a node that ``accepts`` says yes to, whose operands and result are of ``types``; ``work`` is what it
-    costs, in element-wise passes."""
-
-    emit: Callable[[Builder, fx.Node], None]
-    accepts: Callable[[fx.Node], bool] = always
-    work: float = 1.0
-    types: Collection[torch.dtype] = (torch.float32,)
 
 
 def shape_of(node: Any) -> tuple[int, ...]:

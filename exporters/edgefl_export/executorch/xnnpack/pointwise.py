@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,28 +12,18 @@ from torch import fx
 
 from edgefl_export.capture.nodes import argument, int_argument
 from edgefl_export.executorch.graph import VIEWS
-from edgefl_export.executorch.xnnpack.builder import (
-    DATATYPES,
-    Builder,
-    Emitter,
-    TensorValue,
-    always,
-    shape_of,
-)
+from edgefl_export.executorch.xnnpack.builder import Builder, Condition, Emitter, TensorValue, shape_of
 from edgefl_export.operators import named
 
 _aten = torch.ops.aten
 
 
-def _binary(op: Any, swapped: bool = False) -> Emitter:
-    def emit(builder: Builder, node: fx.Node) -> None:
-        first, second = node.args[:2]
-        if swapped:
-            first, second = second, first
-        low, high, shape = _operands(builder, node, first, second)
-        builder.add(op(low.id, high.id, builder.result(node, shape).id, 0))
-
-    return Emitter(emit, _is_binary)
+def _binary(builder: Builder, node: fx.Node) -> None:
+    first, second = node.args[:2]
+    if node.target is _aten.rsub.Scalar:
+        first, second = second, first
+    low, high, shape = _operands(builder, node, first, second)
+    builder.add(_BINARY[node.target](low.id, high.id, builder.result(node, shape).id, 0))
 
 
 def _operands(
@@ -95,29 +85,20 @@ def _is_binary(node: fx.Node) -> bool:
     return numbers and bool(factor == 1) and not node.kwargs.get("rounding_mode")
 
 
-def _unary(
-    op: Any,
-    accepts: Callable[[fx.Node], bool] = always,
-    types: Collection[torch.dtype] = (torch.float32,),
-) -> Emitter:
-    def emit(builder: Builder, node: fx.Node) -> None:
-        source, out = _single(builder, node)
-        builder.add(op(source, out.id, 0))
-
-    return Emitter(emit, accepts, types=types)
+def _unary(builder: Builder, node: fx.Node) -> None:
+    source, out = _single(builder, node)
+    builder.add(_UNARY[node.target](source, out.id, 0))
 
 
-def _clamped(bounds: Callable[[fx.Node], tuple[Any, Any]]) -> Emitter:
-    def emit(builder: Builder, node: fx.Node) -> None:
-        low, high = bounds(node)
-        source, out = _single(builder, node)
-        builder.add(xnn.XNNClamp(source, out.id, 0), low, high)
+def _clamp(builder: Builder, node: fx.Node) -> None:
+    low, high = _BOUNDS[node.target](node)
+    source, out = _single(builder, node)
+    builder.add(xnn.XNNClamp(source, out.id, 0), low, high)
 
-    def accepts(node: fx.Node) -> bool:
-        low, high = bounds(node)
-        return (low is not None or high is not None) and (low is None or high is None or low < high)
 
-    return Emitter(emit, accepts)
+def _is_clamp(node: fx.Node) -> bool:
+    low, high = _BOUNDS[node.target](node)
+    return (low is not None or high is not None) and (low is None or high is None or low < high)
 
 
 def _power(builder: Builder, node: fx.Node) -> None:
@@ -160,48 +141,54 @@ def _is_softmax(node: fx.Node) -> bool:
     return rank > 0 and int_argument(node, 1) % rank == rank - 1 and node.args[2] is False
 
 
-def _bounds(node: fx.Node) -> tuple[Any, Any]:
-    return argument(node, "min"), argument(node, "max")
+def _softmax(builder: Builder, node: fx.Node) -> None:
+    builder.add(xnn.XNNSoftmax(builder.id(node.args[0]), builder.result(node).id, 0))
 
 
-def _hard_bounds(node: fx.Node) -> tuple[Any, Any]:
-    return argument(node, "min_val"), argument(node, "max_val")
-
-
+_BINARY: dict[Any, Any] = {
+    **dict.fromkeys(named("add.Tensor add.Scalar"), xnn.XNNAdd),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar rsub.Scalar"), xnn.XNNSubtract),
+    **dict.fromkeys(named("mul.Tensor mul.Scalar"), xnn.XNNMultiply),
+    **dict.fromkeys(named("div.Tensor div.Scalar"), xnn.XNNDiv),
+    _aten.maximum.default: xnn.XNNMaximum,
+    _aten.minimum.default: xnn.XNNMinimum,
+}
+_UNARY: dict[Any, Any] = {
+    _aten.abs.default: xnn.XNNAbs,
+    _aten.neg.default: xnn.XNNNegate,
+    _aten.ceil.default: xnn.XNNCeiling,
+    _aten.floor.default: xnn.XNNFloor,
+    _aten.exp.default: xnn.XNNExp,
+    _aten.log.default: xnn.XNNLog,
+    _aten.sqrt.default: xnn.XNNSquareRoot,
+    _aten.rsqrt.default: xnn.XNNReciprocalSquareRoot,
+    _aten.tanh.default: xnn.XNNTanh,
+    _aten.sigmoid.default: xnn.XNNSigmoid,
+    _aten.sin.default: xnn.XNNSin,
+    _aten.cos.default: xnn.XNNCos,
+    _aten.clone.default: xnn.XNNCopy,
+    _aten.gelu.default: xnn.XNNGelu,
+    _aten._to_copy.default: xnn.XNNConvert,
+}
+_BOUNDS: dict[Any, Callable[[fx.Node], tuple[Any, Any]]] = {
+    _aten.relu.default: lambda node: (0.0, None),
+    _aten.clamp.default: lambda node: (argument(node, "min"), argument(node, "max")),
+    _aten.clamp_min.default: lambda node: (node.args[1], None),
+    _aten.clamp_max.default: lambda node: (None, node.args[1]),
+    _aten.hardtanh.default: lambda node: (argument(node, "min_val"), argument(node, "max_val")),
+}
 EMITTERS: dict[Any, Emitter] = {
-    **dict.fromkeys(named("add.Tensor add.Scalar"), _binary(xnn.XNNAdd)),
-    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _binary(xnn.XNNSubtract)),
-    _aten.rsub.Scalar: _binary(xnn.XNNSubtract, swapped=True),
-    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _binary(xnn.XNNMultiply)),
-    **dict.fromkeys(named("div.Tensor div.Scalar"), _binary(xnn.XNNDiv)),
-    _aten.maximum.default: _binary(xnn.XNNMaximum),
-    _aten.minimum.default: _binary(xnn.XNNMinimum),
-    _aten.abs.default: _unary(xnn.XNNAbs),
-    _aten.neg.default: _unary(xnn.XNNNegate),
-    _aten.ceil.default: _unary(xnn.XNNCeiling),
-    _aten.floor.default: _unary(xnn.XNNFloor),
-    _aten.exp.default: _unary(xnn.XNNExp),
-    _aten.log.default: _unary(xnn.XNNLog),
-    _aten.sqrt.default: _unary(xnn.XNNSquareRoot),
-    _aten.rsqrt.default: _unary(xnn.XNNReciprocalSquareRoot),
-    _aten.tanh.default: _unary(xnn.XNNTanh),
-    _aten.sigmoid.default: _unary(xnn.XNNSigmoid),
-    _aten.sin.default: _unary(xnn.XNNSin),
-    _aten.cos.default: _unary(xnn.XNNCos),
-    _aten.clone.default: _unary(xnn.XNNCopy),
-    _aten.gelu.default: _unary(xnn.XNNGelu, lambda node: argument(node, "approximate") == "none"),
-    _aten._to_copy.default: _unary(xnn.XNNConvert, types=tuple(DATATYPES)),
-    _aten.relu.default: _clamped(lambda node: (0.0, None)),
-    _aten.clamp.default: _clamped(_bounds),
-    _aten.clamp_min.default: _clamped(lambda node: (node.args[1], None)),
-    _aten.clamp_max.default: _clamped(lambda node: (None, node.args[1])),
-    _aten.hardtanh.default: _clamped(_hard_bounds),
-    _aten.pow.Tensor_Scalar: Emitter(_power, _is_power),
-    _aten.reciprocal.default: Emitter(_reciprocal),
-    _aten._softmax.default: Emitter(
-        lambda builder, node: builder.add(
-            xnn.XNNSoftmax(builder.id(node.args[0]), builder.result(node).id, 0)
-        ),
-        _is_softmax,
-    ),
+    **dict.fromkeys(_BINARY, _binary),
+    **dict.fromkeys(_UNARY, _unary),
+    **dict.fromkeys(_BOUNDS, _clamp),
+    _aten.pow.Tensor_Scalar: _power,
+    _aten.reciprocal.default: _reciprocal,
+    _aten._softmax.default: _softmax,
+}
+CONDITIONS: dict[Any, Condition] = {
+    **dict.fromkeys(_BINARY, _is_binary),
+    **dict.fromkeys(_BOUNDS, _is_clamp),
+    _aten.gelu.default: lambda node: argument(node, "approximate") == "none",
+    _aten.pow.Tensor_Scalar: _is_power,
+    _aten._softmax.default: _is_softmax,
 }

@@ -11,7 +11,14 @@ from torch import fx
 
 from edgefl_export.capture.nodes import argument, ints_argument, node_argument
 from edgefl_export.executorch.xnnpack.axes import TRANSPOSITIONS, axes_of
-from edgefl_export.executorch.xnnpack.builder import TRANSPOSE, Builder, Emitter, TensorValue, shape_of
+from edgefl_export.executorch.xnnpack.builder import (
+    TRANSPOSE,
+    Builder,
+    Condition,
+    Emitter,
+    TensorValue,
+    shape_of,
+)
 from edgefl_export.executorch.xnnpack.memory import NONE
 
 # Products of matrices on XNNPACK. Either operand may be computed, given or constant; the right one may be transposed.
@@ -98,10 +105,6 @@ def _multiply_into(
     """left [..., K] times right, read as [K, N]: stored so, or as its transpose."""
     flag = TRANSPOSE if right.plain else 0
     builder.add(xnn.XNNFullyConnected(left.id, right.id, bias, out.id, flag))
-
-
-def _is_unscaled(node: fx.Node) -> bool:
-    return bool(argument(node, "alpha") == 1 and argument(node, "beta") == 1)
 
 
 def _batched_product(builder: Builder, node: fx.Node) -> None:
@@ -206,7 +209,7 @@ def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
     if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= MOST_TURNED:
         return None
     turns = (user for user in matrix.users if user.target in TRANSPOSITIONS and axes_of(user, 2) == [1, 0])
-    known = next((user for user in turns if builder.known(user) is not None), None)
+    known = next((user for user in turns if builder.is_known(user)), None)
     return None if known is None else builder.plain(builder.read(known))
 
 
@@ -220,7 +223,7 @@ def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
 def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, behind: int) -> TensorValue:
     """The sum over the middle of [before, run, behind]."""
     if behind > 1:
-        ones = builder.constant(None, torch.ones(before, 1, run))
+        ones = builder.constant(torch.ones(before, 1, run))
         source, made = builder.reshaped(value, (before, run, behind)), builder.value((before, 1, behind))
         builder.add(xnn.XNNBatchMatrixMultiply(ones.id, source.id, made.id, 0))
         return made
@@ -228,7 +231,7 @@ def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, beh
     fits = len(value.shape) > 1 and value.shape[-1] == run
     source = value if fits else builder.reshaped(value, (before, 1, run))
     made = builder.value((*source.shape[:-1], 1))
-    ones = builder.constant(None, torch.ones(1, run))
+    ones = builder.constant(torch.ones(1, run))
     builder.add(xnn.XNNFullyConnected(source.id, ones.id, NONE, made.id, 0))
     return made
 
@@ -252,15 +255,14 @@ def _runs(axes: list[int]) -> list[tuple[int, int]]:
     return runs
 
 
-_SUMS = {
-    _aten.mean.dim: Emitter(_mean),
-    _aten.mean.default: Emitter(_mean),
-    _aten.sum.dim_IntList: Emitter(_sum),
+_SUMS: dict[Any, Emitter] = {_aten.mean.dim: _mean, _aten.mean.default: _mean, _aten.sum.dim_IntList: _sum}
+PRODUCTS: dict[Any, Emitter] = {
+    _aten.mm.default: _product,
+    _aten.addmm.default: _biased_product,
+    _aten.linear.default: _linear,
+    _aten.bmm.default: _batched_product,
 }
-EMITTERS: dict[Any, Emitter] = {
-    _aten.mm.default: Emitter(_product, work=10.0),
-    _aten.addmm.default: Emitter(_biased_product, _is_unscaled, work=10.0),
-    _aten.linear.default: Emitter(_linear, work=10.0),
-    _aten.bmm.default: Emitter(_batched_product, work=10.0),
-    **_SUMS,
+EMITTERS = {**PRODUCTS, **_SUMS}
+CONDITIONS: dict[Any, Condition] = {
+    _aten.addmm.default: lambda node: bool(argument(node, "alpha") == 1 and argument(node, "beta") == 1)
 }

@@ -18,20 +18,18 @@ from executorch.exir._serialize import _dataclass
 from torch import Tensor, fx
 
 from edgefl_export.capture.patches import Patch, patched
-from edgefl_export.executorch.graph import base_of, is_name
+from edgefl_export.executorch.graph import is_name
 from edgefl_export.executorch.xnnpack import axes, pointwise, products
-from edgefl_export.executorch.xnnpack.builder import Builder, Emitter, TensorValue
+from edgefl_export.executorch.xnnpack.builder import DATATYPES, Builder, Condition, Emitter
 
-# Which ops XNNPACK runs, and what each becomes there. An emitter says whether it accepts a node (the dtype and the rank
-# are checked before) and writes it; what it does not accept runs on ExecuTorch's kernels.
-EMITTERS: dict[Any, Emitter] = {
-    **axes.EMITTERS,
-    **pointwise.EMITTERS,
-    **products.EMITTERS,
-}
-
+# Ops that XNNPACK runs, with what each becomes there, and conditions for nodes of some of them. Types and rank are checked
+# before. What is not accepted runs on ExecuTorch's kernels.
+EMITTERS: dict[Any, Emitter] = {**axes.EMITTERS, **pointwise.EMITTERS, **products.EMITTERS}
+CONDITIONS: dict[Any, Condition] = {**axes.CONDITIONS, **pointwise.CONDITIONS, **products.CONDITIONS}
 
 MAX_RANK = 6
+PRODUCT_WORK = 10.0
+_CONVERSION = torch.ops.aten._to_copy.default
 # The serializer resolves a class's annotations for each field of each node: a CNN's step takes 0.6 s instead of 0.2.
 _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hints))
 
@@ -53,13 +51,13 @@ class Region:
 
 def supported(node: fx.Node) -> bool:
     """Return True if XNNPACK can run the node: an op of the table, of types that it takes, static shapes of few axes."""
-    emitter = EMITTERS.get(node.target)
-    if emitter is None:
-        return False
     values = [node.meta["val"], *(read.meta["val"] for read in node.all_input_nodes)]
-    if not all(isinstance(value, Tensor) and _fits(value, emitter.types) for value in values):
-        return False
-    return emitter.accepts(node)
+    types = DATATYPES if node.target is _CONVERSION else (torch.float32,)
+    return (
+        node.target in EMITTERS
+        and all(isinstance(value, Tensor) and _fits(value, types) for value in values)
+        and (node.target not in CONDITIONS or CONDITIONS[node.target](node))
+    )
 
 
 def _fits(value: Tensor, types: Collection[torch.dtype]) -> bool:
@@ -68,7 +66,7 @@ def _fits(value: Tensor, types: Collection[torch.dtype]) -> bool:
 
 def costs(node: fx.Node) -> float:
     """Work of a node in element-wise passes: what decides whether a region is worth a call."""
-    return EMITTERS[node.target].work
+    return PRODUCT_WORK if node.target in products.PRODUCTS else 1.0
 
 
 def delegate(
@@ -77,36 +75,21 @@ def delegate(
     """``nodes`` (in order of execution) as one delegate; what others read of them is written out. The workspace has at
     least ``room`` bytes."""
     inside = set(nodes)
-    builder = Builder()
-    inputs: list[fx.Node] = []
+    builder = Builder(module, inside)
     outputs = [node for node in nodes if _is_read_outside(node, inside, results)]
-
-    def value_of(node: fx.Node) -> TensorValue:
-        known = builder.known(node)
-        if known is not None:
-            return known
-        base = base_of(node)
-        if base in inside:
-            return builder.viewed(node, base)
-        if base.op == "get_attr":
-            return builder.constant(node, getattr(module, str(base.target)).reshape(node.meta["val"].shape))
-        inputs.append(node)
-        return builder.external_input(node, len(inputs) - 1)
-
-    builder.resolve = value_of
     for node in nodes:
         if node in outputs:
             builder.output(node)
-        EMITTERS[node.target].emit(builder, node)
+        EMITTERS[node.target](builder, node)
         if node in outputs:
             builder.write_output(node)
     if room > builder.workspace():
         builder.reserve(room)
-    graph, constants = builder.finish(len(inputs), outputs)
+    graph, constants = builder.finish(outputs)
     with patched(_TYPES):
         data = serialize_xnnpack_binary(graph, constants)
     return Region(
-        tuple(inputs),
+        tuple(builder.inputs),
         tuple(outputs),
         data,
         builder.workspace(),

@@ -39,7 +39,7 @@ Norm = tuple[str, ...]
 class Images:
     """Rules by op; each returns True if it wrote the node anew.
 
-    ``nodes``: those of the graph, in order. ``fits``: returns True for a convolution that will be on the layout. ``left``:
+    ``nodes``: those of the graph, in order. ``convolutions``: rules for those that will be on the layout. ``left``:
     batch norms that stay as they are.
     """
 
@@ -47,7 +47,7 @@ class Images:
         self,
         nodes: Sequence[NodeProto],
         layout: BlockedLayout,
-        fits: Callable[[NodeProto], bool],
+        convolutions: Convolutions,
         left: Set[Norm] = frozenset(),
     ) -> None:
         self._layout = layout
@@ -64,7 +64,7 @@ class Images:
         self._convolved: set[str] = set()
         self._elsewhere: set[str] = set()
         for node in reversed(nodes):
-            self._look_ahead(node, fits(node))
+            self._look_ahead(node, convolutions.fits(node))
 
     def _look_ahead(self, node: NodeProto, fits: bool) -> None:
         """Collect the nodes that lead to a convolution on the layout (``_convolved``) or out of it (``_elsewhere``)."""
@@ -278,7 +278,7 @@ def _written(model: bytes, most: float, *, through: bool, products: bool) -> byt
         proto = onnx.load_from_string(model)
         layout = BlockedLayout(proto.graph)
         convolutions = Convolutions(layout)
-        images = Images(proto.graph.node if through else (), layout, convolutions.fits, left)
+        images = Images(proto.graph.node if through else (), layout, convolutions, left)
         for node in proto.graph.node:
             taken = node.output[0] in layout.done or convolutions.add(node)
             if not (taken or (through and images.add(node))):

@@ -8,9 +8,9 @@ Entry by entry, the order of the numbers does not matter: values between two pro
 only the products use that their numbers are in another order. In the layout of a kernel, [O/b][I/b][b][b], such an image of
 O channels and I positions is a kernel of O x I. So the three products of a layer bring few numbers there or back::
 
-    y = x W^T           -> Conv(x, kernel W)                             W [O, I] as an image of I positions
-    dL/dx = dL/dy W     -> Conv(dL/dy, kernel W^T)                       W as one of O positions
-    dL/dW = dL/dy^T x   -> Conv(x with rows as channels, kernel dL/dy)   dL/dy as it lies
+    y = x W^T           -> Conv(x, kernel W).                             W [O, I] is an image of I positions.
+    dL/dx = dL/dy W     -> Conv(dL/dy, kernel W^T).                       W is one of O positions.
+    dL/dW = dL/dy^T x   -> Conv(x with rows as channels, kernel dL/dy).   dL/dy is read as it lies.
 
 What a layer of a transformer keeps between its two products, four times as wide as what goes in and comes out, is the case
 for which this pays; products alone gain less than the layout costs.
@@ -26,7 +26,16 @@ from typing import Any
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
 from edgefl_export.onnx.blocked.layout import BLOCK
-from edgefl_export.onnx.values import BY_ENTRY, LAYOUT, ConstantSizes, GraphValues, Shape, attributes, read_by
+from edgefl_export.onnx.values import (
+    BY_ENTRY,
+    LAYOUT,
+    ConstantSizes,
+    GraphValues,
+    Shape,
+    attributes,
+    read_by,
+    replace_entries,
+)
 
 _LEAST = 1 << 25
 """Multiplications of a product; a smaller one takes as long as its operands take to be brought here."""
@@ -63,9 +72,7 @@ def with_products(graph: GraphProto) -> int:
     writer = _ProductWriter(values, products, inside)
     nodes = [each for node in graph.node for each in writer.written(node)]
     read = values.outputs.union(*map(read_by, nodes))
-    kept = [NodeProto.FromString(node.SerializeToString()) for node in nodes if read & {*node.output}]
-    del graph.node[:]
-    graph.node.extend(kept)
+    replace_entries((graph.node, [node for node in nodes if read & {*node.output}]))
     return writer.count
 
 

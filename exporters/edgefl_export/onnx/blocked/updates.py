@@ -25,7 +25,15 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from edgefl.wire.bundle.graphs import rows_in, rows_of_port
 from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
-from edgefl_export.onnx.values import LAYOUT, ConstantSizes, GraphValues, Shape, live_peak, read_by
+from edgefl_export.onnx.values import (
+    LAYOUT,
+    ConstantSizes,
+    GraphValues,
+    Shape,
+    live_peak,
+    read_by,
+    replace_entries,
+)
 
 LEAST = 1 << 15
 """Numbers of a tensor; the views of a smaller one take as long as the passes."""
@@ -165,15 +173,12 @@ class _UpdateWriter:
             for each in self._graph.input
             if each.name in self._read_as_it_is or self._images.get(each.name) not in self._inputs
         ]
-        for field, entries in (
+        replace_entries(
             (self._graph.node, self._nodes),
             (self._graph.input, [*whole, *self._inputs.values()]),
             (self._graph.output, [self._outputs.get(each.name, each) for each in self._graph.output]),
             (self._graph.value_info, [each for each in self._graph.value_info if each.name in made]),
-        ):
-            copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
-            del field[:]
-            field.extend(copies)
+        )
 
     def _sum(self, found: _GradientSum) -> None:
         if found.onto_old:
